@@ -99,7 +99,7 @@ PYTHONS ?= $(foreach version,3.11 3.12 3.13,$(shell python$(version) -c 'import 
 test-install-lowest: setup
 	$(BIN)/python -m scripts.check_install --lowest $(PYTHONS)
 
-# SECONDS for each of the fuzzers, which `make test` runs for a second each.
+# SECONDS for each of the fuzzers, which `make test` runs for a moment each.
 fuzz: setup
 	FUZZ_SECONDS=$(or $(SECONDS),60) FUZZ_SEED=$(or $(SEED),0) $(BIN)/python -m pytest tests/fuzz -p no:xdist -o timeout=0
 

@@ -16,6 +16,8 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import register_error
 
+from relay_passes.one_at_a_time import one_at_a_time
+
 Replace = Callable[[str, relax.Expr, relax.BlockBuilder], relax.Expr | None]
 """Returns the replacement of a variable from its name and its expression, or None to bind it unchanged.
 
@@ -125,6 +127,7 @@ class Builder(relax.BlockBuilder):  # type: ignore[misc]
         super()._exit_function_scope(kind, error, trace)
 
 
+@one_at_a_time
 def rewrite_main(module: tvm.IRModule, replace: Replace) -> tvm.IRModule:
     """Return the module with ``main`` rewritten as one dataflow block that returns a tuple of variables."""
     function = main_function(module)
@@ -155,6 +158,7 @@ def with_main(module: tvm.IRModule, rewritten: relax.Function) -> tvm.IRModule:
     return updated
 
 
+@one_at_a_time
 def new_function(
     name: str, parameters: Iterable[relax.Var], emit: Callable[[relax.BlockBuilder], Iterable[relax.Expr]]
 ) -> relax.Function:

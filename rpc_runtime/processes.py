@@ -142,8 +142,38 @@ def take_stdout() -> TextIO:
     return results
 
 
-def keep_small(parent: int) -> None:
-    """Set up a child: it dies with its parent, writes no core file, and is the first victim of the OOM killer."""
+class ForkedChild:
+    """A fork of this process that runs ``run`` and exits with the code that it returns, or with 0 if it raises.
+
+    SIGALRM ends it after ``seconds`` (0: never). It dies with this process, writes no core file, and is the first
+    victim of the OOM killer. Only a process with one thread may make it.
+    """
+
+    def __init__(self, run: Callable[[], int], seconds: float) -> None:
+        parent = os.getpid()
+        self._process = os.fork()
+        if self._process == 0:
+            code = 0
+            try:
+                _keep_small(parent)
+                signal.setitimer(signal.ITIMER_REAL, seconds)
+                code = run()
+            finally:
+                os._exit(code)
+        self.ended = os.pidfd_open(self._process)
+        """A descriptor that can be read when the child has ended."""
+
+    def end(self) -> int:
+        """Kill it and its process group; return its exit code, also of an earlier end (negative: a signal)."""
+        for kill in (os.kill, os.killpg):
+            with contextlib.suppress(OSError):
+                kill(self._process, signal.SIGKILL)
+        _, status = os.waitpid(self._process, 0)
+        os.close(self.ended)
+        return os.waitstatus_to_exitcode(status)
+
+
+def _keep_small(parent: int) -> None:
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -154,11 +184,3 @@ def keep_small(parent: int) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-
-
-def kill_group(child: int) -> None:
-    """Kill the child and its process group; the exit status of a child that has crashed before is kept."""
-    with contextlib.suppress(OSError):
-        os.kill(child, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        os.killpg(child, signal.SIGKILL)

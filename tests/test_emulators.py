@@ -19,7 +19,6 @@ from tvm.relax import op
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
-from rpc_runtime.transports.transport import LinkSetting
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.slow_machine import half_speed
@@ -96,42 +95,6 @@ def test_all_connections_of_a_relay_share_its_bandwidth(echo: str, connections: 
         assert 3_000_000 / (time.monotonic() - start) <= 1.3 * BYTES_PER_SECOND
         for connection in dialled:
             connection.close()
-
-
-def test_a_relay_passes_the_end_of_a_stream_on(echo: str) -> None:
-    with Relay(echo) as relay, dial(relay.address) as connection:
-        connection.sendall(b"last words")
-        connection.shutdown(socket.SHUT_WR)
-        assert receive(connection, 10) == b"last words"
-        assert connection.recv(1) == b""
-
-
-def test_a_closed_relay_leaves_nothing_behind(echo: str) -> None:
-    relay = Relay(echo)
-    connection = dial(relay.address)
-    connection.sendall(b"x")
-    relay.close()
-    with connection, pytest.raises((ConnectionError, AssertionError)):
-        receive(connection, 2)
-    with pytest.raises(ConnectionRefusedError):
-        dial(relay.address)
-
-
-def test_workers_reach_each_other_through_a_relay_and_the_client_goes_straight(maker: ProgramMaker) -> None:
-    x = maker.input("x", (64,))
-    first = maker.stage("first", "left", [x], lambda v: [op.add(v, v)])
-    program = maker.program([maker.stage("second", "right", [first], lambda v: [op.add(v, v)])])
-    inputs = [np.ones(64, np.float32)]
-    with LocalWorkers(["left", "right"]) as workers:
-        right = workers.endpoints["right"].address
-        with Relay(right, latency_seconds=0.05) as relay:
-            links = {("left", "right"): LinkSetting(relay.address)}
-            with Session(program, workers.endpoints, maker.blob_path, links=links) as pipeline:
-                start = time.monotonic()
-                (y,) = pipeline.run(inputs)
-                seconds = time.monotonic() - start
-    np.testing.assert_array_equal(y, np.full(64, 4, np.float32))
-    assert seconds > 0.05
 
 
 @pytest.mark.slow

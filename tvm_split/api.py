@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rpc_runtime.option import takes_options
+from tvm_split.arguments import ClusterLike, as_cluster
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiling import compile
 from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy_on
@@ -18,7 +19,7 @@ from tvm_split.frontends import load_model
 from tvm_split.planner.fewest_machines import one_machine_advice
 from tvm_split.planner.problem import Objective
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import plan
+from tvm_split.planning import SplitLike, plan, request_for
 from tvm_split.progress import step_progress
 from tvm_split.steps import StepProgress
 
@@ -27,8 +28,8 @@ from tvm_split.steps import StepProgress
 def compile_and_deploy(
     source: Any,
     example_inputs: Any = None,
-    cluster: Cluster | None = None,
-    split: Mapping[str, Sequence[str]] | str | None = None,
+    cluster: ClusterLike | None = None,
+    split: SplitLike | None = None,
     stages: int | None = None,
     objective: Objective | None = None,
     *,
@@ -49,7 +50,8 @@ def compile_and_deploy(
         source: a torch module or exported program, a function of JAX or a module of Flax, a Keras model, a file of
             any of these or of ONNX, or a `Model`; see `tvm_split.load_model`.
         example_inputs: a tuple of the model's inputs; needed for modules and functions.
-        cluster: the machines, or a session of their workers; by default two worker processes on this host.
+        cluster: the machines, a session of their workers, or a location as for `Cluster.at`, such as a cluster file; by
+            default two worker processes on this host. It may follow a source that needs no example inputs.
         request: how to plan; ``fields`` are fields of a `PlanRequest` that change it or create one.
         batch: the size of a dynamic batch dimension.
         verify: compare the compiled stages with the source before deployment.
@@ -58,8 +60,10 @@ def compile_and_deploy(
         on_progress: called with the current step, the number of steps done and the number of all steps; by default
             they are shown on stderr (not with TVM_SPLIT_PROGRESS=0).
     """
-    request = PlanRequest.of(request, fields, split=split, stages=stages, objective=objective)
-    cluster = cluster if cluster is not None else Cluster.local()
+    if cluster is None and isinstance(example_inputs, ClusterLike):
+        example_inputs, cluster = None, example_inputs
+    cluster = Cluster.local() if cluster is None else as_cluster(cluster)
+    request = request_for(cluster, request, fields, split=split, stages=stages, objective=objective)
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as bars:
         bars.enter_context(_rare_garbage_collection())
         workers = undo.enter_context(cluster.start())
@@ -85,7 +89,10 @@ def _rare_garbage_collection() -> Iterator[None]:
     Planning and compiling a small network then take a tenth less processor time.
     """
     first, *older_thresholds = gc.get_threshold()
-    gc.set_threshold(max(first, 50_000), *older_thresholds)
+    if first >= 50_000:  # also if another thread is here, which restores the threshold
+        yield
+        return
+    gc.set_threshold(50_000, *older_thresholds)
     try:
         yield
     finally:

@@ -10,8 +10,10 @@ from urllib.parse import quote
 
 import tvm
 
+from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.program.program import Program, RouteCodec, StageSpec
 from rpc_runtime.scratch import ScratchFolder
+from tvm_split.arguments import ModelLike, PlanLike, as_model, as_plan
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, needs_of
@@ -24,7 +26,6 @@ from tvm_split.compiler.targets import target_text
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verify_bundle
 from tvm_split.errors import PlanError
-from tvm_split.model import Model
 from tvm_split.outputs import write_text
 from tvm_split.planner.plan import Plan
 from tvm_split.progress import says_progress
@@ -32,9 +33,10 @@ from tvm_split.steps import StepProgress
 
 
 @says_progress("compiling")
+@one_at_a_time
 def compile(
-    model: Model,
-    plan: Plan,
+    model: ModelLike,
+    plan: PlanLike,
     *,
     verify: bool = True,
     dump_folder: str | Path | None = None,
@@ -43,9 +45,11 @@ def compile(
 ) -> Bundle:
     """Compile every stage of a plan for its machine's target; a stage with replicas once for each target among them.
 
+    Model and plan may also be the paths of their files; open sizes of the model are those for which the plan was made.
+
     With ``verify``, the compiled stages run in this process on the model's example inputs and are compared with the
     source framework, if both are available. ``dump_folder`` receives the IR after every phase. ``on_progress`` is
-    called with the steps, which are shown on stderr by default.
+    called with the steps, which are shown on stderr by default. One model is compiled at a time; other threads wait.
 
     Kernels tuned for a machine's target come from ``database``, a folder of `tvm_split.tune`; by default the folder
     that `tvm_split.compiler.tuning_folder.default_folder` finds, if it exists.
@@ -56,8 +60,8 @@ def compile(
         CompileError: a stage cannot be compiled for its target.
         VerificationError: the compiled stages and the source disagree; names the first layer whose values differ.
     """
-    if plan.model != model.name:
-        raise PlanError(f"the plan is for model {plan.model!r}, the model is {model.name!r}")
+    plan = as_plan(plan)
+    model = as_model(model, plan.inputs)
     model = in_precision(model, plan.precision)
     dump = Path(dump_folder) if dump_folder is not None else None
     tuned = open_database(database)
@@ -109,12 +113,13 @@ def compile(
     tensors = {tensor.name: tensor for spec in stages for tensor in spec.outputs}
     tensors.update({tensor.name: tensor for tensor in model.inputs})
     results = tuple(tensors[name] for name in whole.outputs)
-    program = _program(plan, Program(model.inputs, results, tuple(stages), cuts=whole.input_cuts))
+    output_names = tuple(tensor.name for tensor in model.outputs)
+    program = Program(model.inputs, results, tuple(stages), cuts=whole.input_cuts, output_names=output_names)
+    program = _with_codecs(program, plan)
     readable = {"annotated": annotated, **whole.machine_modules()}
     ir = {name: module.script(show_meta=False) for name, module in readable.items()}
     versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
-    outputs = tuple(tensor.name for tensor in model.outputs)
-    bundle = Bundle(model.name, plan, program, ir, kernels, versions, outputs, Verified.NO, blobs, cuda)
+    bundle = Bundle(model.name, plan, program, ir, kernels, versions, Verified.NO, blobs, cuda)
     if verify:
         report("comparing with the source", steps - 1, steps)
         verified, output_error = verify_bundle(model, plan, bundle, whole.computations)
@@ -123,7 +128,7 @@ def compile(
     return bundle
 
 
-def _program(plan: Plan, program: Program) -> Program:
+def _with_codecs(program: Program, plan: Plan) -> Program:
     """Return the program with the plan's codecs; raises a `PlanError` that names a tensor whose codec does not fit."""
     codecs = tuple(RouteCodec(codec.tensor, codec.source, codec.destination, codec.codec) for codec in plan.codecs)
     program = replace(program, codecs=codecs)

@@ -88,6 +88,12 @@ class OneMachineWarning(UserWarning):
     """One machine alone is faster than the split, or than any split; the message gives both figures."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the class of an error and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def last_line(error: Exception) -> str:
     """Return the last line of an error message, after backtraces; the error's class name if the message is empty.
 

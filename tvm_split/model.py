@@ -34,7 +34,7 @@ AnnotatedSplit = Callable[[str | None, Sequence[str]], Mapping[str, Sequence[str
 """Function from a configuration name (None: the only one) and the cluster's machines to layers by machine."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model(Shown):
     """A network as one Relax module.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.option import takes_options
+from tvm_split.arguments import ClusterLike, ModelLike, PlanLike, as_cluster, as_model, as_plan
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.machine_targets import fitting_workers, require_known_targets
 from tvm_split.compiler.precision import in_precision, precision_remarks
@@ -22,22 +23,24 @@ from tvm_split.planner.estimate import estimated_seconds
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.replan import DEFAULT_THRESHOLD, Change, Measured
-from tvm_split.planner.request import PlanRequest
+from tvm_split.planner.request import PlanRequest, split_by_position
 from tvm_split.planner.strategy import require_strategy
 from tvm_split.posing import PosedProblem, plan_of_stages, pose
 from tvm_split.progress import says_progress
 from tvm_split.shard_planning.choice import Choice
 from tvm_split.steps import StepProgress
 
+SplitLike = Mapping[str, Sequence[str]] | Sequence[Sequence[str]] | str
+
 
 @says_progress("planning")
 @takes_options(PlanRequest)
 def plan(
-    model: Model,
-    cluster: Cluster,
+    model: ModelLike,
+    cluster: ClusterLike,
     objective: Objective | None = None,
     stages: int | None = None,
-    split: Mapping[str, Sequence[str]] | str | None = None,
+    split: SplitLike | None = None,
     *,
     request: PlanRequest | None = None,
     on_progress: StepProgress | None = None,
@@ -51,6 +54,9 @@ def plan(
     workers. Then the best plan is searched, which may leave machines idle. Measurements are kept on disk.
 
     Args:
+        model: what `load_model` returned, or the path of a model's file.
+        cluster: the machines, a session of their workers, or a location as for `Cluster.at`, such as a cluster file.
+        split: layers by machine, or a list of layers for each machine, in the cluster's order.
         request: how to plan; ``fields`` are fields of a `PlanRequest` that change it or create one.
         on_progress: called with the current step, the number of steps done and the number of all steps; by default they
             are shown on stderr.
@@ -61,7 +67,8 @@ def plan(
         ClusterError: a machine's target is unknown and its worker cannot be asked, or the two do not match.
         WorkerUnavailableError: a machine cannot be measured because its worker cannot be reached.
     """
-    request = PlanRequest.of(request, fields, objective=objective, stages=stages, split=split)
+    model, cluster = as_model(model), as_cluster(cluster)
+    request = request_for(cluster, request, fields, objective=objective, stages=stages, split=split)
     require_strategy(request.strategy)
     require_known_pins(model.graph, request, cluster.machine_names)
     if isinstance(request.split, str):
@@ -86,6 +93,13 @@ def plan(
         chosen, prediction = (choice.stages, choice.prediction) if choice else (fixed, None)
         planned = replace(plan_of_stages(model, workers, request.objective, origin, chosen, prediction), inputs=inputs)
         return _finished(model, workers, request, planned, posed, choice, on_progress, described)
+
+
+def request_for(
+    cluster: Cluster, request: PlanRequest | None, fields: Mapping[str, Any], *, split: Any = None, **more: Any
+) -> PlanRequest:
+    """`PlanRequest.of`; the split may also be a list of layers for each machine of the cluster."""
+    return PlanRequest.of(request, fields, split=split_by_position(split, cluster.machine_names), **more)
 
 
 def _stages_without_search(
@@ -141,9 +155,9 @@ def _finished(
 @says_progress("planning")
 @takes_options(PlanRequest)
 def replan(
-    model: Model,
-    cluster: Cluster,
-    current: Plan,
+    model: ModelLike,
+    cluster: ClusterLike,
+    current: PlanLike,
     measured: Measured,
     threshold: float = DEFAULT_THRESHOLD,
     request: PlanRequest | None = None,
@@ -167,6 +181,7 @@ def replan(
         PlanError: the current plan's stages do not fit the model or its measured pieces, or the machines have been
             profiled again since.
     """
+    model, cluster, current = as_model(model), as_cluster(cluster), as_plan(current)
     request = PlanRequest.of(request or current.request.searched(refresh=False), fields)
     request = replace(request, precision=current.precision)
     require_strategy(request.strategy)

@@ -14,10 +14,12 @@ from tvm_ffi.structural import StructuralKey
 
 from rpc_runtime.errors import InputError, TvmSplitError
 from rpc_runtime.hardware import own_cores
-from rpc_runtime.wire.tracker import TrackerAddress, listed_servers
+from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.tracker import listed_servers
 from schedules import machine_of, templates_of, tuning
 from schedules.blocks import without_symbol
 from schedules.tuning import KernelResult, TunableKernel, TuningProgress
+from tvm_split.arguments import ClusterLike, ModelLike, as_cluster, as_model
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.cuda_code import tuning_needs
 from tvm_split.compiler.precision import in_precision
@@ -32,7 +34,7 @@ from tvm_split.planning import plan as make_plan
 from tvm_split.shown import Shown
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TuningReport(Shown):
     """Result of a tuning run: one result per kernel, in order of time. ``stopped`` says whether it ended early.
 
@@ -60,8 +62,8 @@ class TuningReport(Shown):
 
 
 def tune(
-    model: Model,
-    where: Plan | Cluster,
+    model: ModelLike,
+    where: Plan | ClusterLike,
     *,
     database: str | Path | None = None,
     trials: int = 200,
@@ -78,8 +80,8 @@ def tune(
 
     Args:
         model: what `load_model` returned.
-        where: a plan, or a cluster for which a plan is made automatically. The machines to tune must have one target;
-            if they have several, ``machine`` selects one.
+        where: a plan, or a cluster (or its location) for which a plan is made automatically. The machines to tune must
+            have one target; if they have several, ``machine`` selects one.
         database: the folder for records, shared with `compile`; by default that of `tuning_folder`.
         trials: the number of candidates to measure over all kernels, including those already in the database; it is
             divided by the kernels' share of the time. 0 measures the defaults only.
@@ -97,6 +99,7 @@ def tune(
     """
     if trials < 0:
         raise TuningUseError(f"trials={trials} was asked for; give 0 or more")
+    model, where = as_model(model), where if isinstance(where, Plan) else as_cluster(where)
     where_measured = ask_first(where, tracker, key, device_timeout_seconds)
     planned = where if isinstance(where, Plan) else make_plan(model, where)
     machines = _machines_to_tune(planned, machine)
@@ -237,13 +240,13 @@ def _tracker(address: str | None, key: str | None, device_timeout_seconds: float
     if not key:
         raise TuningUseError(f"tracker {address!r} was given without a key; give the one its servers were started with")
     try:
-        where = TrackerAddress.parse(address)
+        where = Address.callable(address)
     except InputError as error:
         raise TuningUseError(f"tracker {address!r}: {error}") from None
     return tracker_at(where, key, device_timeout_seconds=device_timeout_seconds)
 
 
-def tracker_at(address: TrackerAddress, key: str, **options: float) -> tuning.Tracker:
+def tracker_at(address: Address, key: str, **options: float) -> tuning.Tracker:
     """Return the devices of one key at a tracker; ``options`` are timeouts of `schedules.tuning.Tracker`."""
 
     def list_servers() -> list[tuple[str, bool, str]]:

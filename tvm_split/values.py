@@ -33,7 +33,7 @@ MOST_WITH_LINES = 20_000_000
 """Most characters of a file for which errors name lines; for longer files, only the key is named."""
 LONGEST_SHOWN = 60
 """Most characters of a value that a message shows."""
-WORDS = {"unexpected_keyword_argument": "there is no such key"}
+WORDS = {"unexpected_keyword_argument": "there is no such key", "dataclass_type": "Input should be a dictionary"}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from rpc_runtime.client.result_queue import ResultQueue, array_slot
 from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
 from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.inputs import checked_inputs, flat_bytes, given_arrays
+from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Array
@@ -48,9 +49,9 @@ class _Stream:
     wait for results, in seconds of the monotonic clock.
     """
 
-    future: Future[tuple[Array, ...]] | None = None
+    future: Future[Outputs] | None = None
     pending: deque[int] = field(default_factory=deque)
-    ready: deque[tuple[Array, ...]] = field(default_factory=deque)
+    ready: deque[Outputs] = field(default_factory=deque)
     fed: bool = False
     error: BaseException | None = None
     over: bool = False
@@ -121,7 +122,12 @@ class Dispatcher:
         """The number of micro-batches fed so far."""
         return self._results.submitted
 
-    def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
+    @property
+    def completed(self) -> int:
+        """The number of micro-batches with a complete result so far."""
+        return self._results.taken
+
+    def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Queue one micro-batch; return a future for its outputs, which can be cancelled until the micro-batch is fed.
 
         The inputs are sent when there is room, and must not change until then.
@@ -132,7 +138,7 @@ class Dispatcher:
         """
         arrays = checked_inputs(self._program, inputs)
         self.own_process.require()
-        future: Future[tuple[Array, ...]] = Future()
+        future: Future[Outputs] = Future()
         stream = _Stream(future)
         with self.lock:
             self._require_usable_locked()
@@ -146,7 +152,7 @@ class Dispatcher:
         _settle(done)
         return future
 
-    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
+    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[Outputs]:
         """Yield the outputs for many micro-batches, in order."""
         self.own_process.require()
         stream = _Stream()
@@ -314,7 +320,7 @@ class Dispatcher:
         self._notify_locked()
         return done
 
-    def _drain(self, stream: _Stream) -> Iterator[tuple[Array, ...]]:
+    def _drain(self, stream: _Stream) -> Iterator[Outputs]:
         """Yield the results of a stream until its end."""
         while True:
             with self.lock:
@@ -395,7 +401,7 @@ class Dispatcher:
         return calls
 
 
-_Result = tuple[Future[tuple[Array, ...]], tuple[Array, ...]]
+_Result = tuple[Future[Outputs], Outputs]
 
 
 def _settle(done: Iterable[_Result]) -> None:

@@ -21,9 +21,9 @@ from rpc_runtime.hardware import own_cores
 from rpc_runtime.processes import Closing, OwnProcess, before_end, cleared, module_command, module_environment
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.scratch import ScratchFolder
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.security import TOKEN_VARIABLE, is_loopback
-from rpc_runtime.wire.tracker import joined
+from rpc_runtime.wire.security import TOKEN_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class LocalWorkers(Closing):
             raise InputError(f"a worker needs at least one thread, got {threads}")
         self._folder = ScratchFolder("workers")
         self._token = token or secrets.token_hex(16)
-        self._host, self._environment = host, environment or {}
+        self._listen, self._environment = Address(host, 0), environment or {}
         self._threads, self._cache, self._start_timeout_seconds = threads, cache, start_timeout_seconds
         self._cores = dict(zip(names, _cores(len(names), threads, pin), strict=True))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -151,7 +151,7 @@ class LocalWorkers(Closing):
         cores = self._cores[name]
         command = [*module_command("worker"), "--exit-with-parent", f"--name={name}"]
         command += [f"--threads={self._threads}", f"--cache={self._cache or self._folder.path / 'blobs'}"]
-        command += ["--listen", joined(self._host, 0), *([] if is_loopback(self._host) else ["--insecure"])]
+        command += [f"--listen={self._listen}", *([] if self._listen.is_loopback else ["--insecure"])]
         if cores:
             command += ["--cores", ",".join(map(str, cores))]
         with self._log(name).open("wb") as log:

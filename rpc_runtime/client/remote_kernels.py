@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rpc_runtime.client.watch import WorkerWatch
-from rpc_runtime.client.worker_client import WorkerClient
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerClient
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
@@ -34,12 +34,11 @@ class RemoteKernels(Closing):
         self._deployment = secrets.token_hex(16)
         self._connection = WorkerClient(endpoint)
         self._failure: TvmSplitError | None = None
-        machine = endpoint.machine
         self._watch = WorkerWatch(
-            self._deployment, {machine: self._connection}, {machine: ()}, self._fail, lambda machine, activity: None
+            self._deployment, {endpoint.machine: self._connection}, self._fail, model="kernels to time"
         )
         try:
-            self._watch.start(timeout_seconds)
+            self._watch.start(min(timeout_seconds, ANSWER_SECONDS))
         except BaseException:
             self.close()
             raise

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program, TensorSpec
 from rpc_runtime.program.runner import Array, Bytes
 from rpc_runtime.transports.slots import Slot
@@ -26,6 +27,7 @@ class ResultQueue:
     """
 
     def __init__(self, program: Program) -> None:
+        self._program = program
         inputs = [tensor.name for tensor in program.inputs]
         self._names = [tensor.name for tensor in program.outputs]
         self._kept_places = {name: inputs.index(name) for name in self._names if name in inputs}
@@ -45,7 +47,7 @@ class ResultQueue:
     def arrive(self, tensor: str, sequence: int, value: Array, release: Callable[[], None]) -> None:
         self._arrived[tensor][sequence] = (value, release)
 
-    def take(self) -> tuple[Array, ...] | None:
+    def take(self) -> Outputs | None:
         """Return the next result if it is complete, else None."""
         sequence = self.taken
         if sequence >= self.submitted or not all(sequence in waiting for waiting in self._arrived.values()):
@@ -61,4 +63,4 @@ class ResultQueue:
         for name in self._names:
             result.append(values[name].copy() if name in seen else values[name])
             seen.add(name)
-        return tuple(result)
+        return self._program.result(result)

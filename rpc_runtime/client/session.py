@@ -7,20 +7,28 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.watch import WorkerWatch
-from rpc_runtime.client.worker_client import DESCRIBE_SECONDS, MEASUREMENT_SECONDS, WorkerClient
-from rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.client.worker_client import (
+    ANSWER_SECONDS,
+    MEASUREMENT_SECONDS,
+    Answer,
+    WorkerClient,
+    WorkerDescription,
+    on_every_machine,
+)
+from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
+from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram
-from rpc_runtime.program.runner import Array, Runner
+from rpc_runtime.program.runner import Runner
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.opening import LinkCall
@@ -38,8 +46,6 @@ CAUSE_SECONDS = 0.5
 UNLOAD_SECONDS = 5.0
 LAST_WORD_SECONDS = 2.0
 """Timeout of one worker's last statistics, so that a hanging worker does not delay those of the others."""
-
-Answer = TypeVar("Answer")
 
 
 class Session(Runner):
@@ -59,6 +65,8 @@ class Session(Runner):
         links: settings of links that differ from the default.
         in_flight: limit of micro-batches that were fed and not taken; default: only the queues limit them.
         timeouts: after how long a silent worker or link counts as dead.
+        check: called with the description of each worker before anything is sent; what it raises ends the opening.
+        model: the name by which workers list the deployment.
 
     Raises:
         TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Everything is then freed.
@@ -75,6 +83,8 @@ class Session(Runner):
         links: LinkSettings = NO_SETTINGS,
         in_flight: int | None = None,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+        check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None,
+        model: str = "",
     ) -> None:
         missing = [machine for machine in program.machines if machine not in endpoints]
         if missing:
@@ -96,18 +106,38 @@ class Session(Runner):
         self._clock_offsets: dict[str, int] = {}
         self._calls: list[LinkCall] = []
         self._links_of_workers: tuple[LinkStatistics, ...] = ()
-        self._is_open = False
-        stages = {machine: [stage.name for stage in part.stages] for machine, part in parts.items()}
-        self._watch = WorkerWatch(self.deployment, self._clients, stages, self._fail, self._worker_moved, timeouts)
+        self._is_watched = self._is_open = False
+        stages = {
+            machine: {cleaned(stage.name): stage.own_turns for stage in part.stages} for machine, part in parts.items()
+        }
+        self._watch = WorkerWatch(
+            self.deployment,
+            self._clients,
+            self._fail,
+            on_activity=self._worker_moved,
+            model=model,
+            stages=stages,
+            results=lambda: self._dispatcher.completed,
+            timeouts=timeouts,
+        )
         try:
-            self._open(blob_path, on_transfer)
+            self._open(blob_path, on_transfer, check)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, blob_path: Callable[[str], Path], on_transfer: TransferProgress | None) -> None:
-        self._describe()
-        self._watch.start(self._timeout_seconds)
+    def _open(
+        self,
+        blob_path: Callable[[str], Path],
+        on_transfer: TransferProgress | None,
+        check: Callable[[Mapping[str, WorkerDescription]], None],
+    ) -> None:
+        seconds = min(self._timeout_seconds, ANSWER_SECONDS)
+        workers = self._on_every_machine(lambda machine: self._clients[machine].describe(seconds))
+        self._clock_offsets = {machine: worker.clock_offset_nanoseconds for machine, worker in workers.items()}
+        check(workers)
+        self._watch.start(seconds)
+        self._is_watched = True
         try:
             self.weight_bytes = self._load(blob_path, on_transfer)
             self._links_of_workers = self._connect()
@@ -120,12 +150,6 @@ class Session(Runner):
         logger.info("deployment %s runs on %s", self.deployment[:8], endpoints or "no machine")
         for call in self._calls:
             logger.debug("%s", call.statistics)
-
-    def _describe(self) -> None:
-        """Check that all workers answer, and measure the offsets of their clocks from this process's clock."""
-        seconds = min(self._timeout_seconds, DESCRIBE_SECONDS)
-        workers = self._on_every_machine(lambda machine: self._clients[machine].describe(seconds))
-        self._clock_offsets = {machine: worker.clock_offset_nanoseconds for machine, worker in workers.items()}
 
     def _load(self, blob_path: Callable[[str], Path], on_transfer: TransferProgress | None) -> dict[str, int]:
         """Send missing blobs and load the stages; return the bytes of the weights by machine."""
@@ -166,6 +190,7 @@ class Session(Runner):
             self._call(machine, CLIENT, machine, outgoing)
         for machine, incoming in self._dispatcher.incoming.items():
             self._call(machine, machine, CLIENT, incoming)
+        self._dispatcher.require_usable()  # `_fail` ends the calls made so far
         for call in self._calls:
             call.wait_accepted(self._timeout_seconds)
 
@@ -182,6 +207,8 @@ class Session(Runner):
         if not self._is_open:
             for client in self._clients.values():
                 client.close()
+            for call in tuple(self._calls):
+                call.close()
 
     def _cause_of(self, error: TvmSplitError) -> TvmSplitError:
         """Return the root cause of a failed opening, which the watch often learns at the same time, else ``error``."""
@@ -189,13 +216,13 @@ class Session(Runner):
             return error
         return self._dispatcher.wait_failure(self._watch.verdict_seconds) or error
 
-    def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
+    def run(self, inputs: Sequence[Any]) -> Outputs:
         return self._dispatcher.submit(inputs).result()
 
-    def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
+    def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         return self._dispatcher.submit(inputs)
 
-    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
+    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[Outputs]:
         return self._dispatcher.stream(batches)
 
     def _waited_for(self, sequence: int) -> str:
@@ -233,15 +260,18 @@ class Session(Runner):
     def last_statistics(self) -> tuple[StageStatistics, ...]:
         """Return `statistics`; after a failure, those up to the failure, of stages whose machines still answer."""
         self._dispatcher.require_open()
-        if not self._dispatcher.has_failed:
-            with contextlib.suppress(WorkerUnavailableError):  # a failure that the watch has not noticed yet
-                return self.statistics()
 
         def if_it_answers(machine: str) -> tuple[StageStatistics, ...]:
+            has_failed = self._dispatcher.has_failed
             try:
-                return self._clients[machine].statistics(self.deployment, LAST_WORD_SECONDS)
-            except TvmSplitError:
-                return ()
+                return self._clients[machine].statistics(
+                    self.deployment, LAST_WORD_SECONDS if has_failed else ANSWER_SECONDS
+                )
+            except TvmSplitError as error:
+                # A machine that does not answer has failed, even if the watch has not noticed it yet.
+                if has_failed or isinstance(error, WorkerUnavailableError | DeadlineError):
+                    return ()
+                raise
 
         replies = self._by_stage(if_it_answers)
         return tuple(statistics for statistics in replies if statistics is not None)
@@ -274,7 +304,7 @@ class Session(Runner):
         """End the deployment on all workers. Idempotent, also after a failure; does nothing in a forked process."""
         if not self._dispatcher.own_process.is_this:
             return
-        if self._dispatcher.close():
+        if self._dispatcher.close() and self._is_watched:
             with contextlib.suppress(TvmSplitError):
                 self._on_every_machine(lambda machine: self._clients[machine].unload(self.deployment, UNLOAD_SECONDS))
         self._watch.close()
@@ -284,12 +314,7 @@ class Session(Runner):
             client.close()
 
     def _on_every_machine(self, step: Callable[[str], Answer]) -> dict[str, Answer]:
-        """Run a step for all machines at the same time; raise the first error in the machines' order."""
-        if not self._clients:
-            return {}
-        with ThreadPoolExecutor(len(self._clients), thread_name_prefix="machine") as threads:
-            futures = {machine: threads.submit(step, machine) for machine in self._clients}
-            return {machine: future.result() for machine, future in futures.items()}
+        return on_every_machine(self._clients, step)
 
 
 def activity_of_one(part: MachineProgram) -> int:

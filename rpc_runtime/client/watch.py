@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import grpc
 
 from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.errors import (
-    DeadlineError,
     ProtocolError,
     StageError,
     TvmSplitError,
@@ -26,6 +26,7 @@ from rpc_runtime.errors import (
     WorkerUnavailableError,
 )
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.program.turns import Recurrence
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts, Liveness
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import details_of, error_of
@@ -94,22 +95,30 @@ class WorkerWatch:
     Calls ``on_failure`` once, and ``on_activity(machine, activity)`` when a worker's activity has grown. Workers send
     an event per heartbeat interval. A silent worker counts as dead one interval later than a silent link, so that
     broken links are reported first.
+
+    ``model`` is the deployment's name for `WorkerClient.describe`. ``stages`` are those of each machine, with the
+    micro-batches that they compute. ``results`` returns how many micro-batches every stage has computed.
     """
 
     def __init__(
         self,
         deployment: str,
         connections: Mapping[str, WorkerClient],
-        stages: Mapping[str, Sequence[str]],
         on_failure: Callable[[TvmSplitError], None],
-        on_activity: Callable[[str, int], None],
+        *,
+        on_activity: Callable[[str, int], None] = lambda machine, activity: None,
+        model: str = "",
+        stages: Mapping[str, Mapping[str, Recurrence]] = MappingProxyType({}),
+        results: Callable[[], int] = lambda: 0,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
         self._beat_seconds = timeouts.beat_seconds
         self._timeouts = replace(timeouts, silence_seconds=timeouts.silence_seconds + timeouts.beat_seconds)
         self._deployment = deployment
         self._connections = connections
+        self._model = model
         self._stages = stages
+        self._results = results
         self._on_failure = on_failure
         self._on_activity = on_activity
         self._lock = threading.Lock()
@@ -136,7 +145,7 @@ class WorkerWatch:
             TvmSplitError: a worker refused, cannot be reached, or did not answer in time.
         """
         for machine, connection in self._connections.items():
-            self._calls[machine] = connection.watch(self._deployment)
+            self._calls[machine] = connection.watch(self._deployment, self._model)
             self._begin(self._read, machine)
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
@@ -144,7 +153,10 @@ class WorkerWatch:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     silent = [str(c.endpoint) for m, c in self._connections.items() if m not in self._heard]
-                    raise DeadlineError(f"{', '.join(silent)} did not answer within {timeout_seconds:g} seconds")
+                    raise WorkerUnavailableError(
+                        f"{', '.join(silent)} did not answer within {timeout_seconds:g} seconds: it hangs, or the "
+                        "network is gone"
+                    )
                 self._changed.wait(remaining)
             if self._reports:
                 raise self._error(self._reports[0])
@@ -239,22 +251,21 @@ class WorkerWatch:
         self._on_failure(error)
 
     def _held(self, machine: str) -> str:
-        """List the stages of an ended machine with the micro-batches it has reported; it may have computed more."""
-        names = self._stages.get(machine, ())
-        done = {name: self._finished[machine, name] for name in names if (machine, name) in self._finished}
-        if not done:
-            return ", ".join(map(repr, names))
-        ago = time.monotonic() - self._heard.get(machine, time.monotonic())
-        progress = {name: f" (at least {count} micro-batches done)" for name, count in done.items()}
-        counts = (f"{name!r}{progress.get(name, '')}" for name in names)
-        return f"{', '.join(counts)}, as reported {ago:.1f} s before"
+        """List the stages of an ended machine, each with a lower bound of the micro-batches that it has computed."""
+        results = self._results()
+        texts = []
+        for name, turns in self._stages.get(machine, {}).items():
+            count = max(self._finished.get((machine, name), 0), turns.count_before(results))
+            texts.append(f"{name!r} (at least {count} micro-batches done)" if count else repr(name))
+        return ", ".join(texts)
 
     def _error(self, report: Report) -> TvmSplitError:
         if report.kind in _ERRORS:
             return _ERRORS[report.kind](report.message)
         if report.kind is ReportKind.GONE:
+            held = self._held(report.machine)
             return WorkerUnavailableError(
-                f"{report.message}. It held the stages {self._held(report.machine)}. If the worker's output or its "
+                f"{report.message}. {f'It held the stages {held}. ' if held else ''}If the worker's output or its "
                 "system's log says that it crashed, or was killed for its memory, the same stages would do it again: "
                 "compile again for the machine's right target, or move layers to another machine. Else start it again "
                 "and deploy again"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
 import math
+import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -32,8 +36,13 @@ SLOWEST_LOAD_BYTES_PER_SECOND = 20e6
 TRIAL_START_SECONDS = 10.0
 """Additional time to load, because the worker may have to start the process that tries out libraries."""
 MEASUREMENT_SECONDS = 10.0
-DESCRIBE_SECONDS = 5.0
-"""Timeout of Describe: a running worker answers sooner, and a stopped one never."""
+ANSWER_SECONDS = 5.0
+"""Timeout of a worker's first answer: a running worker answers sooner, and a stopped one never."""
+CALLED_AT_ONCE = 256
+"""The number of machines called in parallel, so that hundreds of unreachable ones do not delay the others."""
+
+Answer = TypeVar("Answer")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,21 @@ class CudaDescription:
     driver: int
     problem: str
     compiler: str
+
+
+@dataclass(frozen=True)
+class HeldDeployment:
+    """A deployment on a worker; ``name`` is the beginning of its random name.
+
+    The client that deployed it named ``model`` and ``owner`` (USER@HOST); both may be empty. The rate is that of the
+    busiest stage in the last seconds.
+    """
+
+    name: str
+    model: str
+    owner: str
+    weight_bytes: int
+    micro_batches_per_second: float
 
 
 @dataclass(frozen=True)
@@ -91,7 +115,7 @@ class WorkerDescription:
     cuda_devices: tuple[CudaDeviceDescription, ...]
     cuda: CudaDescription
     secure: bool
-    deployments: tuple[str, ...]
+    deployments: tuple[HeldDeployment, ...]
     process_id: int
     boot_id: str
     memory_domain: str
@@ -109,7 +133,7 @@ class WorkerDescription:
         return HostCores(self.host, self.core_numbers, self.core_quota, self.quota_group)
 
 
-def describe(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
+def describe(endpoint: WorkerEndpoint, timeout_seconds: float = ANSWER_SECONDS) -> WorkerDescription:
     """Return a worker's description of itself and its machine.
 
     Raises:
@@ -122,6 +146,32 @@ def describe(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescript
         return connection.describe(timeout_seconds)
     finally:
         connection.close()
+
+
+def describe_all(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
+    """Return the description of each machine's worker. Raises as `describe`, and names all unreachable machines."""
+    return on_every_machine(endpoints, lambda machine: describe(endpoints[machine]))
+
+
+def on_every_machine(machines: Iterable[Key], step: Callable[[Key], Answer]) -> dict[Key, Answer]:
+    """Run a step for all machines at the same time; return its results by machine.
+
+    Raises the first error, in the machines' order; if several machines cannot be reached, one error for all of them.
+    """
+    with ThreadPoolExecutor(CALLED_AT_ONCE, thread_name_prefix="machine") as threads:
+        futures = {machine: threads.submit(step, machine) for machine in machines}
+    raise_errors([error for future in futures.values() if (error := future.exception()) is not None])
+    return {machine: future.result() for machine, future in futures.items()}
+
+
+def raise_errors(errors: Sequence[BaseException]) -> None:
+    """Raise the first of some machines' errors; if it says that its machine is unreachable, all that say so in one."""
+    unreachable = [error for error in errors if isinstance(error, WorkerUnavailableError | DeadlineError)]
+    if len(unreachable) > 1 and errors[0] is unreachable[0]:
+        listed = "".join(f"\n  {text}" for text in dict.fromkeys(map(str, unreachable)))
+        raise WorkerUnavailableError(f"{len(unreachable)} machines cannot be reached:{listed}") from errors[0]
+    for error in errors:
+        raise error
 
 
 class WorkerClient:
@@ -158,9 +208,10 @@ class WorkerClient:
             raise ProtocolError(f"{self.endpoint} says that it has a quota of {reply.core_quota} cores")
         return value_of(WorkerDescription, reply, round_trip_seconds=round_trip * 1e-9, clock_offset_nanoseconds=offset)
 
-    def watch(self, deployment: str) -> Any:
-        """Open the stream of ``WatchEvent``; the deployment ends when the stream ends."""
-        return self._stub.Watch(pb.WatchRequest(deployment=deployment), metadata=self._metadata)
+    def watch(self, deployment: str, model: str = "") -> Any:
+        """Open the stream of ``WatchEvent``; the deployment ends when the stream ends. ``model`` is for `describe`."""
+        request = pb.WatchRequest(deployment=deployment, model=model, owner=_own_name())
+        return self._stub.Watch(request, metadata=self._metadata)
 
     def send_blobs(
         self,
@@ -278,6 +329,15 @@ class WorkerClient:
         if reply is None:
             raise ProtocolError(f"{self.endpoint} ended a call of {method} without a reply")
         return clean_message(reply)
+
+
+def _own_name() -> str:
+    """Return USER@HOST of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 @dataclass

@@ -42,12 +42,11 @@ class BlobStore:
 
     Every method raises:
         BlobError: the folder cannot be used, another user may write to it, or another process has kept its lock for
-            ``lock_seconds``.
+            `LOCK_SECONDS`.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int | None = None, lock_seconds: float = LOCK_SECONDS) -> None:
+    def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
         self.folder = folder
-        self._lock_seconds = lock_seconds
         self._mutex = threading.Lock()
         self._pins: dict[str, set[str]] = {}
         self._temporary = folder / "temporary"
@@ -62,9 +61,9 @@ class BlobStore:
                 if time.time() - status.st_mtime > STALE_SECONDS:
                     path.unlink(missing_ok=True)
             self._all_pins()
-            held = sum(status.st_size for _, status in self._entries())
-            self._say_held(held)
-            free = shutil.disk_usage(folder).free + held
+            total = self._counted_bytes()
+            self._record(total)
+            free = shutil.disk_usage(folder).free + total
         self.limit_bytes = int(SHARE_OF_FREE_DISK * free) if limit_bytes is None else limit_bytes
 
     def path(self, blob: BlobSpec) -> Path:
@@ -159,7 +158,7 @@ class BlobStore:
         """Hold the lock of all processes. Make a removed folder again, with this store's pins."""
         with self._mutex, self._explained():
             self._make_folders()
-            with locked(self.folder / "lock", self._lock_seconds):
+            with locked(self.folder / "lock", LOCK_SECONDS):
                 if not self._closed and not self._pin_path.exists():
                     descriptor = os.open(self._pin_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
                     self._pin_file = os.fdopen(descriptor, "wb")
@@ -193,7 +192,7 @@ class BlobStore:
 
     def _evict(self, blob: BlobSpec) -> None:
         """Remove unpinned blobs until a new one fits. Requires the lock of all processes."""
-        total = self._held() + blob.size_bytes
+        total = self._recorded_bytes() + blob.size_bytes
         if total > self.limit_bytes:
             entries = [entry for entry in self._entries() if entry[0].name != blob.sha256]
             total = sum(status.st_size for _, status in entries) + blob.size_bytes
@@ -207,18 +206,21 @@ class BlobStore:
                     f"the cache {self.folder} may hold {self.limit_bytes} bytes, and what is in use needs {total}: "
                     "raise its limit (--cache-limit-bytes), or close deployments"
                 )
-        self._say_held(total)
+        self._record(total)
 
     def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
         return _statuses((self.folder / "blobs").glob("*/*"))
 
-    def _held(self) -> int:
+    def _counted_bytes(self) -> int:
+        return sum(status.st_size for _, status in self._entries())
+
+    def _recorded_bytes(self) -> int:
         """Return an upper bound of the blobs' total bytes (removals are not recorded); listing all takes too long."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             return int((self.folder / "held").read_text(encoding="ascii"))
-        return sum(status.st_size for _, status in self._entries())
+        return self._counted_bytes()
 
-    def _say_held(self, size_bytes: int) -> None:
+    def _record(self, size_bytes: int) -> None:
         (self.folder / "held").write_text(str(size_bytes), encoding="ascii")
 
     def _all_pins(self) -> set[str]:

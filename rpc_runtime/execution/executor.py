@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from rpc_runtime.execution.scheduler import Scheduler, StageState, Wait
+from rpc_runtime.execution.scheduler import Scheduler, StageState
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, Recorder, now
 from rpc_runtime.program.program import StageSpec
 from rpc_runtime.program.routes import MachineProgram, Route
@@ -115,13 +115,12 @@ class StageExecutor:
             with self.lock:
                 if self._stopped:
                     return None
-                action = self._scheduler.next_action()
-                if not isinstance(action, Wait):
-                    state = self._scheduler.at(action.stage)
+                state = self._scheduler.next_stage()
+                if state is not None:
                     if idle_since is not None:
                         self._recorder.record(WAIT, state.stage.name, state.sequence, idle_since, now())
                     return state, state.inputs
-                if action.for_inputs and idle_since is None:
+                if self._scheduler.lacks_inputs and idle_since is None:
                     idle_since = now()
                 self._rests = True
             self._roused.get()
@@ -143,6 +142,6 @@ class StageExecutor:
         with self.lock:
             if self._stopped:
                 return
-            self._scheduler.finish(state.position, outputs)
+            self._scheduler.finish(state, outputs)
         for end in self._ends[state.position]:
             end.flush()

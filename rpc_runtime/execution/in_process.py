@@ -29,6 +29,7 @@ from rpc_runtime.program.measurements import (
     TraceEvent,
     now,
 )
+from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program, TensorSpec, weight_bytes
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Array, Runner
@@ -82,11 +83,11 @@ class InProcessRunner(Runner):
             self._stages.append(LoadedStage(stage, library, weights, cache))
         self._sequence = 0
 
-    def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
+    def run(self, inputs: Sequence[Any]) -> Outputs:
         """Return the outputs for one micro-batch. Raises InputError, StageError."""
         return self.submit(inputs).result()
 
-    def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
+    def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Compute one micro-batch in the background; the inputs must not change meanwhile."""
         arrays = checked_inputs(self.program, inputs)
         self._own_process.require()
@@ -95,12 +96,12 @@ class InProcessRunner(Runner):
         except RuntimeError as error:
             raise WorkerError("this pipeline is closed") from error
 
-    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
+    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[Outputs]:
         """Yield the outputs of each micro-batch in order, computed when asked for. Raises the errors of `run`."""
         for batch in batches:
             yield self.run(batch)
 
-    def _compute(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    def _compute(self, arrays: Sequence[Array]) -> Outputs:
         if self._closed:
             raise WorkerError("this pipeline is closed")
         sequence, self._sequence = self._sequence, self._sequence + 1
@@ -120,7 +121,7 @@ class InProcessRunner(Runner):
             outputs = loaded.run(inputs)
             self._recorders[stage.machine].record(COMPUTE, stage.name, sequence, start, now())
             values.made.update((tensor.name, value) for tensor, value in zip(stage.outputs, outputs, strict=True))
-        return tuple(
+        return self.program.result(
             by_name[tensor.name].copy()
             if tensor.name in by_name
             else array_from_tensor(self._value_at(CLIENT, tensor, sequence, values), tensor)

@@ -33,31 +33,6 @@ class Readiness(enum.Enum):
     """It has no inputs, and its next outputs have no room or no consumer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Compute the next micro-batch of the stage at position ``stage`` on the machine."""
-
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """No stage can run. ``for_inputs``: no stage lacks room; else outputs must be sent first."""
-
-    for_inputs: bool
-
-
-Action = Compute | Wait
-
-
-def next_action(stages: Sequence[Readiness]) -> Action:
-    """Return the next action for ``stages``, which are in topological order."""
-    for position in range(len(stages) - 1, -1, -1):
-        if stages[position] is Readiness.READY:
-            return Compute(position)
-    return Wait(for_inputs=Readiness.LACKS_ROOM not in stages)
-
-
 class Leaving(Protocol):
     """An outgoing link. The caller holds its lock, if it has one."""
 
@@ -229,14 +204,24 @@ class Scheduler:
 
     def begin(self) -> None:
         """Start scheduling; stages without inputs become ready."""
-        self._look_again(range(len(self._stages)))
+        self._update(range(len(self._stages)))
 
-    def next_action(self) -> Action:
-        """Return the next action. If only lack of room in the machine's own queues blocks it, enlarge them first."""
-        action = next_action(self._readiness)
-        if isinstance(action, Wait) and self._widen():
-            action = next_action(self._readiness)
-        return action
+    def next_stage(self) -> StageState | None:
+        """Return the stage to compute now; None if none can run.
+
+        If only lack of room in the machine's own queues blocks all stages, the queues are enlarged first.
+        """
+        stage = self._last_ready()
+        return self._last_ready() if stage is None and self._widen() else stage
+
+    @property
+    def lacks_inputs(self) -> bool:
+        """Whether no stage has its inputs and lacks room for its outputs, which must be sent first."""
+        return Readiness.LACKS_ROOM not in self._readiness
+
+    def _last_ready(self) -> StageState | None:
+        ready = (stage for stage in reversed(self._stages) if self._readiness[stage.position] is Readiness.READY)
+        return next(ready, None)
 
     def _widen(self) -> bool:
         """Enlarge by one the full queues that block a stage while their consumers wait for other inputs.
@@ -247,7 +232,7 @@ class Scheduler:
         held_up = [position for position in self._blocked if self._is_held_up_by_queues(position)]
         for queue in {id(queue): queue for position in held_up for queue in self._stages[position].full}.values():
             queue.capacity += 1
-        self._look_again(held_up)
+        self._update(held_up)
         return bool(held_up)
 
     def _is_held_up_by_queues(self, position: int) -> bool:
@@ -262,9 +247,6 @@ class Scheduler:
             )
         )
 
-    def at(self, position: int) -> StageState:
-        return self._stages[position]
-
     def give(self, tensor: str, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """Queue a received tensor; ``release`` is called once, when all stages have used it."""
         self._give(self._takers[tensor].get(sequence % self._period, ()), sequence, value, release)
@@ -276,9 +258,8 @@ class Scheduler:
             for queue in self._takers[tensor].get(sequence % self._period, ())
         )
 
-    def finish(self, position: int, outputs: Sequence[Any]) -> None:
+    def finish(self, state: StageState, outputs: Sequence[Any]) -> None:
         """Note that a stage has computed its next micro-batch, and pass its outputs on."""
-        state = self._stages[position]
         sequence, exits = state.sequence, state.next_exits()
         state.advance()
         for queue in state.queues:
@@ -287,12 +268,12 @@ class Scheduler:
             for link in exit_.links:
                 link.put_locked(exit_.tensor, sequence, value)
             self._give(exit_.takers, sequence, value, None)
-        self._look_again((*state.makers, state.position))
+        self._update((*state.makers, state.position))
 
     def room(self) -> None:
         """Note that a link has room for one more micro-batch of a tensor."""
         if self._blocked:
-            self._look_again(tuple(self._blocked))
+            self._update(tuple(self._blocked))
 
     def clear(self) -> None:
         """Drop all queued tensors."""
@@ -303,9 +284,9 @@ class Scheduler:
         held = _Held(value, len(takers), release)
         for queue in takers:
             queue.put(sequence, held)
-        self._look_again([queue.position for queue in takers])
+        self._update([queue.position for queue in takers])
 
-    def _look_again(self, positions: Iterable[int]) -> None:
+    def _update(self, positions: Iterable[int]) -> None:
         """Update the readiness of these stages."""
         for position in positions:
             readiness = self._stages[position].readiness

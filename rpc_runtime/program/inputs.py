@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -41,8 +42,14 @@ def given_arrays(program: Program, inputs: Sequence[Array]) -> list[Array]:
 
 
 def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
+    shape, first = _nested(value)
+    if len(shape) > MAXIMUM_AXES:
+        raise InputError(f"input {position} must be {spec}, but its lists are nested more than {MAXIMUM_AXES} deep")
+    if shape and shape != spec.shape:
+        raise InputError(f"input {position} must be {spec}, but its shape is {list(shape)}")
     try:
-        array = _of_numbers(value, np.dtype(spec.dtype)) if _is_plain(value) else _as_array(value)
+        is_plain = isinstance(first, bool | int | float) and not isinstance(first, np.generic)
+        array = _of_numbers(value, np.dtype(spec.dtype)) if is_plain else _as_array(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"input {position} ({spec}) cannot be read as an array: {error}") from error
     if array.dtype.kind in "OSU":
@@ -57,18 +64,16 @@ def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
     return np.asarray(array, order="C")  # numpy.ascontiguousarray would give a scalar one dimension
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is a Python number, or a list of them, judged by the first; numpy's numbers have a dtype.
+def _nested(value: Any) -> tuple[tuple[int, ...], Any]:
+    """Return the shape of nested lists, judged by their first items, and the first item that is no list.
 
-    Raises:
-        ValueError: lists are nested deeper than numpy allows, or contain themselves.
+    numpy would look at all items, and never end for a list that holds itself twice. The shape of no list is empty.
     """
-    depth = 0
-    while isinstance(value, list | tuple) and value:
-        value, depth = value[0], depth + 1
-        if depth > MAXIMUM_AXES:
-            raise ValueError(f"lists are nested more than {MAXIMUM_AXES} deep")
-    return isinstance(value, bool | int | float) and not isinstance(value, np.generic)
+    shape: tuple[int, ...] = ()
+    while isinstance(value, list | tuple | range | deque) and len(shape) <= MAXIMUM_AXES:
+        shape = (*shape, len(value))
+        value = value[0] if value else None
+    return (*shape, *getattr(value, "shape", ())) if shape else shape, value
 
 
 def _of_numbers(value: Any, dtype: np.dtype[Any]) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +14,7 @@ TRACE_EVENTS = 50_000
 """Maximum events kept per machine; older ones are dropped."""
 UNCOUNTED_EVENTS = 1000
 """Maximum events that are not yet added to the statistics."""
+RATE_SECONDS = 10
 COMPUTE_SAMPLES = 1001
 """Compute times kept per stage for the median."""
 
@@ -97,6 +98,15 @@ class Recorder:
         with self._lock:
             self._count_locked()
             return tuple(totals.statistics(name, self._machine) for name, totals in self._totals.items())
+
+    def micro_batches_per_second(self) -> float:
+        """Return the rate of the busiest stage since the oldest event that ended in the last `RATE_SECONDS`."""
+        with self._lock:
+            self._count_locked()
+            end = now()
+            recent = [event for event in self._events if end - event[5] < RATE_SECONDS * 1e9]
+        computed = Counter(event[1] for event in recent if event[3] == COMPUTE)
+        return max(computed.values()) * 1e9 / max(end - recent[0][4], 1) if computed else 0.0
 
     def trace(self) -> tuple[TraceEvent, ...]:
         with self._lock:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
 import numpy as np
 
 from rpc_runtime.program.codecs import CODECS, NONE
+from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route, queue_depth
+from rpc_runtime.program.runner import Array
 from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of, turns_of
 
 
@@ -78,8 +80,8 @@ class StageSpec:
     machine: str
     layers: tuple[str, ...]
     device: str
-    library: BlobSpec
-    weights: tuple[WeightSpec, ...]
+    library: BlobSpec = field(repr=False)
+    weights: tuple[WeightSpec, ...] = field(repr=False)
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     replica: int = 0
@@ -131,7 +133,7 @@ class Program:
 
     ``outputs`` may name a model input (it never leaves the client) or any stage's output, also several times.
     ``codecs`` has the codecs of the routes that have one. ``cuts`` are slices of inputs, sent to the stages that take
-    these instead of the input.
+    these instead of the input. ``output_names`` are the outputs' names in the source; workers do not get them.
 
     Raises:
         ValueError: the replicas of a stage do not fit together, the turns of all stages repeat together after more than
@@ -144,6 +146,7 @@ class Program:
     stages: tuple[StageSpec, ...]
     codecs: tuple[RouteCodec, ...] = ()
     cuts: tuple[InputCut, ...] = ()
+    output_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for cut in self.cuts:
@@ -233,7 +236,11 @@ class Program:
             )
             for stage in self.stages
         ]
-        return replace(self, stages=tuple(stages))
+        return replace(self, stages=tuple(stages), output_names=())
+
+    def result(self, arrays: Iterable[Array]) -> Outputs:
+        """Return the outputs of one micro-batch with their names."""
+        return Outputs(arrays, self.output_names or (tensor.name for tensor in self.outputs))
 
     @cached_property
     def _routes_by_machine(self) -> dict[str, list[Route]]:
@@ -362,11 +369,11 @@ def _check_replicas(replicas: tuple[StageSpec, ...]) -> None:
     first = replicas[0]
     where = f"stage {first.name!r} on {', '.join(repr(stage.machine) for stage in replicas)}"
     for stage in replicas[1:]:
-        for field in ("index", "layers", "inputs", "outputs", "turns"):
-            if getattr(stage, field) != getattr(first, field):
+        for name in ("index", "layers", "inputs", "outputs", "turns"):
+            if getattr(stage, name) != getattr(first, name):
                 raise ValueError(
-                    f"{where}: replicas of a stage have the same {field}, but these are {getattr(first, field)} on "
-                    f"{first.machine!r} and {getattr(stage, field)} on {stage.machine!r}"
+                    f"{where}: replicas of a stage have the same {name}, but these are {getattr(first, name)} on "
+                    f"{first.machine!r} and {getattr(stage, name)} on {stage.machine!r}"
                 )
     if len({stage.machine for stage in replicas}) < len(replicas):
         raise ValueError(f"{where}: replicas of a stage are on different machines")

@@ -13,6 +13,7 @@ from rpc_runtime.processes import Closing
 
 if TYPE_CHECKING:
     from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
+    from rpc_runtime.program.outputs import Outputs
     from rpc_runtime.program.program import Program
 
 Array = np.ndarray[Any, Any]
@@ -33,15 +34,15 @@ class Runner(Closing):
     """Bytes of the weights on each machine."""
 
     @abstractmethod
-    def run(self, inputs: Sequence[Any]) -> tuple[Array, ...]:
+    def run(self, inputs: Sequence[Any]) -> Outputs:
         """Return the outputs for one micro-batch."""
 
     @abstractmethod
-    def submit(self, inputs: Sequence[Any]) -> Future[tuple[Array, ...]]:
+    def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Queue one micro-batch and return a future of its outputs; its inputs must not change until then."""
 
     @abstractmethod
-    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[tuple[Array, ...]]:
+    def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[Outputs]:
         """Yield the outputs for many micro-batches, lazily and in order, while later ones are computed.
 
         An error of the iterable is raised here after the results before it. Closing the generator early drops the

@@ -43,6 +43,10 @@ from rpc_runtime.wire.framing import CHUNK_BYTES, Frame, FrameKind, control_fram
 logger = logging.getLogger(__name__)
 
 SLOWEST_BYTES_PER_SECOND = CHUNK_BYTES / 4
+STALL_SECONDS = 30.0
+"""Limit for a transfer that both ends have begun, added to its time on the slowest link; the first also connects."""
+TURN_SECONDS = 300.0
+"""Limit for other transfers of the GPU to end."""
 GRACE_SECONDS = 1.0
 """Time that a transfer in flight may still take when a link is closed; usually the other end is alive."""
 ABORT_SECONDS = 2.0
@@ -132,24 +136,11 @@ class NcclEnd:
         return cls(version, content[_END.size :].decode(errors="replace"), unique_id)
 
 
-@dataclass(frozen=True)
-class NcclTimeouts:
-    """How long the two ends of a link wait for each other and for NCCL.
-
-    Args:
-        join_seconds: limit for both ends to join the communicator.
-        stall_seconds: limit for a transfer that both ends have begun, added to its time on the slowest link; the
-            first transfer also connects.
-        turn_seconds: limit for other transfers of the GPU to end.
-    """
-
-    join_seconds: float = 60.0
-    stall_seconds: float = 30.0
-    turn_seconds: float = 300.0
-
-
 class Nccl(Transport):
-    """Connects two processes with one GPU each. An offer is the caller's `NcclEnd`, an answer the worker's."""
+    """Connects two processes with one GPU each, within ``connect_seconds``.
+
+    An offer is the caller's `NcclEnd`, an answer the worker's.
+    """
 
     name = "nccl"
     title = "NCCL"
@@ -157,9 +148,7 @@ class Nccl(Transport):
     uses_codecs = False
     joins_client = False
 
-    def __init__(self, timeouts: NcclTimeouts | None = None) -> None:
-        self._timeouts = timeouts or NcclTimeouts()
-        self.connect_seconds = self._timeouts.join_seconds
+    connect_seconds = 60.0
 
     def offer(self, opening: Opening) -> bytes:
         device = nccl_of(opening.link.nccl)
@@ -180,7 +169,7 @@ class Nccl(Transport):
 
     def _carrier(self, opening: Opening, peer: NcclEnd, *, calls: bool) -> NcclCarrier:
         device, kind = nccl_of(opening.link.nccl), _Receiving if opening.link.receives else _Sending
-        return kind(opening, device, peer, self._timeouts, calls=calls)
+        return kind(opening, device, peer, self.connect_seconds, calls=calls)
 
 
 class NcclCarrier(Carrier):
@@ -190,11 +179,9 @@ class NcclCarrier(Carrier):
         WorkerError: the two ends cannot be connected, or the GPU has no memory for the link's slots.
     """
 
-    def __init__(
-        self, opening: Opening, nccl: NcclDevice, peer: NcclEnd, timeouts: NcclTimeouts, *, calls: bool
-    ) -> None:
+    def __init__(self, opening: Opening, nccl: NcclDevice, peer: NcclEnd, join_seconds: float, *, calls: bool) -> None:
         _require_fit(nccl, peer)
-        self._link, self._stream, self._nccl, self._timeouts = opening.link, opening.stream, nccl, timeouts
+        self._link, self._stream, self._nccl, self._join_seconds = opening.link, opening.stream, nccl, join_seconds
         self._is_first = nccl.gpu < peer.gpu
         self._slots = {
             route.index: [self._slot(route.tensor) for _ in range(route.depth)] for route in self._link.routes
@@ -219,7 +206,7 @@ class NcclCarrier(Carrier):
             WorkerUnavailableError: NCCL fails, or the other end does not join in time or has disconnected.
         """
         advice = "for the other end to join: can the hosts reach each other as NCCL_SOCKET_IFNAME says?"
-        for _ in self._until(self._is_joined, self._timeouts.join_seconds, advice):
+        for _ in self._until(self._is_joined, self._join_seconds, advice):
             pass
 
     def _is_joined(self) -> bool:
@@ -256,12 +243,12 @@ class NcclCarrier(Carrier):
     def _turn(self) -> Iterator[bytes]:
         """Take the process's lock for one transfer; yield heartbeats while waiting."""
         take = partial(self._nccl.turn.acquire, blocking=False)
-        yield from self._until(take, self._timeouts.turn_seconds, "for other transfers of its GPU")
+        yield from self._until(take, TURN_SECONDS, "for other transfers of its GPU")
         self._has_turn = True
 
     def _transferred(self, size_bytes: int) -> Iterator[bytes]:
         """Wait for the transfer that was begun, then release the lock; yield heartbeats while waiting."""
-        waits = self._timeouts.turn_seconds if self._is_first else self._timeouts.stall_seconds
+        waits = TURN_SECONDS if self._is_first else STALL_SECONDS
         seconds = size_bytes / SLOWEST_BYTES_PER_SECOND + waits
         yield from self._until(self._communicator.is_done, seconds, f"for {size_bytes} bytes to pass")
         self._end_turn()
@@ -335,7 +322,7 @@ class _Sending(NcclCarrier):
             if not self._is_first:
                 self._awaits_ready = True
                 yield header
-                yield from self._until(lambda: not self._awaits_ready, self._timeouts.turn_seconds, "for the receiver")
+                yield from self._until(lambda: not self._awaits_ready, TURN_SECONDS, "for the receiver")
             yield from self._turn()
             self._communicator.send(self._nccl.address(value), size_bytes)
             if self._is_first:

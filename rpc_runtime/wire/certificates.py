@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.wire.security import PRIVATE_KEY, TlsFiles, pem_content, split_address
+from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.security import PRIVATE_KEY, TlsFiles, pem_content
 
 WARNING_DAYS = 14
 PROBE_SECONDS = 2.0
@@ -44,14 +45,13 @@ def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:
 
     Connects to the worker, with a timeout of `PROBE_SECONDS`.
     """
-    host, port = split_address(address)
-    host = host.strip("[]")
+    called = Address.parse(address)
     is_joined = False
     try:
         context = _calling(tls)
         with (
-            socket.create_connection((host, port), PROBE_SECONDS) as connection,
-            context.wrap_socket(connection, server_hostname=host) as secured,
+            socket.create_connection((called.host, called.port), PROBE_SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname=called.host) as secured,
         ):
             if tls is None:
                 return "it speaks TLS, and this call does not: give its certificate authority (`tls`, or --tls-ca)"
@@ -61,7 +61,7 @@ def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:
     except InputError as error:
         return str(error)
     except ssl.SSLCertVerificationError as error:
-        return _about_its_certificate(error, host, tls)
+        return _about_its_certificate(error, called.host, tls)
     except OSError as error:
         if tls and getattr(error, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
             return "it does not speak TLS, and this call does: start it with --tls-certificate, or leave `tls` out"

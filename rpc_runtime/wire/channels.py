@@ -16,8 +16,9 @@ from rpc_runtime.errors import (
     WorkerError,
     WorkerUnavailableError,
 )
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned
-from rpc_runtime.wire.security import TlsFiles, numeric_address
+from rpc_runtime.wire.security import TlsFiles
 
 DATA_SERVICE, LINK_METHOD = "tvm_split.Data", "Link"
 """The service and method of data streams; their messages are frames (`framing`) and not in ``worker.proto``."""
@@ -68,6 +69,9 @@ class WorkerEndpoint:
 
     Without a ``token``, the token of this user's own worker on loopback is found by the address. ``transport`` is the
     transport of the link to this worker.
+
+    Raises:
+        InputError: the address is none.
     """
 
     machine: str
@@ -76,6 +80,9 @@ class WorkerEndpoint:
     tls: TlsFiles | None = None
     transport: str = "auto"
 
+    def __post_init__(self) -> None:
+        Address.parse(self.address)
+
     def __str__(self) -> str:
         return f"machine {self.machine!r} at {self.address}"
 
@@ -83,7 +90,7 @@ class WorkerEndpoint:
 def open_channel(address: str, tls: TlsFiles | None) -> Any:
     """Open a separate connection to a worker. Without TLS, ``localhost`` is 127.0.0.1."""
     if tls is None:
-        return grpc.insecure_channel(numeric_address(address), options=_CHANNEL_OPTIONS)
+        return grpc.insecure_channel(str(Address.parse(address).numeric), options=_CHANNEL_OPTIONS)
     return grpc.secure_channel(address, tls.channel_credentials(), options=_CHANNEL_OPTIONS)
 
 

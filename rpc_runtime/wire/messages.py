@@ -153,7 +153,7 @@ def program_of(message: pb.LoadStagesRequest) -> MachineProgram:
     Raises:
         ProtocolError: the program is invalid, has no stage for the machine, or more than a worker accepts.
     """
-    program = value_of(Program, message.program)
+    program = value_of(Program, message.program, output_names=())
     try:
         part = program.on(message.machine)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Access to a worker: shared tokens and TLS files, and helpers for addresses.
+"""Access to a worker: shared tokens and TLS files.
 
 Every user of a host can connect to its loopback addresses. So a worker on loopback without a configured token makes a
 random one at each start. It writes the token to a file that only clients of the same user can read, and that they find
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import ipaddress
 import os
 import secrets
 import socket
@@ -25,6 +24,7 @@ import grpc
 from rpc_runtime.errors import InputError
 from rpc_runtime.files import WRITING, is_kept, keep, reason_of, replacing, state_folder
 from rpc_runtime.private_folder import all_can_read, private_folder, require_private
+from rpc_runtime.wire.addresses import Address
 
 TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"  # noqa: S105 (a name, no secret)
 _METADATA_KEY = "authorization"
@@ -154,37 +154,6 @@ def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -
     return Token(text) if text else None
 
 
-LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 (a name for it)
-"""The addresses for all of a host's addresses, with the one to call on that host."""
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
-    except ValueError:
-        return False
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``, with an IPv6 host in brackets; raise `InputError` for other text."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InputError(f"an address is HOST:PORT with a port from 0 to 65535, got {address!r}")
-    return host, int(port)
-
-
-def numeric_address(address: str) -> str:
-    """Return ``address`` with 127.0.0.1 for ``localhost``.
-
-    ``localhost`` also means ::1, where another user may have the port.
-    """
-    host, port = split_address(address)
-    return f"{'127.0.0.1' if host.lower() == 'localhost' else host}:{port}"
-
-
 def _as_bytes(value: str | bytes) -> bytes:
     return value.encode(errors="replace") if isinstance(value, str) else bytes(value)
 
@@ -199,10 +168,10 @@ def find_token(address: str) -> Token | None:
     Raises:
         InputError: the file exists but cannot be read, or another user may have written it.
     """
-    address, folder = numeric_address(address), _folder()
-    if folder is None or not is_loopback(split_address(address)[0]):
+    called, folder = Address.parse(address).numeric, _folder()
+    if folder is None or not called.is_loopback:
         return None
-    path = folder / address
+    path = folder / str(called)
     _remove_if_stale(path)
     try:
         if not path.exists():

@@ -1,7 +1,10 @@
-"""A worker's gRPC server: access control, quotas of calls, and the handling of malformed requests.
+"""A worker's gRPC server: access control, quotas of calls, malformed requests, and the standard health service.
 
 Every method is served as one with a stream of requests, which are read and parsed here. gRPC's own parsing leaks 16 KiB
 for each malformed request, and cannot detect the end of a call without a request.
+
+Orchestrators and load balancers check a worker by ``grpc.health.v1``. It reports only whether the worker accepts calls.
+Therefore it needs no token.
 """
 
 from __future__ import annotations
@@ -13,19 +16,35 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import SERVICE_NAME, HealthServicer
+from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
-from rpc_runtime.wire.channels import LINK_PATH, SERVER_OPTIONS, status_of
-from rpc_runtime.wire.security import TOKEN_VARIABLE, Metadata, TlsFiles, Token, split_address
+from rpc_runtime.wire import worker_pb2
+from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.channels import LINK_PATH, SERVER_OPTIONS, open_channel, status_of
+from rpc_runtime.wire.security import TOKEN_VARIABLE, Metadata, TlsFiles, Token
 
 logger = logging.getLogger(__name__)
 
+CONTROL_SERVICE: str = worker_pb2.DESCRIPTOR.services_by_name["Control"].full_name
+HEALTH_PATHS = (f"/{SERVICE_NAME}/Check", f"/{SERVICE_NAME}/Watch")
+HEALTH_CALLS, HEALTH_CONNECTIONS = 32, 256
+ANSWER_SECONDS = 10.0
+"""Timeout of a worker's check of itself; long enough for a busy host."""
 REFUSING_THREADS = 8
 """Threads of a server in addition to its quotas, since a refused call needs a thread for a short time."""
+FIRST_THREADS = 16
+"""Threads for calls that are started before the server is: enough for one deployment."""
+SPARE_THREADS = 32
+"""Threads that have to be possible besides: of gRPC itself, which aborts without, and of a deployment."""
+RAISE_LIMITS = "raise its limits of memory (ulimit -v) and of processes (ulimit -u), or give it fewer deployments"
 OPEN_REQUEST_BYTES = 1024
 """Maximum size of a request of a method without a token; a health check's request is a service name."""
 OPEN_SECONDS = 10.0
@@ -97,14 +116,37 @@ def new_server(
     """Return a server, not yet started, behind a `Gate`, with at most so many ``connections``.
 
     It has threads for all quotas, so that kinds of calls do not compete for threads.
+
+    Raises:
+        WorkerError: this process may not start the threads that a server needs at least.
     """
     threads = sum(quota.limit for quota in set(quotas.values())) + REFUSING_THREADS
     return grpc.server(
-        ThreadPoolExecutor(threads, thread_name_prefix="call"),
+        _started(ThreadPoolExecutor(threads, thread_name_prefix="call")),
         handlers=handlers,
         interceptors=(Gate(quotas, token, knows_link),),
         options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
     )
+
+
+def _started(pool: ThreadPoolExecutor) -> ThreadPoolExecutor:
+    """Start the first threads of a pool, which it keeps: a server that gets no thread for a call answers nothing."""
+    together = threading.Barrier(FIRST_THREADS + SPARE_THREADS)
+
+    def wait() -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):  # the others cannot be started
+            together.wait()
+
+    try:
+        for _ in range(FIRST_THREADS):
+            pool.submit(wait)
+        for _ in range(SPARE_THREADS - 1):
+            threading.Thread(target=wait, daemon=True).start()
+        together.wait()
+    except RuntimeError as error:
+        together.abort()
+        raise WorkerError(f"this process cannot start {together.parties} threads ({error}): {RAISE_LIMITS}") from error
+    return pool
 
 
 def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
@@ -113,13 +155,12 @@ def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
     Raises:
         WorkerError: the address cannot be used.
     """
-    host, port = split_address(listen)
+    address = Address.parse(listen)
     try:  # gRPC itself reports only that it failed, and writes the reason to its own log
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.create_server((host.strip("[]"), port), family=family).close()
+        address.listen().close()
         if tls is None:
-            return f"{host}:{server.add_insecure_port(listen)}"
-        return f"{host}:{server.add_secure_port(listen, tls.server_credentials())}"
+            return str(replace(address, port=server.add_insecure_port(listen)))
+        return str(replace(address, port=server.add_secure_port(listen, tls.server_credentials())))
     except (OSError, RuntimeError) as error:
         reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else error
         raise WorkerError(f"cannot listen on {listen}: {reason}") from error
@@ -193,3 +234,50 @@ def _as_status(context: Any) -> Iterator[None]:
     except Exception as error:
         logger.error("a call of %s failed unexpectedly", context.peer(), exc_info=error)
         context.abort(grpc.StatusCode.INTERNAL, f"the worker failed unexpectedly: {error!r}"[:1000])
+
+
+def health_servicer() -> Any:
+    """Return a health servicer that reports SERVING for the worker as a whole and for its control service."""
+    health = HealthServicer(experimental_non_blocking=False)
+    health.set(CONTROL_SERVICE, health_pb2.HealthCheckResponse.SERVING)
+    return health
+
+
+def health_quotas() -> dict[str, CallQuota]:
+    """Return the quota of each method of the health service, by its path."""
+    return dict.fromkeys(HEALTH_PATHS, CallQuota("questions about health", HEALTH_CALLS, is_open=True))
+
+
+def health_server(health: Any, listen: str) -> Any:
+    """Return a server, not yet started, for health checks only, without TLS, which Kubernetes' probes do not support.
+
+    Raises:
+        WorkerError: the server cannot listen on ``listen``.
+    """
+    server = new_server(health_quotas(), HEALTH_CONNECTIONS)
+    add_HealthServicer_to_server(health, server)
+    bind(server, listen)
+    return server
+
+
+def require_answer(address: str, *, has_tls: bool) -> None:
+    """Check the health of this process's worker at ``address``; with TLS, check only that it accepts connections.
+
+    TLS is not checked because the certificate may be for another name, or signed by another authority.
+
+    Raises:
+        WorkerError: the worker does not answer.
+    """
+    own = Address.parse(address).from_here
+    try:
+        if has_tls:
+            socket.create_connection((own.host, own.port), ANSWER_SECONDS).close()
+        else:
+            with open_channel(str(own), None) as channel:
+                HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_SECONDS)
+    except (OSError, grpc.RpcError) as error:
+        reason = error if isinstance(error, OSError) else error.details()
+        raise WorkerError(
+            f"this worker listens on {address}, and does not answer there ({reason}): check the address, and whether "
+            "a firewall of this host blocks it"
+        ) from None

@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.processes import Closing
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.foreign_text import cleaned
-from rpc_runtime.wire.security import split_address
 
 logger = logging.getLogger(__name__)
 
@@ -49,38 +49,10 @@ class Code(IntEnum):
 
 
 @dataclass(frozen=True)
-class TrackerAddress:
-    """The address of a tracker."""
-
-    host: str
-    port: int
-
-    @classmethod
-    def parse(cls, text: str) -> TrackerAddress:
-        """Return the address written as HOST:PORT, with an IPv6 host in brackets.
-
-        Raises:
-            InputError: the text is no address, or the port is 0.
-        """
-        host, port = split_address(text)
-        if port == 0:
-            raise InputError(f"no tracker listens on port 0, as {text!r} says")
-        return cls(host.strip("[]"), port)
-
-    def __str__(self) -> str:
-        return joined(self.host, self.port)
-
-
-def joined(host: str, port: int) -> str:
-    """Return HOST:PORT, with an IPv6 host in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-@dataclass(frozen=True)
 class TrackerEntry:
     """The tracker and key under which a worker is listed, and its host (None: the host from which it calls)."""
 
-    tracker: TrackerAddress
+    tracker: Address
     key: str
     host: str | None = None
 
@@ -109,15 +81,10 @@ class ListedServer:
     """An entry of a tracker's list: a worker, or a server of TVM's RPC if ``registration`` is None."""
 
     key: str
-    host: str
-    port: int
+    address: Address
     registration: Registration | None = None
     fault: str = ""
     """What is wrong with its registration; empty if nothing is."""
-
-    @property
-    def address(self) -> str:
-        return joined(self.host, self.port)
 
     @classmethod
     def read(cls, entry: object) -> ListedServer:
@@ -127,19 +94,21 @@ class ListedServer:
             ProtocolError: the entry has no valid key and address of a server.
         """
         match entry:
-            case {"key": str(key), "addr": [str(host), int(port)], **rest} if (
-                key.startswith("server:") and host and host.isprintable() and 0 < port < 1 << 16
-            ):
+            case {"key": str(key), "addr": [str(host), int(port)], **rest} if key.startswith("server:"):
                 key = cleaned(key.removeprefix("server:"))
+                try:
+                    address = Address.callable(str(Address(host, port)))
+                except InputError as error:
+                    raise ProtocolError(f"an entry has no address that can be called: {error}") from error
             case _:
                 raise ProtocolError(
                     f"an entry has no key 'server:KEY' and address [HOST, PORT]: {cleaned(repr(entry))}"
                 )
         if INFORMATION not in rest:
-            return cls(key, host, port)
+            return cls(key, address)
         registration = _registration(rest[INFORMATION])
         fault = "" if registration else "it has a registration that is invalid in this version"
-        return cls(key, host, port, registration, fault)
+        return cls(key, address, registration, fault)
 
 
 def _registration(content: object) -> Registration | None:
@@ -188,7 +157,7 @@ class TrackerConnection(Closing):
         ProtocolError: the server is no tracker, or its answer is invalid.
     """
 
-    def __init__(self, address: TrackerAddress, timeout_seconds: float = DEFAULT_SECONDS) -> None:
+    def __init__(self, address: Address, timeout_seconds: float = DEFAULT_SECONDS) -> None:
         self._address = address
         self._seconds = timeout_seconds
         try:
@@ -249,7 +218,7 @@ class TrackerConnection(Closing):
         )
 
 
-def listed_servers(address: TrackerAddress, timeout_seconds: float = DEFAULT_SECONDS) -> tuple[ListedServer, ...]:
+def listed_servers(address: Address, timeout_seconds: float = DEFAULT_SECONDS) -> tuple[ListedServer, ...]:
     """Return all servers that a tracker lists now, workers and others, sorted by key and address.
 
     Raises:
@@ -268,7 +237,7 @@ def listed_servers(address: TrackerAddress, timeout_seconds: float = DEFAULT_SEC
             servers.append(ListedServer.read(entry))
         except ProtocolError as error:  # anyone can register an invalid entry; keep the others
             logger.warning("left out of what the tracker %s lists: %s", address, error)
-    return tuple(sorted(servers, key=lambda server: (server.key, server.host, server.port)))
+    return tuple(sorted(servers, key=lambda server: (server.key, server.address.host, server.address.port)))
 
 
 def require_key(key: str) -> str:

@@ -39,6 +39,20 @@ class Cuda(_message.Message):
     compiler: str
     def __init__(self, driver: _Optional[int] = ..., problem: _Optional[str] = ..., compiler: _Optional[str] = ...) -> None: ...
 
+class HeldDeployment(_message.Message):
+    __slots__ = ("name", "model", "owner", "weight_bytes", "micro_batches_per_second")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCHES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    model: str
+    owner: str
+    weight_bytes: int
+    micro_batches_per_second: float
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., owner: _Optional[str] = ..., weight_bytes: _Optional[int] = ..., micro_batches_per_second: _Optional[float] = ...) -> None: ...
+
 class DescribeReply(_message.Message):
     __slots__ = ("protocol_version", "machine", "hostname", "architecture", "cpu_features", "cores", "threads", "memory_total_bytes", "memory_free_bytes", "tvm_version", "tvm_ffi_version", "numpy_version", "cuda_devices", "secure", "deployments", "clock_nanoseconds", "process_id", "core_numbers", "core_quota", "quota_group", "boot_id", "memory_domain", "cuda")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -78,7 +92,7 @@ class DescribeReply(_message.Message):
     numpy_version: str
     cuda_devices: _containers.RepeatedCompositeFieldContainer[CudaDevice]
     secure: bool
-    deployments: _containers.RepeatedScalarFieldContainer[str]
+    deployments: _containers.RepeatedCompositeFieldContainer[HeldDeployment]
     clock_nanoseconds: int
     process_id: int
     core_numbers: _containers.RepeatedScalarFieldContainer[int]
@@ -87,7 +101,7 @@ class DescribeReply(_message.Message):
     boot_id: str
     memory_domain: str
     cuda: Cuda
-    def __init__(self, protocol_version: _Optional[int] = ..., machine: _Optional[str] = ..., hostname: _Optional[str] = ..., architecture: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., tvm_version: _Optional[str] = ..., tvm_ffi_version: _Optional[str] = ..., numpy_version: _Optional[str] = ..., cuda_devices: _Optional[_Iterable[_Union[CudaDevice, _Mapping]]] = ..., secure: bool = ..., deployments: _Optional[_Iterable[str]] = ..., clock_nanoseconds: _Optional[int] = ..., process_id: _Optional[int] = ..., core_numbers: _Optional[_Iterable[int]] = ..., core_quota: _Optional[float] = ..., quota_group: _Optional[str] = ..., boot_id: _Optional[str] = ..., memory_domain: _Optional[str] = ..., cuda: _Optional[_Union[Cuda, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., machine: _Optional[str] = ..., hostname: _Optional[str] = ..., architecture: _Optional[str] = ..., cpu_features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., memory_free_bytes: _Optional[int] = ..., tvm_version: _Optional[str] = ..., tvm_ffi_version: _Optional[str] = ..., numpy_version: _Optional[str] = ..., cuda_devices: _Optional[_Iterable[_Union[CudaDevice, _Mapping]]] = ..., secure: bool = ..., deployments: _Optional[_Iterable[_Union[HeldDeployment, _Mapping]]] = ..., clock_nanoseconds: _Optional[int] = ..., process_id: _Optional[int] = ..., core_numbers: _Optional[_Iterable[int]] = ..., core_quota: _Optional[float] = ..., quota_group: _Optional[str] = ..., boot_id: _Optional[str] = ..., memory_domain: _Optional[str] = ..., cuda: _Optional[_Union[Cuda, _Mapping]] = ...) -> None: ...
 
 class Blob(_message.Message):
     __slots__ = ("sha256", "size_bytes")
@@ -276,10 +290,14 @@ class UnloadReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("deployment",)
+    __slots__ = ("deployment", "model", "owner")
     DEPLOYMENT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     deployment: str
-    def __init__(self, deployment: _Optional[str] = ...) -> None: ...
+    model: str
+    owner: str
+    def __init__(self, deployment: _Optional[str] = ..., model: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class StageProgress(_message.Message):
     __slots__ = ("stage", "finished")

@@ -14,17 +14,14 @@ from rpc_runtime.errors import InputError
 from rpc_runtime.option import default_of, option, options
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.transport import TRANSPORTS
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.security import (
-    LOOPBACK_OF,
     TOKEN_VARIABLE,
     TlsFiles,
     Token,
-    is_loopback,
-    numeric_address,
-    split_address,
     token_from,
 )
-from rpc_runtime.wire.tracker import TrackerAddress, TrackerEntry, require_key
+from rpc_runtime.wire.tracker import TrackerEntry, require_key
 
 SILENCE_VARIABLE = "TVM_SPLIT_SILENCE_SECONDS"
 """Environment variable: seconds of silence after which a link's other end counts as dead; for tests."""
@@ -124,15 +121,16 @@ class WorkerConfig:
             )
         if (self.tuning_port or 0) >= 1 << 16:
             raise InputError(f"--tuning-port is a port from 0 to 65535, got {self.tuning_port}")
-        tracker, host = TrackerAddress.parse(self.tracker), split_address(self.listen)[0]
-        if self.advertise is None and is_loopback(host) and not is_loopback(tracker.host):
+        tracker, listen = Address.callable(self.tracker), Address.parse(self.listen)
+        if self.advertise is None and listen.is_loopback and not tracker.is_loopback:
             raise InputError(
                 f"the tracker {tracker} is on another machine, and its clients cannot reach {self.listen}: listen "
                 "on an address of the network, or give --advertise with the host by which others reach this worker"
             )
-        return TrackerEntry(
-            tracker, require_key(self.key), self.advertise or (None if host in LOOPBACK_OF else host.strip("[]"))
-        )
+        host = None if listen.is_unspecified else listen.host
+        if self.advertise:
+            host = Address(self.advertise.strip("[]"), listen.port).host
+        return TrackerEntry(tracker, require_key(self.key), host)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -181,9 +179,9 @@ def config_from_arguments(
     """
     values = vars(_parser(program).parse_args(arguments))
     values["transport"] = tuple(dict.fromkeys(values["transport"]))
-    values["listen"] = numeric_address(values["listen"])
-    if values["health_listen"]:
-        values["health_listen"] = numeric_address(values["health_listen"])
+    for name in ("listen", "health_listen"):
+        if values[name] is not None:
+            values[name] = str(Address.parse(values[name]).numeric)
     return WorkerConfig(**values, timeouts=_timeouts(os.environ.get(SILENCE_VARIABLE)))
 
 

@@ -104,7 +104,7 @@ def _cuda() -> pb.Cuda:
     )
 
 
-def describe(machine: str, threads: int, secure: bool, deployments: list[str]) -> pb.DescribeReply:
+def describe(machine: str, threads: int, secure: bool, deployments: list[pb.HeldDeployment]) -> pb.DescribeReply:
     """Return the reply to Describe."""
     cores = own_cores()
     return pb.DescribeReply(

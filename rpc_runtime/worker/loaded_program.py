@@ -47,6 +47,8 @@ from rpc_runtime.worker.memory import require_room, trim_heap
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 10.0
+MOST_NAMED = 100
+"""Letters of a model's or owner's name that are kept."""
 CONNECT_WAIT_SECONDS = 10.0
 """Time that a neighbour's link waits for this worker's Connect: a client calls all workers at the same time."""
 
@@ -59,13 +61,15 @@ class LoadedProgram:
 
     def __init__(
         self,
-        identifier: str,
+        request: pb.WatchRequest,
         store: BlobStore,
         trials: LibraryTrials,
         timeouts: LinkTimeouts,
     ) -> None:
         self._timeouts = timeouts
-        self.identifier = identifier
+        self.identifier = request.deployment
+        self._names = {"model": request.model[:MOST_NAMED], "owner": request.owner[:MOST_NAMED]}
+        self._weight_bytes = 0
         self._store = store
         self._trials = trials
         self._lock = threading.Lock()
@@ -85,6 +89,14 @@ class LoadedProgram:
         self._failure: pb.Failure | None = None
         self._unwatched = False
         self._closed = False
+
+    def description(self) -> pb.HeldDeployment:
+        """Return what a worker says of the program to anyone who asks."""
+        recorder = self._recorder
+        rate = recorder.micro_batches_per_second() if recorder else 0.0
+        return pb.HeldDeployment(
+            name=self.identifier[:8], weight_bytes=self._weight_bytes, micro_batches_per_second=rate, **self._names
+        )
 
     def keep(self, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
         """Pin blobs, stored or not, until the program ends; return the missing ones."""
@@ -140,7 +152,8 @@ class LoadedProgram:
             self._recorder = Recorder(program.machine, [stage.name for stage in program.stages])
         names = ", ".join(stage.name for stage in program.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], program.machine, names)
-        return sum(map(size_of, cache.values()))
+        self._weight_bytes = sum(map(size_of, cache.values()))
+        return self._weight_bytes
 
     def _load_stage(
         self,

@@ -18,17 +18,27 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from rpc_runtime.errors import InputError, TvmSplitError
+from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.foreign_text import CleanFormatter
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
-from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, is_loopback, new_token, published, split_address
-from rpc_runtime.wire.server import bind, new_server
+from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, new_token, published
+from rpc_runtime.wire.server import (
+    RAISE_LIMITS,
+    bind,
+    health_quotas,
+    health_server,
+    health_servicer,
+    new_server,
+    require_answer,
+)
 from rpc_runtime.wire.tracker import Registration
 from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
 from rpc_runtime.worker.config import WorkerConfig, config_from_arguments
@@ -46,6 +56,8 @@ MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 64, 16_384
 OWN_FILES = 512
 """File descriptors reserved for blobs, locks and gRPC; a worker without free descriptors cannot work."""
 STOP_SECONDS = 2.0
+EXHAUSTED = b"!"
+"""What is written to the pipe of signals when a thread has ended for lack of memory or threads."""
 FORCED_EXIT_SECONDS = 8.0
 """Time after which the process exits even if a kernel still runs."""
 
@@ -75,7 +87,19 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     os.set_blocking(signal_end, False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os.write(signal_end, b"."))
+
+    def end(failed: threading.ExceptHookArgs) -> None:
+        threading.__excepthook__(failed)
+        if _is_exhausted(failed.exc_value):
+            os.write(signal_end, EXHAUSTED)
+
+    threading.excepthook = end  # gRPC's own thread may have ended, without which a worker answers nothing
     _serve_until(config, results, signalled)
+
+
+def _is_exhausted(error: BaseException | None) -> bool:
+    """Return whether an error says that this process gets no memory, or no further thread."""
+    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
 def _knows_callers(config: WorkerConfig) -> bool:
@@ -89,7 +113,7 @@ def _check_callers(config: WorkerConfig) -> None:
     Raises:
         InputError: the configuration is unsafe; the message says which options to give.
     """
-    loopback, knows_callers = is_loopback(split_address(config.listen)[0]), _knows_callers(config)
+    loopback, knows_callers = Address.parse(config.listen).is_loopback, _knows_callers(config)
     if not config.insecure and not loopback:
         problem = f"{config.listen} can be reached from other machines, and a worker runs the code it is sent"
         if config.tls is None:
@@ -134,11 +158,12 @@ def _maximum_connections() -> int:
 
 
 def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None:
+    ending = threading.Event()
+    threading.Thread(target=_force_exit, args=(ending,), name="force-exit", daemon=True).start()
     load_runtime()
 
     from rpc_runtime.execution.blob_store import BlobStore
     from rpc_runtime.transports.transport import transport_named
-    from rpc_runtime.worker import health
     from rpc_runtime.worker.service import WorkerService
 
     keep_heap()
@@ -149,13 +174,13 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
         transport.start()
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
-    servicer = health.servicer()
+    servicer = health_servicer()
     service = WorkerService(name, bool(config.name), config.threads, blobs, config.timeouts, config.tls)
-    quotas = {**WorkerService.quotas(), **health.quotas()}
+    quotas = {**WorkerService.quotas(), **health_quotas()}
     server = new_server(quotas, _maximum_connections(), token, service.knows_link, (service.link_handlers(),))
     add_ControlServicer_to_server(service, server)
     add_HealthServicer_to_server(servicer, server)
-    probed = health.health_server(servicer, config.health_listen) if config.health_listen else None
+    probed = health_server(servicer, config.health_listen) if config.health_listen else None
     try:
         address = bind(server, config.listen, config.tls)
         with contextlib.ExitStack() as until_end:
@@ -164,13 +189,13 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
             server.start()
             if probed is not None:
                 probed.start()
-            health.require_answer(address, has_tls=config.tls is not None)
+            require_answer(address, has_tls=config.tls is not None)
             registration = until_end.enter_context(_registered(config, name, address, service))
             service.prepare()
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
             _wait_for_end(signalled, config.exit_with_parent)
     finally:
-        threading.Thread(target=_force_exit, name="force-exit", daemon=True).start()
+        ending.set()
         servicer.enter_graceful_shutdown()
         if probed is not None:
             probed.stop(None)
@@ -190,14 +215,12 @@ def _registered(
     if config.entry is None:
         yield None
         return
-    host, port = split_address(address)
+    own_address = Address.parse(address)
     own_registration = Registration(
         name, config.threads, config.tls is not None, tunes=False, state="ready", since=time.time()
     )
-    tuning = (host, config.tuning_port or 0) if config.is_tuned else None
-    with TrackerRegistration(
-        config.entry, port, own_registration, lambda: bool(service.deployments()), tuning
-    ) as registration:
+    tuning = replace(own_address, port=config.tuning_port or 0) if config.is_tuned else None
+    with TrackerRegistration(config.entry, own_address.port, own_registration, service.is_busy, tuning) as registration:
         service.on_change = registration.look_again
         if tuning is not None and not config.insecure:
             logger.warning(
@@ -232,18 +255,26 @@ def _announcement(
 
 
 def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
-    """Return after a signal, or when standard input ends. Standard input may be a file, which epoll rejects."""
+    """Return after a signal, or when standard input ends. Standard input may be a file, which epoll rejects.
+
+    Raises:
+        WorkerError: the process has no memory or no thread left for what it should do.
+    """
     with selectors.PollSelector() as selector:
         selector.register(signalled, selectors.EVENT_READ)
         if exit_with_parent:
             selector.register(0, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fd == signalled or not os.read(0, 4096):
+                word = os.read(key.fd, 4096)
+                if key.fd == signalled and EXHAUSTED in word:
+                    raise WorkerError(f"this worker has no memory or no thread left: {RAISE_LIMITS}")
+                if key.fd == signalled or not word:
                     return
 
 
-def _force_exit() -> None:
+def _force_exit(ending: threading.Event) -> None:
+    ending.wait()
     threading.Event().wait(FORCED_EXIT_SECONDS)
     os._exit(1)
 
@@ -260,4 +291,10 @@ def main(results: IO[str], arguments: Sequence[str] | None = None) -> int:
     except TvmSplitError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
+    except (MemoryError, RuntimeError) as error:
+        if not _is_exhausted(error):
+            raise
+        text = f"error: a worker gets too little memory or too few threads here ({error}): {RAISE_LIMITS}"
+        print(text, file=sys.stderr, flush=True)
+        os._exit(1)  # Python's own end could wait for threads that never started
     return 0

@@ -29,13 +29,12 @@ from rpc_runtime.wire.messages import (
     value_of,
 )
 from rpc_runtime.wire.security import Metadata, TlsFiles
-from rpc_runtime.wire.server import CallQuota
+from rpc_runtime.wire.server import CONTROL_SERVICE, CallQuota
 from rpc_runtime.wire.worker_pb2_grpc import ControlServicer
 from rpc_runtime.worker.description import describe
 from rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
 from rpc_runtime.worker.loaded_program import LoadedProgram
 
-CONTROL_SERVICE: str = pb.DESCRIPTOR.services_by_name["Control"].full_name
 MAXIMUM_DEPLOYMENTS = 64
 MAXIMUM_STREAMS = 128
 """Limit of data streams; a deployment needs one or two per neighbour."""
@@ -75,9 +74,15 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         """Prepare for the first program before a client waits for it."""
         self._trials.prepare()
 
-    def deployments(self) -> list[str]:
+    def deployments(self) -> list[pb.HeldDeployment]:
+        """Return what the worker holds, the oldest first."""
         with self._lock:
-            return sorted(identifier[:8] for identifier in self._programs)
+            programs = list(self._programs.values())
+        return [program.description() for program in programs]
+
+    def is_busy(self) -> bool:
+        """Return whether the worker has a deployment."""
+        return bool(self._programs)
 
     def close(self) -> None:
         """End all programs."""
@@ -117,7 +122,8 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         with self._lock:
             if name in self._programs:
                 raise ProtocolError(f"deployment {name[:8]} is watched already")
-            program = self._programs[name] = LoadedProgram(name, self._blobs, self._trials, self._timeouts)
+            program = LoadedProgram(request, self._blobs, self._trials, self._timeouts)
+            self._programs[name] = program
         self.on_change()
         try:
             if not context.add_callback(program.stop_waiting):

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import select
-import socket
 import subprocess
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import IO
 
 from rpc_runtime.errors import TvmSplitError, WorkerError
 from rpc_runtime.processes import Closing, end_child, start_child
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.tracker import (
     Code,
     Registration,
@@ -39,15 +39,14 @@ class TuningServer(Closing):
     """The process that serves TVM's RPC next to a worker.
 
     Raises:
-        WorkerError: the process cannot listen on ``host`` and ``port`` (0: any).
+        WorkerError: the process cannot listen on ``address``.
     """
 
-    def __init__(self, entry: TrackerEntry, host: str, port: int) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    def __init__(self, entry: TrackerEntry, address: Address) -> None:
         try:
-            self._listening = socket.create_server((host.strip("[]"), port), family=family)
+            self._listening = address.listen()
         except OSError as error:
-            raise WorkerError(f"cannot listen on {host}:{port} for tuning: {error.strerror}") from error
+            raise WorkerError(f"cannot listen on {address} for tuning: {error.strerror}") from error
         self.port = int(self._listening.getsockname()[1])
         self._entry = entry
         self._offered: bool | None = None
@@ -99,7 +98,7 @@ class TrackerRegistration(Closing):
         port: the worker's port for deployments.
         own: the worker's registration; ``state`` is filled in.
         holds: returns whether the worker has deployments.
-        tuning: host and port for TVM's RPC; None: no tuning.
+        tuning: where TVM's RPC listens; None: no tuning.
 
     Raises:
         WorkerError: the tuning port cannot be used.
@@ -111,7 +110,7 @@ class TrackerRegistration(Closing):
         port: int,
         own: Registration,
         holds: Callable[[], bool],
-        tuning: tuple[str, int] | None,
+        tuning: Address | None,
     ) -> None:
         self._entry = entry
         self._port = port
@@ -119,7 +118,7 @@ class TrackerRegistration(Closing):
         self._wake = threading.Event()
         self._closed = False
         self._trouble = ""
-        self._tuning = None if tuning is None else TuningServer(entry, *tuning)
+        self._tuning = None if tuning is None else TuningServer(entry, tuning)
         self._own = replace(own, tunes=self._tuning is not None)
         self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
         self._thread.start()

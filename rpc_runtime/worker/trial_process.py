@@ -11,14 +11,14 @@ import contextlib
 import gc
 import json
 import mmap
-import os
 import select
 import signal
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from rpc_runtime.processes import keep_small, kill_group, take_stdout
+from rpc_runtime.processes import ForkedChild, take_stdout
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.worker.runtime_alone import load_runtime
 
@@ -48,33 +48,20 @@ def _trial(request: dict[str, Any]) -> int:
 
 
 def _in_child(request: dict[str, Any], library: int, fill: int) -> int:
-    parent = os.getpid()
-    child = os.fork()
-    if child == 0:
-        _try_out(request, library, fill, parent)
-    ended = os.pidfd_open(child)
-    ready, _, _ = select.select([0, ended], [], [])
-    os.close(ended)
-    kill_group(child)
-    _, status = os.waitpid(child, 0)
+    child = ForkedChild(partial(_try_out, request, library, fill), request["seconds"])
+    ready, _, _ = select.select([0, child.ended], [], [])
+    code = child.end()
     if 0 in ready:  # the worker has ended, or waits no longer
         sys.exit()
-    return os.waitstatus_to_exitcode(status)
+    return code
 
 
-def _try_out(request: dict[str, Any], library: int, fill: int, parent: int) -> NoReturn:
-    """Run the trial in the child process, then exit."""
-    code = 0
-    try:
-        keep_small(parent)
-        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
-        # A Python exception is not a crash: the worker will get and report the same one.
-        with contextlib.suppress(Exception):
-            _load_and_run(request, library, fill)
-        gc.collect()  # unloads the library, which runs its code as well
-        code = PASSED
-    finally:
-        os._exit(code)
+def _try_out(request: dict[str, Any], library: int, fill: int) -> int:
+    # A Python exception is not a crash: the worker will get and report the same one.
+    with contextlib.suppress(Exception):
+        _load_and_run(request, library, fill)
+    gc.collect()  # unloads the library, which runs its code as well
+    return PASSED
 
 
 def _load_and_run(request: dict[str, Any], library: int, fill: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import select
 import signal
@@ -17,24 +18,26 @@ import socket
 import struct
 import tempfile
 import time
+from functools import cache, partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, NoReturn
+from typing import Any
 
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.processes import keep_small, kill_group
+from rpc_runtime.execution.cuda_code import toolkit_text
+from rpc_runtime.execution.cuda_runtime import NO_DEVICE, device_arch, driver_version, load_cuda
+from rpc_runtime.processes import ForkedChild
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.tracker import (
     MAXIMUM_KEY_LETTERS,
     RPC_MAGIC,
     RPC_MISMATCH,
     Code,
-    TrackerAddress,
     TrackerConnection,
     TrackerEntry,
     receive_exactly,
 )
 from rpc_runtime.worker.runtime_alone import load_runtime
-from rpc_runtime.worker.tuning_gpu import register_tuning_functions
 
 LOOK_SECONDS = 2.0
 """Interval of checks of the tracker, the same as in TVM's own servers."""
@@ -42,6 +45,8 @@ GREETING_SECONDS = 2.0
 UNUSED_LOOKS = 3
 """Number of checks after which an offer that was given to a client but not used is renewed."""
 MAXIMUM_GREETING_BYTES = 4 * MAXIMUM_KEY_LETTERS
+UNKNOWN_CACHE_BYTES = 128 << 20
+"""Assumed L2 cache size if a GPU does not report it: more than any GPU had when this was written."""
 _TIMEOUT_OPTION = "-timeout="
 _LENGTH = struct.Struct("<i")
 
@@ -84,17 +89,11 @@ class Session:
         self._connection = connection
         self._seconds = seconds
         self._folder = tempfile.TemporaryDirectory(prefix="tvm-split-tuning-", ignore_cleanup_errors=True)
-        parent = os.getpid()
-        self._child = os.fork()
-        if self._child == 0:
-            _serve(connection, Path(self._folder.name), parent, seconds or 0.0)
-        self.ended = os.pidfd_open(self._child)
+        self._child = ForkedChild(partial(_serve, connection, Path(self._folder.name)), seconds or 0.0)
+        self.ended = self._child.ended
 
     def close(self) -> None:
-        kill_group(self._child)
-        _, status = os.waitpid(self._child, 0)
-        os.close(self.ended)
-        if os.waitstatus_to_exitcode(status) == -signal.SIGALRM:
+        if self._child.end() == -signal.SIGALRM:
             import tvm_ffi
 
             with contextlib.suppress(Exception):  # the client has disconnected
@@ -214,18 +213,14 @@ def _seconds_in(options: list[str]) -> float | None:
     return None
 
 
-def _serve(connection: socket.socket, folder: Path, parent: int, seconds: float) -> NoReturn:
-    """Serve a session in the child process, then exit; SIGALRM ends it after ``seconds`` (0: never)."""
-    try:
-        keep_small(parent)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        os.chdir(folder)
-        _provide_files(folder)
-        import tvm_ffi
+def _serve(connection: socket.socket, folder: Path) -> int:
+    """Serve a session in the child process; return its exit code."""
+    os.chdir(folder)
+    _provide_files(folder)
+    import tvm_ffi
 
-        tvm_ffi.get_global_func("rpc.ServerLoop")(connection.fileno())
-    finally:
-        os._exit(0)
+    tvm_ffi.get_global_func("rpc.ServerLoop")(connection.fileno())
+    return 0
 
 
 def _provide_files(folder: Path) -> None:
@@ -244,6 +239,65 @@ def _provide_files(folder: Path) -> None:
     register_tuning_functions()
 
 
+def register_tuning_functions() -> None:
+    """Register the functions that `schedules.tuning.devices` calls by name through TVM's RPC."""
+    import tvm_ffi
+
+    tvm_ffi.register_global_func("tvm_split.tuning.gpu", describe_gpu, override=True)
+    tvm_ffi.register_global_func("tvm_split.tuning.evict", evict, override=True)
+
+
+def describe_gpu() -> str:
+    """Describe the first GPU, on which kernels are measured, as JSON.
+
+    Keys: ``hostname``; ``arch`` (empty without a GPU; ``problem`` says why); ``driver``, its CUDA version (13000 is
+    13.0); ``compiler``, nvcc's version if there is one.
+    """
+    problem, arch = load_cuda(), ""
+    if not problem:
+        import tvm
+
+        try:
+            arch = device_arch(tvm.cuda(0))
+        except Exception as error:  # the driver does not answer
+            problem = str(error)
+    facts = {
+        "hostname": socket.gethostname(),
+        "arch": arch,
+        "problem": "" if arch else problem or NO_DEVICE,
+        "driver": driver_version(),
+        "compiler": toolkit_text() if arch else "",
+    }
+    return json.dumps(facts)
+
+
+def evict(*arguments: Any) -> None:
+    """Fill the L2 cache of the arguments' GPU with other data, and then with the first argument.
+
+    Copies on the device go through that cache. They use the stream of the kernels, so that a later timed run begins
+    after them.
+    """
+    first = arguments[0]
+    source, destination = _cache_fillers(first.device)
+    source.copyto(destination)
+    copy_of_first = _empty(first.shape, str(first.dtype), first.device)
+    first.copyto(copy_of_first)
+
+
+@cache
+def _cache_fillers(device: Any) -> tuple[Any, Any]:
+    """Return two tensors, each of twice the L2 cache's size; they are kept during the session."""
+    size = 2 * (device.l2_cache_size_bytes or UNKNOWN_CACHE_BYTES)
+    return _empty((size,), "uint8", device), _empty((size,), "uint8", device)
+
+
+@cache
+def _empty(shape: tuple[int, ...], dtype: str, device: Any) -> Any:
+    import tvm
+
+    return tvm.runtime.empty(shape, dtype, device)
+
+
 def _say(word: str) -> None:
     with contextlib.suppress(OSError):  # the worker has ended; the input then ends, too
         os.write(1, word.encode() + b"\n")
@@ -252,7 +306,7 @@ def _say(word: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--listening", type=int, required=True, help="the file descriptor of a listening socket")
-    parser.add_argument("--tracker", type=TrackerAddress.parse, required=True)
+    parser.add_argument("--tracker", type=Address.callable, required=True)
     parser.add_argument("--key", required=True)
     parser.add_argument("--host")
     arguments = parser.parse_args()

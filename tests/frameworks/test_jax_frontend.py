@@ -74,6 +74,7 @@ def test_arguments_may_be_nested_and_are_named() -> None:
     arguments = {"pair": {"a": X, "b": [X + 1]}, "scale": np.float32(2), "negate": True}
     model = load_model(mixed, arguments)
     assert [spec.name for spec in model.inputs] == ["pair_a", "pair_b_0", "scale"]
+    assert [spec.name for spec in model.outputs] == ["difference", "sum"]
     assert_equal_to_source(model, [X, X + 1, np.float32(2)])
     assert [spec.shape for spec in load_model(lambda *many: many[0] + many[1], (X, X)).inputs] == [(2, 3), (2, 3)]
 
@@ -149,6 +150,22 @@ def scoped(function: Any) -> Any:
 def test_what_cannot_be_imported_is_refused_by_layer_and_operator(function: Any, operator: str, reason: str) -> None:
     with pytest.raises(ModelImportError, match=rf"(?s)({operator}).*{reason}.*block/layer|block/layer.*{reason}"):
         load_model(scoped(function), (X,))
+
+
+def test_parts_of_complex_weights_are_computed_on_import() -> None:
+    weights = jnp.asarray(WEIGHTS[:2, :3] + 1j * WEIGHTS[1:, :3])
+    assert_equal_to_source(load_model(lambda x: x * weights.real + weights.imag, (X,)), [X])
+    with pytest.raises(ModelImportError, match=r"complex<f32>.*in block/layer"):
+        load_model(scoped(lambda x: (x * weights).real), (X,))
+
+
+def test_a_choice_by_values_is_shown_with_its_line() -> None:
+    def branch(x: Any) -> Any:
+        return x if x.sum() > 0 else -x
+
+    line = branch.__code__.co_firstlineno + 1
+    with pytest.raises(ModelImportError, match=rf"{__file__}, line {line}: return x if x.sum.*jax.numpy.where"):
+        load_model(branch, (X,))
 
 
 def test_all_that_cannot_be_imported_is_said_at_once() -> None:

@@ -174,6 +174,15 @@ def test_nested_inputs() -> None:
     np.testing.assert_array_equal(model.reference.outputs([a, b, c])[0], np.concatenate([c, b, a], axis=-1))
 
 
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_outputs_have_the_names_of_their_layers_or_keys(is_dict: bool) -> None:
+    x = layers.Input((4,), name="x")
+    heads = [layers.Dense(2, name="scores")(x), layers.Dense(3, name="boxes")(x)]
+    network = keras.Model(x, dict(zip(("s", "b"), heads, strict=True)) if is_dict else heads)
+    shapes = {"s": (1, 2), "b": (1, 3)} if is_dict else {"scores": (1, 2), "boxes": (1, 3)}
+    assert {spec.name: spec.shape for spec in load_model(network, batch=1).outputs} == shapes
+
+
 def test_a_bfloat16_input() -> None:
     x = layers.Input((4,), name="x", dtype="bfloat16")
     network = keras.Model(x, layers.Dense(2, name="head", dtype="bfloat16")(x))

@@ -19,7 +19,7 @@ from tvm_split.cli.application import app
 from tvm_split.compiler.verification import first_parting_layer
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
-from tvm_split.frontends.tflite.load import QUANTIZED_TOLERANCE
+from tvm_split.frontends.building import QUANTIZED_TOLERANCE
 
 LAYERS = ("stem", "norm", "act", "block/conv", "skip", "block/conv@1", "pool", "head")
 

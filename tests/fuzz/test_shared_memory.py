@@ -16,6 +16,7 @@ import numpy as np
 
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.transports import shared_memory
+from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.shared_memory import MESSAGE, SECRET_BYTES, new_memory
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
@@ -39,6 +40,7 @@ from tests.helpers.trials import Trials
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 ROUTE = one_route(1000)
+TIMEOUTS = LinkTimeouts(beat_seconds=0.1, silence_seconds=0.4, choice_seconds=0.5, handshake_seconds=0.5)
 
 
 def hostile_frames(source: random.Random) -> list[bytes]:
@@ -123,7 +125,7 @@ def attack(answering: Answering, receives: bool, source: random.Random) -> None:
 def trial(source: random.Random) -> str:
     """Return how a link with one such caller ends. After the return, no frame of an error keeps memory alive."""
     receives = source.random() < 0.5  # the caller, so that this end sends
-    sender, receiver = Sender([ROUTE]), Receiver([ROUTE], reuse=True)
+    sender, receiver = Sender([ROUTE], TIMEOUTS), Receiver([ROUTE], TIMEOUTS, reuse=True)
     with contextlib.closing(Answering(sender.link if receives else receiver.link)) as answering:
         if receives:
             sender.put("x", 0, np.zeros(ROUTE.tensor.size_bytes, np.uint8))

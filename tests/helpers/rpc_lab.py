@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rpc_runtime.processes import Closing
-from rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
+from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from schedules.tuning import DeviceError, Tracker
+from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.tuning import tracker_at
 
@@ -33,7 +35,7 @@ class RpcLab(Closing):
         self._log = (folder / "lab.log").open("ab")
         (folder / "modules").mkdir()
         (folder / "modules/torch.py").write_text(NO_TORCH)
-        path = os.pathsep.join(filter(None, (str(folder / "modules"), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(folder / "modules"), str(ROOT), os.environ.get("PYTHONPATH"))))
         self.environment = {**os.environ, "PYTHONPATH": path}
         self._processes: list[subprocess.Popen[bytes]] = []
         self.port = free_port()
@@ -55,7 +57,7 @@ class RpcLab(Closing):
         return f"127.0.0.1:{self.port}"
 
     def tracker(self, **options: float) -> Tracker:
-        return tracker_at(TrackerAddress("127.0.0.1", self.port), KEY, **options)
+        return tracker_at(Address("127.0.0.1", self.port), KEY, **options)
 
     def count(self) -> int:
         try:
@@ -75,14 +77,15 @@ class RpcLab(Closing):
         return self._run("rpc_runtime.worker", *where, *(options or ("--insecure",)))
 
     def listed(self) -> list[ListedServer]:
-        return list(listed_servers(TrackerAddress("127.0.0.1", self.port)))
+        return list(listed_servers(Address("127.0.0.1", self.port)))
 
     def wait_listed(self, condition: Callable[[dict[str, ListedServer]], bool]) -> dict[str, ListedServer]:
         """Return everything listed, by the name of its worker or else its address, once ``condition`` holds."""
 
         def look() -> dict[str, ListedServer]:
             servers = {
-                server.registration.name if server.registration else server.address: server for server in self.listed()
+                server.registration.name if server.registration else str(server.address): server
+                for server in self.listed()
             }
             return servers if condition(servers) else {}
 

@@ -1,7 +1,7 @@
 """The duration of a fuzzer, and the worker that it attacks, which must survive unharmed.
 
-``FUZZ_SECONDS`` is the time for each fuzzer (by default a second, so that they are ordinary tests), ``FUZZ_SEED`` its
-seed. ``make fuzz SECONDS=600`` sets both.
+``FUZZ_SECONDS`` is the time for each fuzzer (by default so short that they are ordinary tests), ``FUZZ_SEED`` its seed.
+``make fuzz SECONDS=600`` sets both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.waiting import eventually
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "1"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "0.25"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 WARM_SECONDS = 0.5
 MORE_MEMORY_BYTES = 48 << 20

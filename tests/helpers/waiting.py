@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,9 +34,9 @@ def wait_while_running(process: subprocess.Popen[str], look: Callable[[], Value]
     return value
 
 
-def stop(process: int) -> None:
-    """Send SIGSTOP and return when all threads of a process have stopped."""
-    os.kill(process, signal.SIGSTOP)
+@contextmanager
+def stopped(process: int) -> Iterator[None]:
+    """Stop all threads of a process while the body runs."""
 
     def stands_still() -> bool:
         try:
@@ -44,4 +45,9 @@ def stop(process: int) -> None:
             return False
         return {text.rpartition(")")[2].split()[0] for text in texts} == {"T"}
 
-    eventually(stands_still, "all threads stand still")
+    os.kill(process, signal.SIGSTOP)
+    try:
+        eventually(stands_still, "all threads stand still")
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)

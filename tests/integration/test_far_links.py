@@ -19,7 +19,7 @@ from tvm_split.cluster.machine import Link, Machine
 
 A, B, C = "left", "middle", "right"
 FAR_SECONDS = 0.02
-MICRO_BATCHES = 400
+MICRO_BATCHES = 200
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +87,14 @@ def vectors() -> list[torch.Tensor]:
     return [torch.randn(1, 32, generator=generator) for _ in range(7)]
 
 
-@pytest.mark.parametrize("returns", [False, True], ids=["to a third machine", "to the first one"])
-def test_what_skips_a_far_machine(workers: LocalWorkers, far: dict[str, str], returns: bool) -> None:
+def test_what_skips_a_far_machine(workers: LocalWorkers, far: dict[str, str]) -> None:
     torch.manual_seed(0)
     network, inputs = Around().eval(), vectors()
-    end = A if returns else C
     cluster = far_cluster(workers, far, (A, C))
     model = tvm_split.load_model(network, (inputs[0],))
-    split = {A: ["first", "last"], B: ["inner"]} if returns else {A: ["first"], B: ["inner"], C: ["last"]}
+    split = {A: ["first"], B: ["inner"], C: ["last"]}
     bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=split))
-    assert [(handover.source, handover.destination) for handover in bundle.program.handovers].count((A, end)) == 1
+    assert [(handover.source, handover.destination) for handover in bundle.program.handovers].count((A, C)) == 1
     check(network, inputs, bundle, cluster)
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError
-from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 
 import psutil
 import pytest
 import torch
 
 import tvm_split
-from rpc_runtime.execution.cuda_code import PACKED, SOURCE
+from rpc_runtime.execution.cuda_code import PACKED
 from schedules import machine_of
 from schedules.template import choices_from, scheduled_function, text_of
 from schedules.tuning import DatabaseWriter, Measurer, TuningDatabase
@@ -20,7 +17,6 @@ from schedules.tuning.record_file import RECORDS
 from tests.helpers.gpu_driver import driver_for, require_toolkit
 from tests.helpers.rpc_lab import KEY, RpcLab
 from tests.helpers.schedules.gpu_kernels import nvcc, plan_for_a_gpu
-from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.compiler.cuda_code import tuning_needs
 from tvm_split.compiler.targets import tvm_target
 from tvm_split.launchers.local import InProcess
@@ -87,13 +83,6 @@ def test_the_tracker_is_asked_before_anything_is_prepared(model, plan, tmp_path,
             tvm_split.tune(model, where, database=tmp_path)
 
 
-@needs_nvcc
-def test_an_architecture_that_nvcc_does_not_know(model, tmp_path):
-    plan = plan_for_a_gpu(model, "sm_52", tmp_path)
-    with pytest.raises(tvm_split.TuningError, match=r"nothing can be tuned for arch 'sm_52': .*nvcc"):
-        tvm_split.tune(model, plan, database=tmp_path / "tuned", tracker="127.0.0.1:1", key=KEY)
-
-
 @pytest.mark.slow
 def test_a_server_of_tvm_is_refused(model, plan, tmp_path, monkeypatch):
     with RpcLab(tmp_path, servers=1) as lab:
@@ -139,19 +128,6 @@ def test_candidates_are_built_to_machine_code_and_spills_are_kept_as_reasons(ker
         assert "spills" in bad.error
         folder = Path(measurer._folder.name)
     assert not folder.exists()
-
-
-@pytest.mark.slow
-def test_without_nvcc_candidates_are_source(kernel, monkeypatch):
-    monkeypatch.setattr("tvm_split.compiler.cuda_code.find_nvcc", lambda: None)
-    needs = tuning_needs(TARGET)
-    assert needs.is_source
-    with BUILT_FOR:
-        space = kernel.template.space(kernel.function, machine_of(BUILT_FOR))
-        schedule = kernel.template.schedule(kernel.function, machine_of(BUILT_FOR), space.default)
-    with Measurer(BUILT_FOR, gpu=needs) as measurer:
-        (built,) = measurer.build([{"main": scheduled_function(schedule)}])
-        assert f"{SOURCE}sm_90".encode() in Path(built.path).read_bytes()
 
 
 @pytest.mark.slow
@@ -206,39 +182,3 @@ def test_what_evicts_a_gpus_cache_is_called_before_each_run_of_a_worker(tmp_path
         del session, module, device, arguments
     assert len(times) == 2
     assert all(seconds > 0 for seconds in times)
-
-
-@needs_nvcc
-@pytest.mark.slow
-def test_a_measurer_that_is_closed_while_nvcc_is_at_work_leaves_no_process(kernel):
-    machine = machine_of(BUILT_FOR)
-    space = kernel.template.space(kernel.function, machine)
-    candidate = scheduled_function(kernel.template.schedule(kernel.function, machine, space.default))
-    measurer = Measurer(BUILT_FOR, gpu=tuning_needs(TARGET))
-
-    def build() -> None:
-        with suppress(CancelledError):
-            measurer.build([{"main": candidate}] * 4)
-
-    building = Thread(target=build)
-    building.start()
-    compiling: list[psutil.Process] = []
-
-    def looks() -> bool:
-        compiling[:] = [process for process in psutil.Process().children(recursive=True) if "nvcc" in name_of(process)]
-        return bool(compiling)
-
-    try:
-        eventually(looks, "nvcc runs")
-    finally:
-        measurer.close()
-        building.join(PATIENCE_SECONDS)
-    assert not building.is_alive()
-    assert not psutil.wait_procs(compiling, timeout=PATIENCE_SECONDS)[1]
-
-
-def name_of(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""

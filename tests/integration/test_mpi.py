@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -16,11 +21,12 @@ import torch
 from torch import nn
 
 import tvm_split
-from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.errors import WorkerError, WorkerUnavailableError
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tests.helpers.rpc_runtime.mpi_workers import mpi_workers
+from rpc_runtime.wire.security import TOKEN_VARIABLE
+from tests.helpers.rpc_runtime.mpi_ranks import MPIEXEC
+from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import eventually
 from tests.models.torch_models import published_models
 from tvm_split.cluster.machine import Link, Machine
@@ -28,6 +34,45 @@ from tvm_split.errors import TvmSplitError
 
 NAMES = ("machine-a", "machine-b", "machine-c")
 LAYERS = ("0", "1", "2")
+TOKEN = "0123456789abcdef" * 2
+
+
+def _objects(line: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in a line; mpiexec may join the output of several ranks in one line."""
+    assert line, "mpiexec has ended"
+    while line := line.strip():
+        value, end = json.JSONDecoder().raw_decode(line)
+        yield value
+        line = line[end:]
+
+
+@contextmanager
+def mpi_workers(names: Sequence[str], cache: Path) -> Iterator[tuple[Mapping[str, WorkerEndpoint], Mapping[str, int]]]:
+    """Start workers; yield their endpoints and process ids. End them afterwards."""
+    command = [MPIEXEC]
+    for name in names:
+        worker = [sys.executable, "-m", "rpc_runtime.worker", "--transport", "mpi", "--json", "--name", name]
+        command += [*([":"] if len(command) > 1 else []), "-n", "1", *worker, "--cache", str(cache)]
+    environment = {**os.environ, TOKEN_VARIABLE: TOKEN}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        ready: list[dict[str, Any]] = []
+        while len(ready) < len(names):
+            ready += _objects(process.stdout.readline())
+        yield (
+            {worker["name"]: WorkerEndpoint(worker["name"], worker["address"], TOKEN) for worker in ready},
+            {worker["name"]: worker["pid"] for worker in ready},
+        )
+    finally:
+        process.send_signal(signal.SIGINT)  # mpiexec passes it on
+        try:
+            process.communicate(timeout=15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
 
 
 def network() -> nn.Module:
@@ -131,17 +176,6 @@ def test_two_worlds_are_not_joined(tmp_path: Path) -> None:
         endpoints = {"machine-a": first_world["machine-a"], "machine-b": second_world["machine-b"]}
         with pytest.raises(WorkerError, match=r"machine 'machine-b'.*different MPI worlds: one mpiexec"):
             deployed(joined_by_mpi(endpoints))
-
-
-def test_workers_without_mpi_are_told(tmp_path: Path) -> None:
-    workers = LocalWorkers(NAMES[:2])
-    try:
-        with pytest.raises(
-            WorkerError, match=r"'machine-a'.* cannot be opened by mpi: .*in no MPI world.*--transport mpi"
-        ):
-            deployed(joined_by_mpi(workers.endpoints))
-    finally:
-        workers.close()
 
 
 def test_the_client_is_in_no_world() -> None:

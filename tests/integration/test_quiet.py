@@ -37,7 +37,8 @@ import tvm_split
 from recurrent import make
 
 network, inputs = make()
-with tvm_split.compile_and_deploy(network, inputs, tvm_split.Cluster.at("lab.yaml"), stages=2) as deployment:
+split = {"one": ["table"], "two": ["last"]}
+with tvm_split.compile_and_deploy(network, inputs, tvm_split.Cluster.at("lab.yaml"), split) as deployment:
     print(len(list(deployment.stream([inputs] * 5))))
 """
 COMMAND = "from tvm_split.__main__ import main; main()"

@@ -155,31 +155,6 @@ def test_three_nodes_one_of_which_dies(three_nodes: Any, tmp_path: Path) -> None
     eventually(lambda: not any(workers_running(tmp_path, name) for name in split), "no worker is left")
 
 
-@pytest.mark.slow
-def test_room_that_three_nodes_do_not_have(three_nodes: Any) -> None:
-    for request, message in (
-        ({"workers": 1, "resources": {"GPU": 1}}, r"1 workers with \{'CPU': 1\.0, 'GPU': 1\.0\} each \(SPREAD\)"),
-        ({"workers": 4}, r"4 workers with \{'CPU': 1\.0\} each \(SPREAD\); free are \{'CPU': 3\.0\}: ask for less"),
-        ({"workers": 2, "strategy": "STRICT_PACK"}, r"2 workers with .* \(STRICT_PACK\); free are"),
-    ):
-        with pytest.raises(DeadlineError, match=message):
-            tvm_split.Cluster.from_ray(timeout_seconds=2.0, **request).start().endpoints()
-    with tvm_split.Cluster.from_ray(workers=3) as cluster:
-        assert len(hosts(cluster)) == 3
-
-
-@pytest.mark.slow
-def test_memory_and_parts_of_processors(own_ray: Any) -> None:
-    resources = {"memory": 1e8, "num_cpus": 0.5}
-    free = own_ray.available_resources()
-    with tvm_split.Cluster.from_ray(workers=2, resources=resources) as cluster:
-        assert len(cluster.endpoints()) == 2
-        eventually(lambda: own_ray.available_resources().get("CPU") == 1.0, "both workers have their half CPU")
-        assert free["memory"] - own_ray.available_resources()["memory"] == 2e8
-    with pytest.raises(DeadlineError, match=r"'memory': 1e\+18\} each \(SPREAD\); free are \{.*'memory': "):
-        tvm_split.Cluster.from_ray(workers=1, resources={"memory": 1e18}, timeout_seconds=2.0).start().endpoints()
-
-
 @pytest.mark.parametrize(
     ("resources", "expected"),
     [

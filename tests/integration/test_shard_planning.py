@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.launchers.local import Local
 from tvm_split.planner.fewest_machines import one_machine_advice
-from tvm_split.planner.problem import Exchange
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import replan
@@ -147,42 +145,6 @@ def test_shares_follow_what_was_measured(convolutions: tvm_split.Model) -> None:
     moved, change = replan(convolutions, cluster, better, slow, request=pinned)
     assert change.changed
     assert next(stage for stage in moved.stages if "0" in stage.layers).machines == (B,)
-
-
-@pytest.mark.slow
-def test_few_rows_that_machines_share() -> None:
-    """The second machine's share of the 4 rows before the pool is none, and of the 3 rows after it is one."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 16, 3, 2, padding=1), nn.MaxPool2d(2, 1), nn.Conv2d(16, 8, 1)).eval()
-    x = torch.randn(1, 3, 8, 8)
-    model = tvm_split.load_model(network, (x,))
-    threads = {A: 39, B: 22, C: 39}
-    unequal = linked(tuple(Machine(name, threads=count) for name, count in threads.items()), 1e12, 0.0)
-    assert tvm_split.plan(model, unequal, objective="latency", estimate=True).prediction is not None
-    cluster = Cluster.in_process(machines=3, threads=1)
-    shares = {name: count / 100 for name, count in threads.items()}
-    for exchange in get_args(Exchange):
-        plan = tvm_split.plan(model, cluster, shards=tvm_split.Shard("0", "2", "rows", shares, exchange))
-        with tvm_split.deploy(tvm_split.compile(model, plan), cluster) as deployment, torch.no_grad():
-            (y,) = deployment.run(x)
-            np.testing.assert_allclose(y, network(x).numpy(), rtol=1e-4, atol=1e-5)
-    with pytest.raises(tvm_split.PlanError, match=r"'2' has 3 rows .* share of 0\.1 of 3"):
-        tvm_split.plan(model, unequal, shards=tvm_split.Shard("0", "2", "rows", {A: 0.1, B: 0.45, C: 0.45}))
-
-
-def test_what_fits_on_no_machine_is_shared() -> None:
-    """One layer of 4 MB does not fit on a machine of 3 MB."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 4)).eval()
-    model = tvm_split.load_model(network, (torch.zeros(1, 1000),))
-    small = linked(tuple(Machine(name, memory_bytes=3_000_000) for name in (A, B)), 1e9, 1e-4)
-    for objective in ("latency", "throughput"):
-        plan = tvm_split.plan(model, small, objective=objective, estimate=True)  # type: ignore[arg-type]
-        assert shared(plan)
-        assert plan.prediction is not None
-        assert all(machine.memory_bytes <= 3_000_000 for machine in plan.prediction.machines)
-        with pytest.raises(tvm_split.PlanError, match="memory"):
-            tvm_split.plan(model, small, objective=objective, estimate=True, auto_shards=False)  # type: ignore[arg-type]
 
 
 def test_what_fits_on_no_machine_runs_on_three(three_workers: tvm_split.Cluster) -> None:

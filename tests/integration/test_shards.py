@@ -88,45 +88,6 @@ def test_machines_may_have_any_names() -> None:
     assert tvm_split.compile(model, tvm_split.plan(model, cluster, shards=shard)).verified == "yes"
 
 
-@pytest.mark.parametrize(
-    ("axis", "last", "shares", "words"),
-    [
-        (
-            "rows",
-            "features.5",
-            {A: 0.95, B: 0.05},
-            "'features.5' has 8 rows for 2 machines: .*take fewer machines or more even shares",
-        ),
-        (
-            "channels",
-            "features.5",
-            {A: 0.98, B: 0.02},
-            "'features.0' .*has 8 output channels, too few for 2 machines .*take fewer, or",
-        ),
-        ("rows", "classifier.0", {A: 0.5, B: 0.5}, "'flatten' .*cannot be split along rows: .*; "),
-        ("heads", "features.5", {A: 0.5, B: 0.5}, "no attention's heads to shard: use axis 'channels'"),
-    ],
-)
-def test_more_parts_than_there_are_is_said_with_what_to_do(
-    small_vgg: tvm_split.Model,
-    three_workers: tvm_split.Cluster,
-    axis: Axis,
-    last: str,
-    shares: dict[str, float],
-    words: str,
-) -> None:
-    """The error comes when the plan is made, and not only when it is compiled."""
-    with pytest.raises(tvm_split.PlanError, match=rf"stage_0 on machine-a, machine-b cannot be shared: .*{words}"):
-        tvm_split.plan(small_vgg, three_workers, shards=[tvm_split.Shard("features.0", last, axis, shares)])
-
-
-def test_more_heads_than_there_are_is_said_with_what_to_do(three_workers: tvm_split.Cluster) -> None:
-    model = tvm_split.load_model(bert(depth=1, heads=2).eval(), (TOKENS, torch.ones(1, 12, dtype=torch.int64)))
-    shard = tvm_split.Shard("layers", "layers", "heads", {A: 0.4, B: 0.3, C: 0.3})
-    with pytest.raises(tvm_split.PlanError, match=r"has 2 heads, .*too few for 3 machines .*: take fewer, or split by"):
-        tvm_split.plan(model, three_workers, shards=[shard])
-
-
 EVERY_WAY: dict[str, Sequence[Axis]] = {
     **dict.fromkeys(("vgg16", "resnet50", "mobilenet_v2"), ("rows", "columns", "channels")),
     **dict.fromkeys(("bert_base", "gpt2_small"), ("channels", "heads")),

@@ -42,8 +42,6 @@ def content(program: Program) -> tuple[list[tuple[str, str]], set[tuple[object, 
     "shards",
     [
         [tvm_split.Shard("features.0", "features.7", "rows", {A: 0.5, B: 0.3, C: 0.2}, "each")],
-        [tvm_split.Shard("features.0", "features.7", "columns", {A: 0.5, B: 0.5})],
-        [tvm_split.Shard("features.0", "features.7", "channels", {B: 0.5, C: 0.5})],
         [
             tvm_split.Shard("features.0", "features.2", "rows", {A: 0.5, B: 0.5}, "each"),
             tvm_split.Shard("features.3", "features.7", "channels", {A: 0.5, B: 0.5}, "each"),

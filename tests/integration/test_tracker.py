@@ -78,7 +78,13 @@ def test_a_worker_is_listed_deployed_to_and_gone(network, tmp_path):
         assert f"server:{KEY}" in listed.stdout
         cluster = tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY)
         assert (cluster.machine_names, cluster.left_out) == ((A,), {})
-        deploy_and_check(network, cluster)
+        with cluster as workers:
+            deploy_and_check(network, workers)
+            kill_group(process)
+            eventually(lambda: not lab.listed(), "the killed worker is not listed")
+            process = lab.start_worker(A)  # which listens on another port
+            lab.wait_listed(lambda listed: A in listed)
+            deploy_and_check(network, workers)
         status = CliRunner().invoke(app, ["status", "--tracker", f"{lab.address}?key={KEY}", "--json"])
         assert status.exit_code == 0, status.output
         (worker_row,) = json.loads(status.stdout)["workers"]

@@ -162,22 +162,6 @@ def test_a_device_with_another_number_of_threads_is_refused(model, plan, tmp_pat
         tvm_split.tune(model, plan, database=tmp_path / "tuned", trials=3, tracker=lab.address, key=KEY, effort=QUICK)
 
 
-@pytest.mark.long
-def test_the_last_device_dies(model, plan, tmp_path):
-    with RpcLab(tmp_path, servers=1) as lab:
-
-        def kill(progress):
-            if progress.doing == "searching":
-                lab.kill_server(0)
-
-        with pytest.raises(tvm_split.TuningError, match=rf"no device of key '{KEY}'.*query_rpc_tracker"):
-            tvm_split.tune(
-                model, plan, database=tmp_path / "tuned", trials=60, tracker=lab.address, key=KEY, effort=QUICK,
-                on_progress=kill, device_timeout_seconds=1.0,
-            )  # fmt: skip
-    assert 3 <= len(tried(tmp_path / "tuned")) < 60
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

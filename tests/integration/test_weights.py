@@ -54,14 +54,6 @@ def test_equal_weights_of_a_machine_s_stages_are_held_once(three_workers: tvm_sp
         assert deployment.stats().weight_bytes == {"machine-a": 4 * (8 * 64 + 64 * 64), "machine-b": 0}
 
 
-def test_workers_remember_what_was_sent(bundle: tvm_split.Bundle) -> None:
-    with tvm_split.Cluster.local(2) as workers:
-        with tvm_split.deploy(bundle, workers) as first:
-            assert first.stats().blob_bytes_sent > 0
-        with tvm_split.deploy(bundle, workers) as second:
-            assert second.stats().blob_bytes_sent == 0
-
-
 def test_a_worker_gets_only_its_own_stages(bundle: tvm_split.Bundle, tmp_path: Path) -> None:
     """Two workers with separate caches, as on two hosts: each stores only what its stages need."""
     names = bundle.program.machines

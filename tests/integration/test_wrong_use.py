@@ -102,24 +102,6 @@ def test_an_edited_plan_that_would_wait_on_itself(model: tvm_split.Model, tmp_pa
         tvm_split.compile(model, tvm_split.Plan.load(path))
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ((), r"takes 1 inputs \(x: float32\[1, 3, 6, 6\]\), 0 were given"),
-        ((X, X), r"takes 1 inputs .* 2 were given"),
-        ((X[:, :2],), r"input 0 must be x: float32\[1, 3, 6, 6\], but its shape is \[1, 2, 6, 6\]"),
-        ((X.double(),), r"its dtype is float64; convert it"),
-        (("words",), r"input 0 must be x: float32\[1, 3, 6, 6\], and not a str"),
-    ],
-)
-def test_wrong_inputs(bundle: tvm_split.Bundle, inputs: tuple, message: str) -> None:
-    with (
-        tvm_split.deploy(bundle, tvm_split.Cluster.in_process(2, threads=1)) as deployment,
-        pytest.raises(tvm_split.InputError, match=message),
-    ):
-        deployment.run(*inputs)
-
-
 def test_a_wrong_input_in_a_stream_does_not_break_the_deployment(
     bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster
 ) -> None:
@@ -152,12 +134,6 @@ def test_a_stage_for_a_gpu_that_is_not_there(model: tvm_split.Model, three_worke
         tvm_split.deploy(bundle, three_workers)
 
 
-def test_too_little_memory(bundle: tvm_split.Bundle) -> None:
-    machines = (Machine("machine-a", memory_bytes=10), Machine("machine-b"))
-    with pytest.raises(tvm_split.ClusterError, match=r"'machine-a' needs .* GB for the weights of stage_0, but has"):
-        tvm_split.deploy(bundle, tvm_split.Cluster(machines, launcher=Local()))
-
-
 @pytest.mark.parametrize("victim", ["blob", "ir", "manifest"])
 def test_a_bundle_with_a_changed_byte(bundle: tvm_split.Bundle, tmp_path: Path, victim: str) -> None:
     bundle.save(tmp_path)
@@ -181,12 +157,7 @@ def test_a_bundle_of_another_version(bundle: tvm_split.Bundle, tmp_path: Path) -
     text = json.dumps({**manifest, "version": 99})
     (tmp_path / "manifest.json").write_text(text)
     (tmp_path / "manifest.sha256").write_text(hashlib.sha256(text.encode()).hexdigest())
-    with pytest.raises(tvm_split.BundleError, match=r"of version 99; this version of tvm-split reads .* of version 5"):
-        tvm_split.Bundle.load(tmp_path)
-
-
-def test_a_folder_without_a_bundle(tmp_path: Path) -> None:
-    with pytest.raises(tvm_split.BundleError, match=r"is no bundle: cannot read .*manifest\.json"):
+    with pytest.raises(tvm_split.BundleError, match=r"of version 99; this version of tvm-split reads .* of version \d"):
         tvm_split.Bundle.load(tmp_path)
 
 
@@ -216,15 +187,6 @@ def test_a_worker_that_dies_in_mid_stream(
         with pytest.raises(tvm_split.WorkerUnavailableError, match=rf"machine-b.*{stage}"):
             for _ in deployment.stream(batches()):
                 pass
-
-
-def test_an_exception_of_the_caller_leaves_nothing_behind(bundle: tvm_split.Bundle) -> None:
-    class Mine(Exception):
-        pass
-
-    with pytest.raises(Mine), tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:  # noqa: PT012
-        deployment.run(X)
-        raise Mine
 
 
 class Words(nn.Module):

@@ -5,26 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.worker_client import describe
 from rpc_runtime.hardware import (
     DISABLED_FEATURES_VARIABLE,
     HostCores,
     MemoryLimit,
     core_quota,
-    cpu_features,
     features_in,
     memory_domain,
     memory_limits,
     usable_together,
 )
 from tests.helpers.recorded_processors import recorded
-from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 def test_features_are_those_that_all_processors_have() -> None:
@@ -38,10 +33,6 @@ def test_features_are_those_that_all_processors_have() -> None:
 def test_an_emulator_that_shows_its_hosts_processor(name: str, architecture: str) -> None:
     _, text = recorded(name)
     assert features_in(text, architecture) == frozenset()
-
-
-def test_this_machine_has_features() -> None:
-    assert cpu_features()
 
 
 def test_memory_is_shared_by_processes_of_one_network_namespace_and_user() -> None:
@@ -164,38 +155,3 @@ def test_memory_limits(tmp_path: Path) -> None:
 )
 def test_cores_that_processes_can_keep_busy(cores: list[HostCores], expected: int) -> None:
     assert usable_together(cores) == expected
-
-
-HALF = {"cpu.max": "50000 100000", "cpu.cfs_quota_us": "50000"}
-
-
-@pytest.fixture
-def half_a_core() -> Iterator[Path]:
-    """Return the ``cgroup.procs`` of a control group with half a core."""
-    if os.geteuid():
-        pytest.skip("only root makes control groups")
-    for parent in ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup"):
-        group = Path(parent) / f"tvm-split-test-{os.getpid()}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        try:
-            limits = [group / name for name in HALF if (group / name).exists()]
-            if limits:
-                limits[0].write_text(HALF[limits[0].name])
-                yield group / "cgroup.procs"
-                return
-        finally:
-            group.rmdir()
-    pytest.skip("no control group for processor time can be made here")
-
-
-def test_a_worker_in_a_group_says_its_quota(half_a_core: Path) -> None:
-    with LocalWorkers(("box",)) as workers:
-        free = describe(workers.endpoints["box"], PATIENCE_SECONDS)
-        assert free.core_quota == 0
-        half_a_core.write_text(str(workers.process_ids["box"]))
-        limited = describe(workers.endpoints["box"], PATIENCE_SECONDS)
-        assert (limited.cores, limited.core_quota) == (1, 0.5)
-        assert limited.quota_group != free.quota_group

@@ -80,13 +80,13 @@ def check(batch, inputs, outputs, groups, shape, epilogue, tolerance=TOLERANCE):
     assert not chosen & {"fallback", "none"}
 
 
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(batch=st.sampled_from([1, 3]), inputs=channels, outputs=channels, shape=shapes(2), epilogue=epilogues())
 def test_dense(batch, inputs, outputs, shape, epilogue):
     check(batch, inputs, outputs, 1, shape, epilogue)
 
 
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(
     groups=st.sampled_from([2, 3, 8, 17]),
     inputs=st.sampled_from([1, 2, 3, 4, 5, 8, 16]),
@@ -98,7 +98,7 @@ def test_grouped(groups, inputs, outputs, shape, epilogue):
     check(1, groups * inputs, groups * outputs, groups, shape, epilogue)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     batch=st.sampled_from([1, 3]),
     inputs=channels,
@@ -110,7 +110,7 @@ def test_depthwise(batch, inputs, multiplier, shape, epilogue):
     check(batch, inputs, inputs * multiplier, inputs, shape, epilogue)
 
 
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(inputs=channels, outputs=channels, grouped=st.booleans(), shape=shapes(1), epilogue=epilogues())
 def test_one_axis(inputs, outputs, grouped, shape, epilogue):
     check(2, inputs, inputs if grouped else outputs, inputs if grouped else 1, shape, epilogue)

@@ -15,7 +15,7 @@ shapes = st.lists(extents, min_size=2, max_size=4).filter(lambda shape: np.prod(
 offsets = st.sampled_from([0.0, 100.0, -3000.0])
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(shape=shapes, axis=st.integers(-4, 3), offset=offsets, operator=st.sampled_from(["softmax", "log_softmax"]))
 def test_softmax(shape, axis, offset, operator):
     assume(-len(shape) <= axis < len(shape))
@@ -25,7 +25,7 @@ def test_softmax(shape, axis, offset, operator):
     assert chosen <= {"reduction", "columns", "elementwise"}
 
 
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(shape=shapes, axes=st.integers(1, 3), offset=offsets, operator=st.sampled_from(["layer_norm", "rms_norm"]))
 def test_norms_over_trailing_axes(shape, axes, offset, operator):
     assume(axes < len(shape))
@@ -43,7 +43,7 @@ def test_norms_over_trailing_axes(shape, axes, offset, operator):
     assert chosen <= {"reduction", "elementwise"}
 
 
-@settings(max_examples=24)
+@settings(max_examples=14)
 @given(
     batch=st.sampled_from([1, 3]),
     groups=st.sampled_from([1, 2, 3, 17]),
@@ -78,7 +78,7 @@ def test_instance_norm_of_values_far_from_zero():
     assert chosen <= {"reduction", "elementwise"}
 
 
-@settings(max_examples=24)
+@settings(max_examples=14)
 @given(
     kind=st.sampled_from(["max", "avg"]),
     channels=st.sampled_from([1, 3, 16, 17, 24]),
@@ -114,7 +114,7 @@ def test_pooling(kind, channels, size, window, strides, padded, ceil_mode, count
     assert not chosen & {"fallback", "none"}
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     shape=shapes,
     axes=st.sets(st.integers(0, 3), min_size=1, max_size=3),

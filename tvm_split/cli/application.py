@@ -61,7 +61,7 @@ COMMANDS = (
     Command("tune", BUILD, "Measure better choices for a model's kernels."),
     Command("run", RUN, "Stream inputs through a bundle or a model."),
     Command("bench", RUN, "Measure latency and throughput beside what the plan predicts."),
-    Command("deploy", RUN, "Bring a bundle to its machines ahead of the first run."),
+    Command("deploy", RUN, "Send a bundle's files to its machines, and check that they can run it."),
     Command("worker", MACHINES, "Run stages on this machine until Ctrl-C or SIGTERM."),
     Command("worker-kit", MACHINES, "Pack a worker for a machine without internet."),
     Command("up", MACHINES, "Start workers over ssh."),

@@ -35,6 +35,7 @@ def bench(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to take the medians of.")] = 5,
     micro_batches: Annotated[int, typer.Option(min=3, help="Micro-batches of the stream of each round.")] = 100,
+    rename: options.RenameOption = None,
     in_flight: options.InFlightOption = None,
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
@@ -45,7 +46,7 @@ def bench(
     """
     if inputs is not None and random is not None:
         raise WrongUseError("give one of them", "--inputs, --random")
-    bundle, cluster = bundle_and_cluster(source, shapes, request, machines)
+    bundle, cluster = bundle_and_cluster(source, shapes, request, machines, rename)
     expected = bundle.program.inputs
     if inputs is None:
         fed = random_inputs(expected, random or RANDOM_MICRO_BATCHES)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import tvm_split
 from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
-from tvm_split.cli.source import cluster_for, load_tvm
+from tvm_split.cli.source import cluster_for, read_bundle
 from tvm_split.display.console import transfer_progress
 from tvm_split.display.view import Table, View, view, write
 from tvm_split.units import bytes_text
@@ -16,19 +16,19 @@ from tvm_split.units import bytes_text
 def deploy(
     bundle: options.BundleArgument,
     machines: MachineOptions,
+    rename: options.RenameOption = None,
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
 ) -> None:
-    """Check the workers, send them missing files, load the stages once, and unload them again.
+    """Send a bundle's files to its machines, and check that they can run it: load each stage, and unload it again.
 
-    Workers keep the files by their SHA-256. So a later run sends nothing and starts at once, and misfits (versions,
-    memory, a missing GPU) are reported here and not later. With workers on this host, which end with the command, it is
-    only a test.
+    Nothing keeps running. The workers keep the files by their SHA-256, so that `tvm-split run` sends nothing and starts
+    at once, and misfits (versions, memory, a missing GPU) are reported here and not later. With workers on this host,
+    which end with the command, it is only a check.
 
     Example: tvm-split deploy bundle --cluster lab.yaml
     """
-    load_tvm()
-    loaded = tvm_split.Bundle.load(bundle)
+    loaded = read_bundle(bundle, rename)
     cluster = cluster_for(loaded, machines)
     sent: dict[str, int] = {}
     with deploy_with_progress(loaded, cluster, timeout, sent) as deployment:
@@ -88,4 +88,5 @@ def view_of_deployed(deployed: DeployedBundle, *, details: bool = False) -> View
         (machine.machine, ", ".join(machine.stages), bytes_text(machine.needed_bytes), bytes_text(machine.sent_bytes))
         for machine in deployed.machines
     ]
-    return [Table(f"{deployed.model} is on its machines", ("machine", "stages"), ("needs", "was sent"), rows)]
+    title = f"{deployed.model}: its files are on its machines, which can run it"
+    return [Table(title, ("machine", "stages"), ("needs", "was sent"), rows)]

@@ -11,6 +11,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
 from rpc_runtime.errors import InputError
+from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.outputs import written
 
@@ -72,17 +73,16 @@ def inputs_from_file(expected: Sequence[TensorSpec], path: Path) -> MicroBatches
     return MicroBatches(count, lambda index: tuple(array[index] for array in arrays), str(path))
 
 
-def save_outputs(path: Path, names: Sequence[str], results: Sequence[Arrays]) -> dict[str, list[int]]:
+def save_outputs(path: Path, results: Sequence[Outputs]) -> dict[str, list[int]]:
     """Write outputs to an .npz file, each stacked along a new first axis over the micro-batches.
 
     bfloat16 and the float8 types, which numpy's files do not support, are converted to float32 without loss. Returns
-    the arrays' shapes by name; a number is appended to a repeated output name.
+    the arrays' shapes by name.
     """
     arrays: dict[str, np.ndarray] = {}
-    for position, name in enumerate(names):
-        stacked = np.stack([outputs[position] for outputs in results])
-        key = name if name not in arrays else f"{name}_{position}"
-        arrays[key] = stacked.astype(np.float32) if stacked.dtype.kind == "V" else stacked
+    for name in results[0].names:
+        stacked = np.stack([outputs[name] for outputs in results])
+        arrays[name] = stacked.astype(np.float32) if stacked.dtype.kind == "V" else stacked
     path.parent.mkdir(parents=True, exist_ok=True)
     # Like numpy.savez, which rejects an array named "file".
     with written(path) as beside, zipfile.ZipFile(beside, "w") as file:

@@ -143,6 +143,10 @@ InFlightOption = Annotated[
         help="So many micro-batches under way at most (default: as many as queues hold; for latency, as planned).",
     ),
 ]
+RenameOption = Annotated[
+    list[str] | None,
+    typer.Option("--rename", metavar="OLD=NEW", help="Of a bundle: its machine OLD is NEW of the cluster. Repeatable."),
+]
 DatabaseOption = Annotated[
     Path | None,
     typer.Option(

@@ -45,7 +45,7 @@ def replan(
     current = _read_plan(plan, measured)
     loaded = shapes.load(model, current.inputs)
     new_request = replace(current.request.searched(refresh=False), **request.given)
-    measurements = read_measured(measured, loaded.name)
+    measurements = read_measured(measured, current.model)
     better, change = tvm_split.replan(loaded, cluster, current, measurements, threshold, new_request)
     if not change.changed:
         print_note(f"the plan stays: another gains {change.gain:.1%}, no more than {threshold:.1%}")

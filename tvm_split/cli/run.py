@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 import tvm_split
+from rpc_runtime.program.outputs import Outputs
 from tvm_split.cli import options
 from tvm_split.cli.deploy import deploy_with_progress
-from tvm_split.cli.inputs import Arrays, MicroBatches, inputs_from_file, random_inputs, save_outputs
+from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import ModelOptions, bundle_and_cluster
@@ -40,6 +41,7 @@ def run(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE.npz", help="Write the outputs, stacked over the micro-batches."),
     ] = None,
+    rename: options.RenameOption = None,
     in_flight: options.InFlightOption = None,
     timeout: options.TimeoutOption = 60.0,
     json: options.JsonOption = False,
@@ -50,13 +52,13 @@ def run(
     """
     if inputs is not None and random is not None:
         raise WrongUseError("give one of them", "--inputs, --random")
-    bundle, cluster = bundle_and_cluster(source, shapes, request, machines)
+    bundle, cluster = bundle_and_cluster(source, shapes, request, machines, rename)
     expected = bundle.program.inputs
     fed = random_inputs(expected, random or 1) if inputs is None else inputs_from_file(expected, inputs)
     with deploy_with_progress(bundle, cluster, timeout, in_flight=in_flight) as deployment:
         results, seconds = _stream(deployment, fed, repeat, keep=output is not None)
         statistics = deployment.stats()
-    saved = {} if output is None else save_outputs(output, bundle.outputs, results)
+    saved = {} if output is None else save_outputs(output, results)
     count = fed.count * repeat
     result = RunResult(
         bundle.model,
@@ -76,9 +78,9 @@ def run(
 
 def _stream(
     deployment: tvm_split.Deployment, fed: MicroBatches, repeat: int, *, keep: bool
-) -> tuple[list[Arrays], float]:
+) -> tuple[list[Outputs], float]:
     """Return the outputs (none unless ``keep``), and the seconds from the first input to the last output."""
-    results: list[Arrays] = []
+    results: list[Outputs] = []
     count = fed.count * repeat
     with step_progress("running") as report:
         start = time.perf_counter()

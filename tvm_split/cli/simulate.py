@@ -11,11 +11,11 @@ import tvm_split
 from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 from tvm_split.deployment.deployment_report import read_computing
-from tvm_split.deployment.timeline import columns_in, draw, timeline as lanes
 from tvm_split.display.console import STDOUT, print_note
 from tvm_split.display.simulate import SimulatedPlan
 from tvm_split.display.view import write
 from tvm_split.pictures.timeline_picture import SUFFIXES, draw_picture, require_matplotlib
+from tvm_split.pictures.timeline_text import columns_in, drawn_timeline
 from tvm_split.planner.predict import Certificate, predict
 from tvm_split.planner.problem_file import read_problem_file, read_solution_file
 from tvm_split.planner.round_robin import with_turns
@@ -106,8 +106,8 @@ def simulate(
         print_note(f"picture written to {picture}")
     write(SimulatedPlan(title, simulation, what_if, *predicted), json=json)
     if timeline and not json:
-        drawn = draw(lanes(simulation.events, machines, columns_in(STDOUT.width, machines)))
-        STDOUT.print(drawn, markup=False, highlight=False, no_wrap=True, overflow="crop")
+        drawn = drawn_timeline(simulation.events, machines, columns_in(STDOUT.width, machines))
+        STDOUT.print(drawn, no_wrap=True, overflow="crop")
     if simulation.results < simulation.wanted:
         raise typer.Exit(1)
 

@@ -55,6 +55,7 @@ class ModelOptions:
             shapes = list(planned_inputs)
         else:
             network, examples = _from_python(source)
+            shapes = shapes or list(planned_inputs if examples is None else ())
             rows = {spec.shape[:1] for spec in planned_inputs}
             batch = min(rows)[0] if len(rows) == 1 and rows != {()} else batch
         if shapes:
@@ -97,18 +98,30 @@ def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, request: PlanReq
         raise wrong_use(PlanRequest, error) from error
 
 
+def read_bundle(folder: str | Path, rename: Sequence[str] | None) -> tvm_split.Bundle:
+    """Return the bundle in a folder, with its machines renamed by texts OLD=NEW."""
+    pairs = [text.partition("=") for text in rename or ()]
+    for old, separator, new in pairs:
+        if not (old and separator and new):
+            raise WrongUseError(f"{old + separator + new!r} is not OLD=NEW", "--rename")
+    load_tvm()
+    bundle = tvm_split.Bundle.load(folder)
+    return bundle.renamed({old: new for old, _, new in pairs}) if pairs else bundle
+
+
 def bundle_and_cluster(
-    source: str, shapes: ModelOptions, request: PlanRequest, machines: MachineOptions
+    source: str, shapes: ModelOptions, request: PlanRequest, machines: MachineOptions, rename: Sequence[str] | None
 ) -> tuple[tvm_split.Bundle, tvm_split.Cluster]:
     """Return the bundle that the argument names, or the model planned and compiled, and the cluster that runs it."""
     if is_bundle(source):
         if shapes != ModelOptions() or request != PlanRequest():
             raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")
-        load_tvm()
-        bundle = tvm_split.Bundle.load(source)
+        bundle = read_bundle(source, rename)
         return bundle, cluster_for(bundle, machines)
     if Path(source).is_dir() and not (Path(source) / "saved_model.pb").exists():
         raise WrongUseError(f"{source!r} is a folder without a bundle", "BUNDLE|MODEL")
+    if rename:
+        raise WrongUseError("it renames machines of a bundle, and a model is planned for the cluster", "--rename")
     model = shapes.load(source)
     cluster = machines.machines()
     return tvm_split.compile(model, planned(model, cluster, request), database=request.database), cluster
@@ -151,10 +164,9 @@ def _from_python(reference: str) -> tuple[Any, Any]:
     """Return the model and the example inputs (or None) that ``module:name`` refers to."""
     module_name, separator, name = reference.partition(":")
     if not (separator and module_name and name):
-        raise WrongUseError(
-            f"{reference!r} is neither a file that ends in {' or '.join(file_suffixes())} nor MODULE:NAME",
-            "MODEL",
-        )
+        lacking = "" if Path(reference).exists() else "there is no file or folder of that name; "
+        text = f"{reference!r} is no bundle's folder, no file that ends in {' or '.join(file_suffixes())}"
+        raise WrongUseError(f"{text}, and not MODULE:NAME; {lacking}give one of these", "MODEL")
     # Users expect scripts in the current folder to be found, but installed console scripts do not search it.
     folder = str(Path.cwd())
     if folder not in sys.path:

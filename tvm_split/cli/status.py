@@ -5,25 +5,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import typer
 from rich.text import Text
 
-from rpc_runtime.client.worker_client import describe
+from rpc_runtime.client.worker_client import describe, on_every_machine
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.cuda_runtime import version_text
 from rpc_runtime.hardware import HostCores, memory_domain
 from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
-from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine
+from tvm_split.cluster.discovery import AskedMachine
 from tvm_split.cluster.launcher import launcher_at
-from tvm_split.cluster.machine import Machine
 from tvm_split.display.console import STDOUT, print_error, print_json, print_line
 from tvm_split.display.links import transport_lines
 from tvm_split.units import bytes_text, short_list
@@ -69,16 +66,18 @@ def _ask_all(cluster: Cluster, timeout_seconds: float) -> Sequence[AskedMachine]
 
     require_known_targets(cluster)
 
-    def ask(machine: Machine, endpoint: WorkerEndpoint) -> AskedMachine:
+    def ask(machine: str) -> AskedMachine:
+        endpoint = endpoints[machine]
         try:
             worker = describe(endpoint, timeout_seconds)
         except TvmSplitError as error:
             return AskedMachine(endpoint, reason=f"its worker does not answer: {error}", is_fault=True)
-        problem = misfit(machine, worker)
+        problem = misfit(cluster.machine(machine), worker)
         return AskedMachine(endpoint, worker, problem, is_fault=bool(problem))
 
-    with cluster as workers, ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        return list(pool.map(ask, cluster.machines, workers.endpoints().values()))
+    with cluster as workers:
+        endpoints = workers.endpoints()
+        return list(on_every_machine(endpoints, ask).values())
 
 
 def _row(answer: AskedMachine) -> dict[str, Any]:
@@ -126,6 +125,14 @@ def _processor_text(worker: dict[str, Any]) -> str:
     return f"{worker['architecture']} {target_text(target)}, {cores.text}"
 
 
+def _held_text(deployment: dict[str, Any]) -> str:
+    rate, owner = deployment["micro_batches_per_second"], deployment["owner"]
+    return (
+        f"{deployment['model'] or deployment['name']}{f' of {owner}' if owner else ''} "
+        f"({bytes_text(deployment['weight_bytes'])} of weights, {rate:.3g} micro-batches/s)"
+    )
+
+
 def _worker_text(worker: dict[str, Any]) -> str:
     free, total = bytes_text(worker["memory_free_bytes"]), bytes_text(worker["memory_total_bytes"])
     gpus = [f"{device['arch']} with {bytes_text(device['memory_bytes'])}" for device in worker["cuda_devices"]]
@@ -140,6 +147,6 @@ def _worker_text(worker: dict[str, Any]) -> str:
         f"CUDA     {short_list(gpus) or 'none'}{driver}",
         f"TVM      {worker['tvm_version']}, FFI {worker['tvm_ffi_version']}, numpy {worker['numpy_version']}",
         f"TLS      {'yes' if worker['secure'] else 'no'}",
-        f"holds    {short_list(worker['deployments']) or 'no deployment'}",
+        f"holds    {short_list(list(map(_held_text, worker['deployments']))) or 'no deployment'}",
     )
     return "\n".join(f"  {line}" for line in lines)

@@ -28,6 +28,8 @@ def up(
 ) -> None:
     """Copy, install and start a worker on each machine that has ssh:, and show their logs until Ctrl-C ends all.
 
+    Workers that run already are checked, and left as they are.
+
     Example: tvm-split up lab.yaml
     """
     from tvm_split.compiler.machine_targets import require_fit, require_known_targets  # loads TVM
@@ -35,10 +37,10 @@ def up(
     cluster = tvm_split.Cluster.from_yaml(file)
     require_known_targets(cluster)
     with SshCluster(cluster, require_fit, lambda machine, text: print_line(f"{machine}: {text}"), detach) as started:
-        if detach:
+        if detach or not started.started:
             print_note(f"`tvm-split down {file}` ends them")
             return
-        print_note("all answer; Ctrl-C ends them")
+        print_note(f"all answer; Ctrl-C ends {', '.join(worker.machine.name for worker in started.started)}")
         started.wait()
 
 

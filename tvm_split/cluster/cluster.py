@@ -10,17 +10,18 @@ from threading import Lock
 from typing import Any
 
 from rpc_runtime.transports.transport import LinkSetting, memory_of
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.tracker import TrackerAddress
 from tvm_split.cluster.launcher import Launcher, Started, launcher_at, make_launcher
 from tvm_split.cluster.machine import Link, Machine, faults
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
+from tvm_split.shown import Shown
 from tvm_split.units import short_list
 
 
-@dataclass(frozen=True)
-class Cluster:
+@dataclass(frozen=True, repr=False)
+class Cluster(Shown):
     """The machines that a model may be split over: a value. `start` returns a session of their workers.
 
     Make one with `at`, `local`, `in_process`, `from_yaml`, `from_tracker`, `from_kubernetes` or `from_ray`: each calls
@@ -43,8 +44,13 @@ class Cluster:
     _entered: list[Workers] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.machines, list | tuple) or not all(isinstance(one, Machine) for one in self.machines):
+            raise ClusterError(
+                f"machines are {self.machines!r:.80}; give a tuple of Machine, or use Cluster.at for a file or location"
+            )
         if not self.machines:
             raise ClusterError("a cluster needs at least one machine")
+        object.__setattr__(self, "machines", tuple(self.machines))
         for fault in faults(self.machines, self.links or None, self.shared_cores):
             raise ClusterError(fault.text)
         listed = {(link.source, link.destination) for link in self.links}
@@ -85,7 +91,7 @@ class Cluster:
     @classmethod
     def from_yaml(cls, path: str | Path) -> Cluster:
         """Return the machines in a file, whose workers run already; see `tvm_split.cluster.cluster_file`."""
-        return make_launcher("file", path=Path(path)).find()
+        return make_launcher("file", path=path).find()
 
     @classmethod
     def from_tracker(cls, host: str, port: int, key: str | None = None, **access: Any) -> Cluster:
@@ -101,7 +107,7 @@ class Cluster:
             WorkerUnavailableError, DeadlineError, ProtocolError: the tracker cannot be reached, does not answer, or is
                 not a tracker.
         """
-        return make_launcher("tracker", address=str(TrackerAddress(host, port)), key=key, **access).find()
+        return make_launcher("tracker", address=str(Address(host.strip("[]"), port)), key=key, **access).find()
 
     @classmethod
     def from_kubernetes(

@@ -35,53 +35,70 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
-from tvm_split.cluster.machine import STRICT, Link, Machine, SshAccess, faults, listening_address
+from tvm_split.cluster.machine import STRICT, Link, Machine, Number, SshAccess, faults
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.units import short_list
 from tvm_split.values import Document, Location, line_of, sentence
 
-Value = TypeVar("Value")
 Pair = tuple[str, str]
 MOST_SHOWN = 8
 """The number of groups that an error message about a cycle lists."""
 
 
 @dataclass(frozen=True)
-class _Access:
-    """The keys of a machine in a file that become its `WorkerEndpoint`."""
+class _Machine:
+    """The keys of a machine in a file: those of `Machine`, with those of its `WorkerEndpoint`."""
 
     __pydantic_config__ = STRICT
 
-    address: Annotated[str, AfterValidator(listening_address)]
+    name: str
+    address: Annotated[str, AfterValidator(lambda text: str(Address.callable(text)))]
     token_file: Path | None = None
     tls: dict[Literal["ca", "certificate", "key"], Path] | None = None
+    threads: Annotated[int, Field(strict=True)] = 1
+    target: Mapping[str, Any] | None = None
+    memory_bytes: Annotated[int | None, Number] = None
+    ssh: SshAccess | None = None
 
-    def endpoint(self, machine: str, folder: Path) -> WorkerEndpoint:
-        """Return the endpoint; paths are relative to ``folder``. Raises InputError for unusable credentials."""
+    def machine(self, folder: Path, described_at: str) -> Machine:
+        """Return the machine; paths are relative to ``folder``.
+
+        Raises:
+            InputError: the token or the TLS files are unusable.
+            ClusterError: a value is out of bounds.
+        """
         token = None if self.token_file is None else token_from(folder / self.token_file)
         files = {key: folder / path for key, path in (self.tls or {}).items()}
         tls = TlsFiles(files.get("ca"), files.get("certificate"), files.get("key")) if files else None
-        return WorkerEndpoint(machine, self.address, token.text if token else None, tls)
+        endpoint = WorkerEndpoint(self.name, self.address, token.text if token else None, tls)
+        return Machine(self.name, self.threads, self.target, self.memory_bytes, endpoint, described_at, self.ssh)
 
 
 @dataclass(frozen=True)
 class _File:
     __pydantic_config__ = STRICT
 
-    machines: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    machines: Annotated[list[_Machine], Field(min_length=1)]
     groups: dict[str, list[str]] = field(default_factory=dict)
-    links: list[dict[str, Any]] | None = None
+    links: list[Link] | None = None
     shared_cores: list[SharedCores] = field(default_factory=list)
+
+
+_FORMS: dict[int | str, type] = {"machines": _Machine, "links": Link, "shared_cores": SharedCores, "ssh": SshAccess}
+"""Forms of the mappings in a file, by their keys."""
+_ALIASES = {(Link, "source"): "from", (Link, "destination"): "to", (SshAccess, "destination"): "to"}
 
 
 class _Loader(yaml.SafeLoader):
@@ -97,37 +114,6 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class _Checked:
-    """A document whose parts are validated one by one, to report all faults together."""
-
-    def __init__(self, document: Document) -> None:
-        self._document = document
-        self._faults: list[tuple[Location, str]] = []
-
-    def value(self, form: type[Value], content: Any, *place: int | str) -> Value | None:
-        """Return the part at ``place`` as a value; None if it is invalid, which `require_valid` then raises."""
-        try:
-            return TypeAdapter(form).validate_python(content)
-        except ValidationError as error:
-            for problem in error.errors(include_url=False):
-                location = (*place, *problem["loc"])
-                keys = _keys_of(next((_INNER[step] for step in location[-2::-1] if step in _INNER), form))
-                text = sentence(problem)
-                if problem["type"] == "unexpected_keyword_argument":
-                    close = difflib.get_close_matches(str(location[-1]), keys, n=1)
-                    text += f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(keys)}"
-                self.add(location, text)
-            return None
-
-    def add(self, location: Location, text: str) -> None:
-        """Note a fault at the part with these keys and positions; `require_valid` raises it."""
-        self._faults.append((location, text))
-
-    def require_valid(self) -> None:
-        if self._faults:
-            raise self._document.complaint(dict.fromkeys(self._faults))
-
-
 def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...], tuple[SharedCores, ...]]:
     """Return the machines, links and shared cores of a file, in its order.
 
@@ -135,19 +121,23 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
         ClusterError: gives the file, the line and what is wrong there.
     """
     document, tree = _read(path)
-    checked = _Checked(document)
-    file = checked.value(_File, document.content)
-    entries = [] if file is None else file.machines
-    read_machines = [_machine(checked, tree, path, entry, index) for index, entry in enumerate(entries)]
-    checked.require_valid()
-    assert file is not None  # noqa: S101 (valid)
-    machines = tuple(machine for machine in read_machines if machine is not None)
+    file = _valid(document)
+    machines: list[Machine] = []
+    wrong: list[tuple[Location, str]] = []
+    for index, entry in enumerate(file.machines):
+        try:
+            machines.append(entry.machine(path.parent, f"{path}:{line_of(tree, ('machines', index, 'target'))}"))
+        except ClusterError as error:
+            wrong.append((("machines", index), str(error)))
+        except InputError as error:
+            wrong.append((("machines", index), f"machine {entry.name!r}: {error}"))
+    if wrong:
+        raise document.complaint(wrong)
     try:
         members = members_of([machine.name for machine in machines], file.groups)
     except ClusterError as error:
         raise document.complaint([(("groups",), str(error))]) from error
-    links, entry_of = _links(checked, file.links or [], members)
-    checked.require_valid()
+    links, entry_of = _between_machines(document, file.links or [], members)
     shared = tuple(
         replace(shared_core, machines=machines_of(shared_core.machines, members)) for shared_core in file.shared_cores
     )
@@ -159,7 +149,7 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
     for fault in faults(machines, None if file.links is None else links, shared, groups=list(members)):
         first = f"; the first is in line {line_of(tree, in_file(fault.first))}" if fault.first else ""
         raise document.complaint([(in_file(fault.location), f"{fault.text}{first}")])
-    return machines, tuple(links), shared
+    return tuple(machines), tuple(links), shared
 
 
 def _read(path: Path) -> tuple[Document, yaml.Node | None]:
@@ -179,65 +169,38 @@ def _read(path: Path) -> tuple[Document, yaml.Node | None]:
     return Document(str(path), content, ClusterError, text), tree
 
 
-def _machine(
-    checked: _Checked, tree: yaml.Node | None, path: Path, entry: Mapping[str, Any], index: int
-) -> Machine | None:
-    place, of_access = ("machines", index), _keys_of(_Access)
-    machine = checked.value(Machine, {key: value for key, value in entry.items() if key not in of_access}, *place)
-    access = checked.value(_Access, {key: entry[key] for key in of_access if key in entry}, *place)
-    for key in _HIDDEN & entry.keys():
-        checked.add((*place, key), "there is no such key")
-    if machine is None or access is None:
-        return None
+def _valid(document: Document) -> _File:
+    """Return the content of a document; raise the error for all that is wrong in it."""
     try:
-        endpoint = access.endpoint(machine.name, path.parent)
-    except InputError as error:
-        checked.add(place, f"machine {machine.name!r}: {error}")
-        return None
-    described_at = f"{path}:{line_of(tree, (*place, 'target'))}"
-    return replace(machine, endpoint=endpoint, described_at=described_at)
+        return TypeAdapter(_File).validate_python(document.content)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        raise document.complaint([(problem["loc"], _text(problem)) for problem in problems]) from error
 
 
-def _links(
-    checked: _Checked, entries: Sequence[Mapping[str, Any]], members: Mapping[str, tuple[str, ...]]
+def _text(problem: ErrorDetails) -> str:
+    text, (*place, key) = sentence(problem), problem["loc"] or ("",)
+    if problem["type"] != "unexpected_keyword_argument":
+        return text
+    form = next((_FORMS[step] for step in reversed(place) if step in _FORMS), _File)
+    keys = [_ALIASES.get((form, attribute.name), attribute.name) for attribute in fields(form)]
+    close = difflib.get_close_matches(str(key), keys, n=1)
+    return f"{text}; did you mean {close[0]!r}?" if close else f"{text}; there are {', '.join(keys)}"
+
+
+def _between_machines(
+    document: Document, entries: Sequence[Link], members: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[Link], list[int]]:
     """Return the links between machines that the entries stand for, and each one's index in the entries."""
-    ends, templates = [], []
-    for index, entry in enumerate(entries):
-        source, destination = str(entry.get("from")), str(entry.get("to"))
-        # A group may have links to itself. Names are validated later, with all links together.
-        is_inside = source == destination and source in members
-        link = checked.value(Link, {**entry, "to": "another"} if is_inside else entry, "links", index)
-        if link is not None:
-            ends.append((source, destination))
-            templates.append((index, link))
     links, entry_of = [], []
-    for (index, link), pairs in zip(templates, pairs_of_entries(ends, members), strict=True):
+    pairs_of_each = pairs_of_entries([(entry.source, entry.destination) for entry in entries], members)
+    for index, (entry, pairs) in enumerate(zip(entries, pairs_of_each, strict=True)):
         try:
-            links += [replace(link, source=source, destination=destination) for source, destination in pairs]
+            links += [replace(entry, source=source, destination=destination) for source, destination in pairs]
         except ClusterError as error:
-            checked.add(("links", index), str(error))
+            raise document.complaint([(("links", index), str(error))]) from error
         entry_of += [index] * len(pairs)
     return links, entry_of
-
-
-_INNER: dict[str | int, type] = {"ssh": SshAccess, "shared_cores": SharedCores}
-"""Forms of mappings that are validated together with what contains them, by their keys."""
-
-
-def _keys_of(form: type) -> list[str]:
-    """Return the keys of a form in a file; those of a machine include its `_Access`."""
-    names = [
-        _ALIASES.get((form, attribute.name), attribute.name)
-        for attribute in fields(form)
-        if attribute.name not in _HIDDEN
-    ]
-    return [names[0], *_keys_of(_Access), *names[1:]] if form is Machine else names
-
-
-_HIDDEN = {"endpoint", "described_at"}
-"""Fields of a machine that no file can set."""
-_ALIASES = {(Link, "source"): "from", (Link, "destination"): "to", (SshAccess, "destination"): "to"}
 
 
 def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -13,9 +13,6 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
 
-ASKED_AT_ONCE = 256
-"""The number of workers asked in parallel, so that hundreds of unreachable ones do not delay the others."""
-
 
 @dataclass(frozen=True)
 class AskedMachine:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rpc_runtime.hardware import HostCores, own_cores, usable_together
 from rpc_runtime.program.routes import CLIENT
-from rpc_runtime.wire.security import is_loopback, split_address
+from rpc_runtime.wire.addresses import Address
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.shared_cores import SharedCores
 
@@ -18,7 +18,7 @@ def cores_by_address(cluster: Cluster) -> dict[str, HostCores]:
     else:
         addresses = {machine.name: machine.address for machine in cluster.machines}
         local_names = tuple(
-            name for name, address in addresses.items() if address and is_loopback(split_address(address)[0])
+            name for name, address in addresses.items() if address and Address.parse(address).is_loopback
         )
     return dict.fromkeys(local_names, own_cores())
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 from urllib.parse import parse_qsl
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from rpc_runtime.client.worker_client import on_every_machine
 from rpc_runtime.registry import Registry
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
 from tvm_split.cluster.discovery import AskedMachine
@@ -19,8 +23,8 @@ from tvm_split.errors import ClusterError
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
-    from tvm_split.cluster.machine import Machine
 
+LISTENS_SECONDS = 1.0
 FILE_SUFFIXES = (".yaml", ".yml", ".json")
 TLS_KEYS = {"tls_ca": "authority", "tls_certificate": "certificate", "tls_key": "key"}
 
@@ -74,7 +78,7 @@ class Launcher(ABC):
         Raises:
             ClusterError, WorkerUnavailableError, DeadlineError: a worker does not start.
         """
-        return Running({machine.name: _require_endpoint(machine) for machine in cluster.machines})
+        return Running(_endpoints(cluster))
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,23 @@ class Running:
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
         return self.found
+
+    def close(self) -> None:
+        pass
+
+
+class Listed:
+    """Workers that a service lists; one that was started again is called at the address that is listed now."""
+
+    def __init__(self, launcher: Launcher, cluster: Cluster) -> None:
+        self._launcher = launcher
+        self._endpoints = _endpoints(cluster)
+
+    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
+        if not all(on_every_machine(self._endpoints.values(), _listens).values()):
+            current = _endpoints(self._launcher.find())
+            self._endpoints = {name: current.get(name, endpoint) for name, endpoint in self._endpoints.items()}
+        return self._endpoints
 
     def close(self) -> None:
         pass
@@ -117,9 +138,8 @@ LAUNCHERS: Registry[type[Launcher]] = Registry(
 
 
 def make_launcher(name: str, **parameters: Any) -> Launcher:
-    """Return the launcher of this name. Raises ClusterError if there is none."""
-    kind: Callable[..., Launcher] = LAUNCHERS[name]
-    return kind(**parameters)
+    """Return the launcher of this name. Raises ClusterError if there is none, or a parameter is invalid."""
+    return _validated(LAUNCHERS[name], parameters, name)
 
 
 def launcher_at(location: str) -> Launcher:
@@ -138,25 +158,32 @@ def launcher_at(location: str) -> Launcher:
         name, argument = "file", head
     kind = LAUNCHERS[name]
     parameters: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
-
-    def wrong(text: str) -> ClusterError:
-        return ClusterError(f"{location!r}: {text}; its parameters are {_parameters(kind)}")
-
     if argument and not kind.argument:
-        raise wrong(f"{name} takes nothing after a colon")
+        raise _wrong(kind, location, f"{name} takes nothing after a colon")
     if argument:
         parameters[kind.argument] = argument
     if issubclass(kind, WithAccess):
         if {"token", "tls"} & parameters.keys():  # a location names files of secrets, and holds none
-            raise wrong("token and tls are unknown")
+            raise _wrong(kind, location, "token and tls are unknown")
         parameters |= _access(parameters)
+    return _validated(kind, parameters, location)
+
+
+_adapter: Callable[..., TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+def _validated(kind: type[Launcher], parameters: dict[str, Any], shown: str) -> Launcher:
     try:
-        return TypeAdapter(kind).validate_python(parameters)
+        return cast(Launcher, _adapter(kind).validate_python(parameters))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or name
+        place = ".".join(map(str, first["loc"])) or kind.name
         text = "unknown" if first["type"] == "unexpected_keyword_argument" else first["msg"]
-        raise wrong(f"{place}: {text}") from error
+        raise _wrong(kind, shown, f"{place}: {text}") from error
+
+
+def _wrong(kind: type[Launcher], shown: str, text: str) -> ClusterError:
+    return ClusterError(f"{shown!r}: {text}; its parameters are {_parameters(kind)}")
 
 
 def _access(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -171,7 +198,18 @@ def _parameters(kind: type[Launcher]) -> str:
     return ", ".join([*names, *(["token_file", *TLS_KEYS] if issubclass(kind, WithAccess) else [])])
 
 
-def _require_endpoint(machine: Machine) -> WorkerEndpoint:
-    if machine.endpoint is None:
-        raise ClusterError(f"machine {machine.name!r} has no address; give the HOST:PORT on which its worker listens")
-    return machine.endpoint
+def _endpoints(cluster: Cluster) -> dict[str, WorkerEndpoint]:
+    for machine in cluster.machines:
+        if machine.endpoint is None:
+            text = f"machine {machine.name!r} has no address; give the HOST:PORT on which its worker listens"
+            raise ClusterError(text)
+    return {machine.name: machine.endpoint for machine in cluster.machines if machine.endpoint is not None}
+
+
+def _listens(endpoint: WorkerEndpoint) -> bool:
+    address = Address.parse(endpoint.address)
+    try:
+        socket.create_connection((address.host, address.port), LISTENS_SECONDS).close()
+    except OSError:
+        return False
+    return True

@@ -8,28 +8,22 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import AUTO, TRANSPORTS, memory_of, transport_named
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.security import split_address
 from rpc_runtime.worker.config import require_options
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
+from tvm_split.shown import ShownFields
 from tvm_split.units import MOST_AMOUNT, SLOWEST, short_list
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """How values are read from files."""
-
-
-def listening_address(address: str) -> str:
-    """Return a valid HOST:PORT; raises an InputError, which is a ValueError, for another text."""
-    if split_address(address)[1] == 0:
-        raise ValueError("nobody listens on port 0")
-    return address
 
 
 def _number(value: object) -> object:
@@ -69,8 +63,8 @@ class SshAccess:
             raise ClusterError(f"{shlex.join(self.arguments)!r} cannot be a worker's options: {error}") from error
 
 
-@dataclass(frozen=True)
-class Machine:
+@dataclass(frozen=True, repr=False)
+class Machine(ShownFields):
     """A machine that runs stages.
 
     ``target`` is a TVM target as a dictionary (``{"kind": "llvm", "mcpu": "znver4"}``), or None for the target that the
@@ -79,14 +73,12 @@ class Machine:
     (``PATH:LINE``), for errors; empty for a machine made by code. ``ssh`` says how to start its worker.
     """
 
-    __pydantic_config__ = STRICT
-
     name: str
-    threads: Annotated[int, Field(strict=True)] = 1
+    threads: int = 1
     target: Mapping[str, Any] | None = None
-    memory_bytes: Annotated[int | None, Number] = None
+    memory_bytes: int | None = None
     endpoint: WorkerEndpoint | None = None
-    described_at: str = field(default="", compare=False)
+    described_at: str = field(default="", compare=False, repr=False)
     ssh: SshAccess | None = None
 
     @property
@@ -100,17 +92,21 @@ class Machine:
         return self.target is not None and self.target.get("kind") == "cuda"
 
     def __post_init__(self) -> None:
-        if not self.name or self.name == CLIENT:
+        if not isinstance(self.name, str) or self.name in ("", CLIENT):
             raise ClusterError(f"a machine cannot be named {self.name!r}")
-        if not 1 <= self.threads <= MOST_CORES:
+        wrong = f"machine {self.name!r} has"
+        if not isinstance(self.threads, int) or not 1 <= self.threads <= MOST_CORES:
+            raise ClusterError(f"{wrong} {self.threads!r} threads; give at least 1, at most {MOST_CORES}")
+        is_number = isinstance(self.memory_bytes, int | float | None)
+        if not is_number or (self.memory_bytes is not None and not 0 < self.memory_bytes <= MOST_AMOUNT):
             raise ClusterError(
-                f"machine {self.name!r} has {self.threads} threads; give at least 1, at most {MOST_CORES}"
+                f"{wrong} memory_bytes={self.memory_bytes!r}; give more than 0, at most {MOST_AMOUNT:g}, or None for "
+                "no limit"
             )
-        if self.memory_bytes is not None and not 0 < self.memory_bytes <= MOST_AMOUNT:
-            raise ClusterError(
-                f"machine {self.name!r} has memory_bytes={self.memory_bytes}; give more than 0, at most "
-                f"{MOST_AMOUNT:g}, or None for no limit"
-            )
+        if not isinstance(self.target, Mapping | None):
+            raise ClusterError(f"{wrong} the target {self.target!r}; give a dictionary such as {{'kind': 'llvm'}}")
+        if not isinstance(self.endpoint, WorkerEndpoint | None):
+            raise ClusterError(f"{wrong} the endpoint {self.endpoint!r}; give a WorkerEndpoint, or use a cluster file")
 
 
 AUTO_CODEC = "auto"
@@ -122,8 +118,8 @@ def is_link_codec(codec: str) -> bool:
     return codec in (AUTO_CODEC, NONE) or codec in CODECS
 
 
-@dataclass(frozen=True)
-class Link:
+@dataclass(frozen=True, repr=False)
+class Link(ShownFields):
     """A one-way link: the transfer of ``b`` bytes takes ``latency_seconds + b / bytes_per_second``.
 
     ``source`` or ``destination`` may be ``"client"``, the process that deploys. ``bytes_per_second`` is None for a link
@@ -143,14 +139,12 @@ class Link:
     destination: Annotated[str, Field(alias="to")]
     bytes_per_second: Annotated[float | None, Number] = None
     latency_seconds: Annotated[float, Number] = 0.0
-    address: Annotated[str | None, AfterValidator(listening_address)] = None
+    address: str | None = None
     transport: str = "auto"
     codec: str = NONE
 
     def __post_init__(self) -> None:
         label = f"the link from {self.source!r} to {self.destination!r}"
-        if self.source == self.destination:
-            raise ClusterError(f"{label} joins a machine to itself; tensors inside a machine need no link")
         if self.bytes_per_second and not SLOWEST <= self.bytes_per_second <= MOST_AMOUNT:
             raise ClusterError(
                 f"{label} has bytes_per_second={self.bytes_per_second}; give more than 0 ({SLOWEST:g} to "
@@ -162,8 +156,13 @@ class Link:
             )
         if self.latency_seconds and not self.bytes_per_second:
             raise ClusterError(f"{label} has a latency and no bytes_per_second; give both, or neither to measure them")
-        if self.address is not None and CLIENT in (self.source, self.destination):
-            raise ClusterError(f"{label} has an address; what the client calls is the address of the machine itself")
+        if self.address is not None:
+            if CLIENT in (self.source, self.destination):
+                raise ClusterError(f"{label} has an address; the client calls the address of the machine itself")
+            try:
+                Address.callable(self.address)
+            except InputError as error:
+                raise ClusterError(f"{label}: {error}") from error
         if self.transport != AUTO:
             self._require_transport(label)
         if not is_link_codec(self.codec):
@@ -242,6 +241,9 @@ def faults(
         for key, end in zip(("from", "to"), ends, strict=True):
             if end not in named and end != CLIENT:
                 yield Fault(("links", index, key), _unknown(end, named, groups))
+        if link.source == link.destination:
+            text = f"the link from {link.source!r} joins a machine to itself; tensors inside a machine need no link"
+            yield Fault(("links", index), text)
         first = joining.setdefault(ends, index)
         if first != index:
             text = f"a second link from {ends[0]!r} to {ends[1]!r}; leave one, or turn one round for the way back"

@@ -8,12 +8,14 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from tvm_split.shown import ShownFields
+
 MOST_CORES = 8192
 """The most CPUs that a Linux kernel can be configured for: a larger number is a mistake, for example bytes."""
 
 
-@dataclass(frozen=True)
-class SharedCores:
+@dataclass(frozen=True, repr=False)
+class SharedCores(ShownFields):
     """A number of ``cores`` on which all these machines compute; ``"client"`` may be among them.
 
     The machines' busy times add up on these cores: while one machine computes, another may have to wait.

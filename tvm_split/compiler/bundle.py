@@ -34,11 +34,11 @@ from tvm_split.compiler.cuda_code import CudaNeeds
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.errors import BundleError
 from tvm_split.outputs import is_unfinished, written
-from tvm_split.planner.plan import Plan
+from tvm_split.planner.plan import Plan, with_machine_names
 from tvm_split.shown import Shown
 
 FORMAT = "tvm-split bundle"
-VERSION = 5
+VERSION = 6
 
 
 class Verified(enum.StrEnum):
@@ -50,11 +50,10 @@ class Verified(enum.StrEnum):
     """Some stages are for another kind of machine. Their import and passes were checked, but their code never ran."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bundle(Shown):
     """A compiled program, the plan it follows, its blobs and its readable IR.
 
-    ``outputs`` are the names of the model's outputs, in its order; the program uses the names of its tensors instead.
     ``verified`` says how the compiled stages were compared with the source framework.
 
     ``ir`` holds ``annotated`` and one text per machine. ``kernels`` gives every stage's kernels in the order of their
@@ -72,7 +71,6 @@ class Bundle(Shown):
     ir: Mapping[str, str]
     kernels: Mapping[str, tuple[Kernel, ...]]
     versions: Mapping[str, str]
-    outputs: tuple[str, ...]
     verified: Verified
     blobs: BlobFolder = field(compare=False)
     cuda: Mapping[str, CudaNeeds] = field(default_factory=dict)
@@ -136,6 +134,23 @@ class Bundle(Shown):
         for blob in bundle._blob_specs():
             _check_blob(bundle.blob_path(blob.sha256), blob)
         return bundle
+
+    def renamed(self, names: Mapping[str, str]) -> Bundle:
+        """Return the same bundle for machines with other names, by the names that they have in this bundle.
+
+        `deploy` checks that the other machines can run their stages, with the planned number of threads. The names of
+        sharded stages and the text of the readable IR stay as they are.
+
+        Raises:
+            PlanError: as `Plan.renamed`.
+        """
+        plan = self.plan.renamed(names)
+        program: Program = with_machine_names(self.program, names)
+        keys = dict(zip(map(kernels_key, self.program.stages), map(kernels_key, program.stages), strict=True))
+        kernels = {keys[key]: stage_kernels for key, stage_kernels in self.kernels.items()}
+        cuda = {keys[key]: needs for key, needs in self.cuda.items()}
+        ir = {names.get(name, name): text for name, text in self.ir.items()}
+        return dataclasses.replace(self, plan=plan, program=program, ir=ir, kernels=kernels, cuda=cuda)
 
     def _blob_specs(self) -> tuple[BlobSpec, ...]:
         return tuple({blob.sha256: blob for stage in self.program.stages for blob in stage.blobs}.values())

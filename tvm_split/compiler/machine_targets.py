@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rpc_runtime.client.worker_client import WorkerDescription, describe
+from rpc_runtime.client.worker_client import WorkerDescription, describe, describe_all, on_every_machine
 from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.execution.cuda_code import toolkit_version
-from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster, Workers
-from tvm_split.cluster.discovery import ASKED_AT_ONCE
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.targets import cannot_execute, cpu_target, host_target, tvm_target
 from tvm_split.errors import ClusterError, PlanError
 
-DESCRIBE_TIMEOUT_SECONDS = 10.0
 REACHED_SECONDS = 3.0
 """Timeout for describing a worker when its machine can be planned without it."""
 
 
 def resolve_targets(cluster: Workers, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the target of every named machine: the described one, this host's, or the one that its worker reports."""
-    return {name: _target_of(cluster, cluster.machine(name)) for name in sorted(names)}
+    """Return the target of every named machine: the described one, this host's, or the one that its worker reports.
+
+    Raises:
+        WorkerUnavailableError: workers that have to report their target cannot be reached.
+        ClusterError: a described target is invalid, or a worker does not match its machine's description.
+    """
+    machines = {name: cluster.machine(name) for name in sorted(names)}
+    targets = {name: _complete_target(machine, machine.target) for name, machine in machines.items() if machine.target}
+    unknown = [name for name in machines if name not in targets]
+    if cluster.launcher.on_this_host:
+        return targets | {name: host_target(machines[name].threads) for name in unknown}
+    endpoints = cluster.endpoints() if unknown else {}
+    for name, worker in describe_all({name: endpoints[name] for name in unknown}).items():
+        require_fit(machines[name], worker)
+        targets[name] = cpu_target(worker.architecture, worker.cpu_features, worker.threads)
+    return targets
 
 
 def require_known_targets(cluster: Cluster) -> None:
@@ -76,16 +86,16 @@ def reached_workers(cluster: Workers) -> dict[str, WorkerDescription]:
     """Describe the reachable workers of a remote cluster, by machine; empty for workers that this process starts."""
     if cluster.launcher.on_this_host:
         return {}
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        described = zip(cluster.machine_names, pool.map(_if_reached, cluster.endpoints().values()), strict=True)
-        return {name: worker for name, worker in described if worker is not None}
+    endpoints = cluster.endpoints()
 
+    def if_reached(machine: str) -> WorkerDescription | None:
+        try:
+            return describe(endpoints[machine], REACHED_SECONDS)
+        except WorkerUnavailableError:
+            return None
 
-def _if_reached(endpoint: WorkerEndpoint) -> WorkerDescription | None:
-    try:
-        return describe(endpoint, timeout_seconds=REACHED_SECONDS)
-    except WorkerUnavailableError:
-        return None
+    workers = on_every_machine(endpoints, if_reached)
+    return {name: worker for name, worker in workers.items() if worker is not None}
 
 
 def fitting_workers(cluster: Workers) -> dict[str, WorkerDescription]:
@@ -94,16 +104,6 @@ def fitting_workers(cluster: Workers) -> dict[str, WorkerDescription]:
     for name, worker in workers.items():
         require_fit(cluster.machine(name), worker)
     return workers
-
-
-def _target_of(cluster: Workers, machine: Machine) -> dict[str, Any]:
-    if machine.target is not None:
-        return _complete_target(machine, machine.target)
-    if cluster.launcher.on_this_host:
-        return host_target(machine.threads)
-    description = describe(cluster.endpoints()[machine.name], timeout_seconds=DESCRIBE_TIMEOUT_SECONDS)
-    require_fit(machine, description)
-    return cpu_target(description.architecture, description.cpu_features, description.threads)
 
 
 def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, Any]:

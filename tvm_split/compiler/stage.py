@@ -17,6 +17,7 @@ from tvm import relax, tirx
 
 import schedules
 from relay_passes.lift_weights import lift_weights
+from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from relay_passes.pipeline import Schedules, stage_phases
 from tvm_split.compiler.cuda_code import machine_code
 from tvm_split.compiler.targets import cpu_part, tvm_target
@@ -76,7 +77,7 @@ class StageCompiler:
     def _compiling(self, name: str) -> Iterator[None]:
         """Make the target TVM's current one inside the block; turn any error into a `CompileError` about ``name``."""
         try:
-            with self._built_for, machine_code(self._target):
+            with ONE_AT_A_TIME, self._built_for, machine_code(self._target):
                 yield
         except CompileError:
             raise

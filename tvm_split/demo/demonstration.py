@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,6 @@ from tvm_split.compiling import compile
 from tvm_split.demo.network import Digits, accuracy, load_digits, scores_of, shards_over, split_over, train
 from tvm_split.demo.short_form import short_form
 from tvm_split.deployment.deployment import Deployment, deploy
-from tvm_split.deployment.timeline import first_micro_batches
 from tvm_split.errors import VerificationError
 from tvm_split.frontends import load_model
 from tvm_split.planning import plan
@@ -122,7 +121,11 @@ def _run(deployment: Deployment, digits: Digits, *, shows_stream: bool) -> Run:
     start = time.perf_counter()
     results = list(deployment.stream(batches)) if shows_stream else [deployment.run(batch) for batch in batches]
     passes = max(1, int(ROUND_SECONDS / (time.perf_counter() - start)))
-    first_events = first_micro_batches(deployment.trace(), WARM_UP_MICRO_BATCHES, SHOWN_MICRO_BATCHES)
+    first_events = tuple(
+        replace(event, sequence=event.sequence - WARM_UP_MICRO_BATCHES)
+        for event in deployment.trace()
+        if 0 <= event.sequence - WARM_UP_MICRO_BATCHES < SHOWN_MICRO_BATCHES
+    )
     repeated = [*batches] * passes
     pipelined, one_by_one = [], []
     for _ in range(ROUNDS):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.measurements import now
 from tvm_split.deployment.deployment import Deployment
 from tvm_split.deployment.deployment_report import DeploymentReport
+from tvm_split.deployment.inputs import inputs_of_batch
 from tvm_split.steps import StepProgress
 
 RUNS_PER_ROUND = 5
@@ -31,7 +32,7 @@ def bench(
     report has the medians of all single runs, of the streams' steady parts, and of every stage within these parts.
 
     Args:
-        inputs: micro-batches, each a tuple of arrays (or a bare array for a model of one input); used cyclically.
+        inputs: micro-batches, each as for `Deployment.stream`, or a single array or dict; used cyclically.
         rounds: at least 1.
         micro_batches: of each stream, at least 3; the first results, up to a tenth, do not count: the pipeline fills.
 
@@ -39,13 +40,14 @@ def bench(
         InputError: no inputs, too few rounds or micro-batches, or inputs that do not fit the model.
         WorkerUnavailableError, StageError, DeadlineError: as `Deployment.run`.
     """
-    if not inputs:
+    listed = [inputs] if hasattr(inputs, "shape") or isinstance(inputs, Mapping) else inputs
+    batches = [inputs_of_batch(deployment.program.inputs, batch) for batch in listed]
+    if not batches:
         raise InputError("nothing to measure with: give at least one micro-batch")
     if rounds < 1 or micro_batches < 3:
         raise InputError(
             f"{rounds} rounds of streams of {micro_batches} micro-batches cannot be measured; give at least 1 of 3"
         )
-    batches = [batch if isinstance(batch, tuple | list) else (batch,) for batch in inputs]
     fed = itertools.cycle(batches)
     # Enough to fill every queue of the pipeline once, but not more than a measured stream.
     warm_up = min(micro_batches, 8 * (1 + len(deployment.stages)))

@@ -5,25 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import platform
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
-import numpy as np
-
 from rpc_runtime.client.session import Session, TransferProgress
-from rpc_runtime.client.worker_client import describe
-from rpc_runtime.errors import TvmSplitError, WorkerError
+from rpc_runtime.client.worker_client import WorkerDescription
+from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.hardware import cpu_features
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.codecs import NONE, fitting
 from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now
+from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program, StageSpec, weight_bytes
 from rpc_runtime.program.runner import Runner
 from rpc_runtime.wire.channels import WorkerEndpoint
+from tvm_split.arguments import BundleLike, ClusterLike, as_bundle, as_cluster
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.cluster.machine import AUTO_CODEC
 from tvm_split.compiler.bundle import Bundle, kernels_key
@@ -31,15 +32,17 @@ from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.machine_targets import require_fit
 from tvm_split.compiler.targets import require_executable
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
+from tvm_split.deployment.inputs import inputs_of_batch, inputs_of_call
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.errors import BundleError, ClusterError
+from tvm_split.shown import Shown
 from tvm_split.units import short_list
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class DeploymentStatistics:
+@dataclass(frozen=True, repr=False)
+class DeploymentStatistics(Shown):
     """Statistics of a deployment since it was opened, per stage; ``blob_bytes_sent`` counts bytes sent by opening it.
 
     ``links`` has the transport of each link: gRPC, or memory that both ends share. ``weight_bytes`` has, by machine,
@@ -54,7 +57,7 @@ class DeploymentStatistics:
     gone: tuple[str, ...] = ()
 
 
-class Deployment(Closing):
+class Deployment(Closing, Shown):
     """A model that is loaded on its machines and ready for inputs. `deploy` creates it.
 
     Any number of threads may run and stream at the same time; each gets its own results in its own order.
@@ -82,23 +85,25 @@ class Deployment(Closing):
     def program(self) -> Program:
         return self.bundle.program
 
-    def run(self, *inputs: Any) -> tuple[np.ndarray, ...]:
+    def run(self, *inputs: Any, **named: Any) -> Outputs:
         """Run one micro-batch through the pipeline.
 
         Args:
-            inputs: one array per model input: numpy, torch, or anything that numpy converts without changing the dtype.
+            inputs: one array per model input: numpy, torch, or anything that numpy converts without changing the dtype;
+                or a dict of all inputs by name.
+            named: inputs by name.
 
         Returns:
-            The model's outputs, in its order.
+            The model's outputs, in its order and by name.
 
         Raises:
             InputError: wrong number, shape or dtype of inputs.
             WorkerUnavailableError, StageError, DeadlineError: a failure in the pipeline; names machine and stage.
         """
         with self._times.run():
-            return self._runner.run(inputs)
+            return self._runner.run(self._arranged(inputs, named))
 
-    def submit(self, *inputs: Any) -> Future[tuple[np.ndarray, ...]]:
+    def submit(self, *inputs: Any, **named: Any) -> Future[Outputs]:
         """Run one micro-batch in the background; the inputs are copied, so the caller may reuse them.
 
         Returns:
@@ -108,26 +113,32 @@ class Deployment(Closing):
             InputError: as `run`.
             WorkerError: the deployment is closed.
         """
-        arrays = [array.copy() for array in checked_inputs(self.program, inputs)]
+        arrays = [array.copy() for array in checked_inputs(self.program, self._arranged(inputs, named))]
         return self._times.call(self._runner.submit(arrays))
 
-    async def run_async(self, *inputs: Any) -> tuple[np.ndarray, ...]:
+    async def run_async(self, *inputs: Any, **named: Any) -> Outputs:
         """Run one micro-batch, for coroutines; returns and raises as `run`."""
-        return await asyncio.wrap_future(self.submit(*inputs))
+        return await asyncio.wrap_future(self.submit(*inputs, **named))
 
-    def stream(self, batches: Iterable[Any]) -> Iterator[tuple[np.ndarray, ...]]:
+    def stream(self, batches: Iterable[Any]) -> Iterator[Outputs]:
         """Run many micro-batches, pipelined; yields results in the order of the inputs.
 
         Args:
-            batches: any iterable of tuples of inputs (or bare arrays for a model of one input). It is read lazily, on a
-                thread of its own, only as far ahead as the pipeline has room, so it may be endless.
+            batches: any iterable of tuples of inputs, dicts by name, or bare arrays for a model of one input. It is
+                read lazily, on a thread of its own, only as far ahead as the pipeline has room, so it may be endless.
 
         Raises: as `run`, at the result that failed; errors that ``batches`` raises are raised here too.
         """
+        try:
+            iterator = iter(batches)
+        except TypeError as error:
+            raise InputError(f"a stream takes an iterable of micro-batches, such as [(x,), (x,)]: {error}") from error
         events = StreamEvents(now())
-        fed = events.feeding(batch if isinstance(batch, tuple | list) else (batch,) for batch in batches)
-        results = self._runner.stream(fed)
-        return self._times.stream(cast(Generator[tuple[np.ndarray, ...], None, None], results), events)
+        fed = events.feeding(inputs_of_batch(self.program.inputs, batch) for batch in iterator)
+        return self._times.stream(cast(Generator[Outputs, None, None], self._runner.stream(fed)), events)
+
+    def _arranged(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        return inputs_of_call(self.program.inputs, inputs, named)
 
     def stats(self) -> DeploymentStatistics:
         """Counts and seconds per stage, and per replica of a stage, since the deployment was opened.
@@ -191,8 +202,8 @@ class Deployment(Closing):
 
 
 def deploy(
-    bundle: Bundle,
-    cluster: Cluster,
+    bundle: BundleLike,
+    cluster: ClusterLike,
     *,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     on_transfer: TransferProgress | None = None,
@@ -201,8 +212,9 @@ def deploy(
     """Load a bundle's stages on the machines of a cluster and connect them.
 
     Args:
-        cluster: the machines, or a session of their workers. Workers that a plain cluster starts end with the
-            deployment.
+        bundle: what `compile` returned, or the folder in which it was saved.
+        cluster: the machines, a session of their workers, or a location as for `Cluster.at`. Workers that a plain
+            cluster starts end with the deployment.
         timeout_seconds: timeout of every wait: for a worker to answer, and for the next result.
         on_transfer: called while libraries and weights are sent, with machine, bytes sent, and total bytes.
         in_flight: the most micro-batches of a stream in flight. A lower number gives each result sooner after its
@@ -215,7 +227,8 @@ def deploy(
         BundleError: a worker has another version of TVM than the one with which the bundle was compiled.
         WorkerUnavailableError: a worker cannot be reached; names machine, address and stages.
     """
-    return deploy_on(cluster.start(), bundle, timeout_seconds, on_transfer, in_flight)
+    bundle = as_bundle(bundle)
+    return deploy_on(as_cluster(cluster).start(), bundle, timeout_seconds, on_transfer, in_flight)
 
 
 def deploy_on(
@@ -244,7 +257,8 @@ def _runner(
     for machine in bundle.program.machines:
         if machine not in cluster.machine_names:
             raise ClusterError(
-                f"the bundle has stages for machine {machine!r}; the cluster has {short_list(cluster.machine_names)}"
+                f"the bundle has stages for machine {machine!r}; the cluster has {short_list(cluster.machine_names)}. "
+                f"Equal machines may take their place: --rename {machine}=NAME, or bundle.renamed in Python"
             )
     if cluster.launcher.in_process:
         _require_runnable_here(bundle)
@@ -253,7 +267,6 @@ def _runner(
     _check_codecs(bundle.program, cluster)
     all_endpoints = cluster.endpoints()
     endpoints = {name: all_endpoints[name] for name in bundle.program.machines}
-    _check_workers(bundle, cluster, endpoints, timeout_seconds)
     return Session(
         bundle.program,
         endpoints,
@@ -262,6 +275,8 @@ def _runner(
         on_transfer=on_transfer,
         links=cluster.link_settings,
         in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
+        check=partial(_check_workers, bundle, cluster, endpoints),
+        model=bundle.model,
     )
 
 
@@ -291,11 +306,11 @@ def _require_runnable_here(bundle: Bundle) -> None:
 
 
 def _check_workers(
-    bundle: Bundle, cluster: Cluster, endpoints: Mapping[str, WorkerEndpoint], timeout_seconds: float
+    bundle: Bundle, cluster: Cluster, endpoints: Mapping[str, WorkerEndpoint], workers: Mapping[str, WorkerDescription]
 ) -> None:
-    """Validate the description of each worker against the needs of the bundle, before anything is sent."""
-    for name, endpoint in endpoints.items():
-        worker = describe(endpoint, timeout_seconds=timeout_seconds)
+    """Validate the description of each worker against the needs of the bundle."""
+    for name, worker in workers.items():
+        address = endpoints[name].address
         stages = bundle.program.stages_on(name)
         named = ", ".join(stage.name for stage in stages)
         planned = bundle.plan.machine(name)
@@ -304,7 +319,7 @@ def _check_workers(
             if planned.threads > worker.threads:
                 raise ClusterError(
                     f"the bundle was planned for {planned.threads} threads of {name!r}, and its worker at "
-                    f"{endpoint.address} computes with {worker.threads}; start it with --threads {planned.threads}, or "
+                    f"{address} computes with {worker.threads}; start it with --threads {planned.threads}, or "
                     f"plan and compile for threads: {worker.threads}"
                 )
         versions = {"apache-tvm": worker.tvm_version, "apache-tvm-ffi": worker.tvm_ffi_version}
@@ -313,7 +328,7 @@ def _check_workers(
             if worker_version != compiled_version:
                 raise BundleError(
                     f"the bundle was compiled with {package} {compiled_version}, the worker of {name!r} at "
-                    f"{endpoint.address} has {worker_version}; install the same version on both, or compile again"
+                    f"{address} has {worker_version}; install the same version on both, or compile again"
                 )
         require_executable(named, name, planned.target, worker.architecture, worker.cpu_features)
         for stage in (stage for stage in stages if stage.device == "cuda"):
@@ -321,7 +336,7 @@ def _check_workers(
             problem = cuda_misfit(needs, worker)
             if problem:
                 raise ClusterError(
-                    f"{stage.name} on {name!r} is compiled for CUDA, and the worker at {endpoint.address} {problem}. "
+                    f"{stage.name} on {name!r} is compiled for CUDA, and the worker at {address} {problem}. "
                     "Or plan the stage for another machine, or give this one an llvm target"
                 )
         limit = cluster.machine(name).memory_bytes

@@ -41,7 +41,7 @@ CLOCK_ERROR = 5_000_000
 """Largest apparent difference between the clocks of two machines, in nanoseconds: half a round trip of a slow link."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DeploymentReport(Shown):
     """Predictions and measurements of a deployment, per micro-batch.
 

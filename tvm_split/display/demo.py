@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.rule import Rule
 from rich.syntax import Syntax
 from rich.text import Text
@@ -16,25 +16,13 @@ from rpc_runtime.hardware import own_cores
 from rpc_runtime.program.measurements import COMPUTE
 from tvm_split import values
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, Demonstration
-from tvm_split.deployment.timeline import (
-    LANE_NAMES,
-    Timeline,
-    axis,
-    cells,
-    columns_in,
-    draw,
-    headings,
-    machines_at_once,
-    timeline,
-)
 from tvm_split.display.console import STDOUT
 from tvm_split.display.report import statistics_table
 from tvm_split.display.view import as_json, print_parts, show
 from tvm_split.outputs import write_text
 from tvm_split.pictures.timeline_picture import draw_picture
+from tvm_split.pictures.timeline_text import LANES, columns_in, drawn_timeline, machines_at_once
 from tvm_split.units import seconds_text
-
-COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "bright_green", "bright_black")
 
 
 def content_of(demo: Demonstration, folder: Path) -> dict[str, Any]:
@@ -50,7 +38,7 @@ def content_of(demo: Demonstration, folder: Path) -> dict[str, Any]:
         "pipelined_seconds": demo.ran.pipelined_seconds,
         "one_by_one_seconds": demo.ran.one_by_one_seconds,
         "gain": demo.ran.one_by_one_seconds / demo.ran.pipelined_seconds,
-        "machines_at_work_at_once": _at_once(demo, LANE_NAMES),
+        "machines_at_work_at_once": _at_once(demo, LANES),
         "machines_computing_at_once": _at_once(demo, (COMPUTE,)),
         "stages": [asdict(statistics) for statistics in demo.ran.statistics],
         "compiled": as_json(demo.bundle)["stages"],
@@ -70,7 +58,7 @@ def write_files(demo: Demonstration, folder: Path) -> None:
     title = f"{demo.bundle.model} on {len(machines)} machines: the first {SHOWN_MICRO_BATCHES} micro-batches"
     pictures = [folder / "timeline.png", folder / "timeline.svg"]
     draw_picture(demo.ran.first_events, machines, title, pictures)
-    write_text(folder / "timeline.txt", draw(timeline(demo.ran.first_events, machines)) + "\n")
+    write_text(folder / "timeline.txt", drawn_timeline(demo.ran.first_events, machines).plain + "\n")
     values.write(content_of(demo, folder), folder / "report.json")
 
 
@@ -92,7 +80,7 @@ def print_report(demo: Demonstration, folder: Path, console: Console = STDOUT) -
     print_parts([statistics_table(demo.ran.statistics, title)], console)
     console.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
     columns = columns_in(console.width, machines)
-    console.print(_coloured(timeline(demo.ran.first_events, machines, columns)), no_wrap=True, overflow="crop")
+    console.print(drawn_timeline(demo.ran.first_events, machines, columns), no_wrap=True, overflow="crop")
     console.print(Text(_overlap(demo)))
     console.print(f"As a picture: {folder}/timeline.png and timeline.svg", style="dim", soft_wrap=True)
 
@@ -109,19 +97,6 @@ def _outcome(demo: Demonstration) -> RenderableType:
     )
 
 
-def _coloured(drawn: Timeline) -> Group:
-    """Return the timeline as text with a colour for each micro-batch; computing is bold."""
-    names = headings(drawn.lanes)
-    lines = [Text("ms".rjust(len(names[0]) - 1) + " " + axis(drawn), "dim")] if names else []
-    for name, lane in zip(names, drawn.lanes, strict=True):
-        line = Text(name)
-        for cell in cells(lane, drawn.columns):
-            colour = "dim" if cell.sequence is None else COLOURS[cell.sequence % len(COLOURS)]
-            line.append(cell.text, colour)
-        lines.append(line)
-    return Group(*lines)
-
-
 def _overlap(demo: Demonstration) -> str:
     def share_of_time(kinds: Collection[str], least: int) -> str:
         return (
@@ -134,7 +109,7 @@ def _overlap(demo: Demonstration) -> str:
         "A number is a micro-batch, and so is a colour; a dot is a machine that does not compute. In a stream of some "
         f"seconds, a machine computed {share_of_time((COMPUTE,), 1)} of the time, and two or more at once "
         f"{share_of_time((COMPUTE,), 2)} of it; with receiving and sending, two or more were at work "
-        f"{share_of_time(LANE_NAMES, 2)} of it. A micro-batch by itself takes {seconds_text(alone)}, of which machines "
+        f"{share_of_time(LANES, 2)} of it. A micro-batch by itself takes {seconds_text(alone)}, of which machines "
         f"compute {seconds_text(computing)}; the rest is the way between processes."
     )
     cores, processes = own_cores().count, len(demo.bundle.program.machines) + 1

@@ -64,6 +64,12 @@ class ProfiledKernels:
         return cls(profile, sorted((_Row(tuple(group)) for group in groups.values()), key=lambda row: -row.seconds))
 
 
+@view.register
+def view_of_model_profile(profile: ModelProfile, *, details: bool = False) -> View:
+    """Return the view of `ProfiledKernels`; ``details`` has one row per call."""
+    return view(ProfiledKernels.of(profile, calls=details))
+
+
 @as_json.register
 def profile_as_json(profiled: ProfiledKernels) -> dict[str, Any]:
     """Return the time, operations and bytes of each kernel, with the machine's peaks, as JSON values."""

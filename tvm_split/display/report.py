@@ -9,9 +9,12 @@ from typing import Any
 from rich.text import Text
 
 from rpc_runtime.program.measurements import StageStatistics
+from rpc_runtime.program.program import weight_bytes
+from tvm_split.deployment.deployment import Deployment, DeploymentStatistics
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_advice import parted, tells_of_a_link
 from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison
+from tvm_split.display.links import transport_lines
 from tvm_split.display.view import Row, Table, View, view
 from tvm_split.units import bytes_text, seconds_text, short_list
 
@@ -37,6 +40,27 @@ def view_of_run(result: RunResult, *, details: bool = False) -> View:
     count = f"{result.micro_batches} micro-batches"
     rate = f"{count} in {result.seconds:.3f} s: {result.micro_batches_per_second:.1f} a second"
     return [statistics_table(result.stages, f"{result.model}: {count}"), rate]
+
+
+@view.register
+def view_of_deployment(deployment: Deployment, *, details: bool = False) -> View:
+    """Return the machines with their stages and weights; no worker is asked."""
+    program = deployment.program
+    rows = []
+    for machine in program.machines:
+        stages = program.stages_on(machine)
+        names = short_list([stage.name for stage in stages])
+        rows.append((machine, names, bytes_text(weight_bytes(stages))))
+    title = f"{deployment.bundle.model}: {len(program.replicas)} stages on {short_list(program.machines)}"
+    return [Table(title, ("machine", "stages"), ("weights",), rows)]
+
+
+@view.register
+def view_of_statistics(statistics: DeploymentStatistics, *, details: bool = False) -> View:
+    """Return the times of each stage, and what carries the links."""
+    links = ((link.source, link.destination, link.transport) for link in statistics.links)
+    gone = [f"No longer answering: {short_list(statistics.gone)}"] if statistics.gone else []
+    return [statistics_table(statistics.stages, f"{len(statistics.stages)} stages"), *transport_lines(links), *gone]
 
 
 NOTHING = "–"

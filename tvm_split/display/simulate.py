@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_split.display.view import Table, View, as_json, view
-from tvm_split.simulation.scenario import Loss, WhatIf
+from tvm_split.simulation.scenario import AS_PLANNED, Loss, WhatIf
 from tvm_split.simulation.simulate import Latencies, Simulation
 from tvm_split.units import seconds_text
 
@@ -45,6 +45,12 @@ def simulation_as_json(result: SimulatedPlan) -> dict[str, Any]:
 
 
 @view.register
+def view_of_bare_simulation(simulation: Simulation, *, details: bool = False) -> View:
+    """Return the view of a simulation without its plan's prediction."""
+    return view(SimulatedPlan("a stream", simulation, AS_PLANNED, 0.0, 0.0))
+
+
+@view.register
 def view_of_simulation(result: SimulatedPlan, *, details: bool = False) -> View:
     """Return a table of how each machine spent its time, and the throughput and latency beside the prediction."""
     machines = sorted(result.simulation.machines, key=lambda machine: -machine.computing)
@@ -76,8 +82,9 @@ def _sentences(result: SimulatedPlan) -> Iterator[str]:
             f"{2 * simulation.turns}"
         )
     if simulation.single is not None:
-        predicted = seconds_text(result.predicted_latency_seconds)
-        yield f"Alone: {_latency_text(simulation.single)} (predicted: {predicted})"
+        latency = result.predicted_latency_seconds
+        beside = f" (predicted: {seconds_text(latency)})" if latency > 0 else ""
+        yield f"Alone: {_latency_text(simulation.single)}{beside}"
     if simulation.streamed is not None:
         yield f"In the stream, at most {simulation.under_way} under way: {_latency_text(simulation.streamed)}"
     yield from _loss_lines(result.what_if.losses, simulation)

@@ -19,8 +19,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from tvm_split.display.console import STDOUT, print_json
+from tvm_split.shown import ShownFields
 
 MODULES = {
+    "tvm_split.cluster": "cluster",
     "tvm_split.planner": "plan",
     "tvm_split.compiler": "other",
     "tvm_split.deployment": "report",
@@ -73,6 +75,18 @@ def as_json(value: Any) -> Any:
     if as_json.dispatch(type(value)) is as_json.dispatch(object):
         return TypeAdapter(type(value)).dump_python(value, mode="json")
     return as_json(value)
+
+
+@view.register
+def view_of_fields(value: ShownFields, *, details: bool = False) -> View:
+    """Return a table of the fields that differ from their defaults."""
+    return [Table(type(value).__name__, ("field", "value"), (), [(n, str(v)) for n, v in value.given.items()])]
+
+
+def title_of(value: Any) -> str:
+    """Return the title of a value's first table, or its first sentence."""
+    first = next(iter(view(value)))
+    return first.title if isinstance(first, Table) else str(first)
 
 
 def show(value: Any, console: Console = STDOUT, *, details: bool = False) -> None:

@@ -6,13 +6,14 @@ The table of frontends has the sources, packages and loader of each; it imports 
 from __future__ import annotations
 
 import importlib.util
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from rpc_runtime.registry import Registry
 from tvm_split.errors import ModelImportError
 
@@ -24,8 +25,8 @@ __all__ = ["FRONTENDS", "Frontend", "ImportRequest", "load_model"]
 MOST_ELEMENTS = 2**31 - 1
 """The largest size of an axis: some importers and frameworks use 32-bit sizes."""
 
-_LOCK = threading.RLock()
-"""Held during an import: tracing patches classes of the frameworks, which must not overlap."""
+MOST_LEVELS = 64
+"""The most levels of nested example inputs."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,10 @@ def load_model(
 
     if isinstance(source, Model):
         return source
+    if not isinstance(name, str | None) or not isinstance(dimensions, Mapping | None):
+        wrong = f"name is {name!r:.80} and dimensions is {dimensions!r:.80}"
+        raise ModelImportError(f"{wrong}; name is a text, and dimensions a mapping such as {{'length': 128}}")
+    _require_shallow(example_inputs)
     request = ImportRequest(example_inputs, batch, dict(dimensions or {}), name)
     _require_sizes(request)
     if example_inputs is None and _is_function(source) and not is_network(source):
@@ -233,9 +238,20 @@ def load_model(
                 f"importing this model needs {package}, which is not installed: pip install {install}"
             )
     module, _, function = frontend.load.partition(":")
-    with _LOCK:
+    with ONE_AT_A_TIME:
         model: Model = getattr(importlib.import_module(module), function)(source, request)
     return model
+
+
+def _require_shallow(examples: Any) -> None:
+    """Raise a ModelImportError for lists, tuples and mappings that hold themselves, or are nested too deep."""
+    level: list[Any] = [[examples]]
+    for _ in range(MOST_LEVELS):
+        parts = chain.from_iterable(value.values() if isinstance(value, Mapping) else value for value in level)
+        level = list({id(part): part for part in parts if isinstance(part, list | tuple | Mapping)}.values())
+        if not level:
+            return
+    raise ModelImportError(f"example_inputs are nested more than {MOST_LEVELS} deep, or hold themselves; give arrays")
 
 
 def _require_sizes(request: ImportRequest) -> None:

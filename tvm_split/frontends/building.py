@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
@@ -21,6 +21,10 @@ from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier
 from tvm_split.model import Model, Reference
+
+QUANTIZED_TOLERANCE = 0.05
+"""The tolerance of quantised networks. Kernels differ in rounding between two steps, and later operators may amplify
+one step to several: for one small attention network, LiteRT's own results were 0.02 of their range apart."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,19 @@ class Built:
     ) -> Model:
         """Return the Model; ``outputs`` are the names of its outputs, by default ``output_0``, ``output_1``, …."""
         fields = self.module["main"].body.body.ty.fields
-        names = outputs or [f"output_{index}" for index in range(len(fields))]
-        specs = tuple(_spec(output, field) for output, field in zip(names, fields, strict=True))
+        specs = tuple(_spec(f"output_{index}", field) for index, field in enumerate(fields))
         arrays = None if examples is None else tuple(examples)
-        return Model(
+        model = Model(
             identifier(name), framework, self.module, self.inputs, specs, self.layers, reference, arrays, tolerance
         )
+        return with_output_names(model, outputs) if outputs else model
+
+
+def with_output_names(model: Model, names: Sequence[str]) -> Model:
+    """Return the model with these names of its outputs; a number is appended to a repeated one."""
+    unique = UniqueNames()
+    pairs = zip(model.outputs, names, strict=True)
+    return replace(model, outputs=tuple(replace(spec, name=unique.take(name)) for spec, name in pairs))
 
 
 def _spec(name: str, kind: Any) -> TensorSpec:

@@ -116,6 +116,27 @@ def padded_with_rows(op: Operators, data: relax.Expr, axis: int, widths: tuple[i
     return op.take(data, constant(rows, "int64"), axis)
 
 
+def weighted(op: Operators, data: relax.Expr, weights: np.ndarray[Any, Any], axis: int) -> relax.Expr:
+    """Return the sums of the rows of ``data`` along ``axis`` with the ``weights`` [rows of the result, rows].
+
+    Weights that only choose rows become a gather.
+    """
+    target, size = weights.shape
+    if target == size and np.array_equal(weights, np.eye(size)):
+        return data
+    chosen = weights.argmax(axis=1)
+    if np.array_equal(weights, np.eye(size)[chosen]):
+        return op.take(data, constant(chosen, "int64"), axis)
+    dtype, rank = dtype_of(data), len(shape_of(data))
+    data = op.cast(data, wide(dtype))
+    if axis == rank - 2:
+        return op.cast(op.matmul(constant(weights, wide(dtype)), data), dtype)
+    order = [*range(axis), *range(axis + 1, rank), axis]
+    data = data if axis == rank - 1 else op.permute_dims(data, order)
+    product = op.matmul(data, constant(weights.T, wide(dtype)))
+    return op.cast(product if axis == rank - 1 else op.permute_dims(product, np.argsort(order).tolist()), dtype)
+
+
 def strides(shape: Sequence[int]) -> list[int]:
     """The distance of neighbours along each axis in a flat tensor of this shape."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

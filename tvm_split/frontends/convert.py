@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -183,13 +183,17 @@ def convert(graph: Graph, importer: Importer) -> Built:
 
 
 def _needed(graph: Graph) -> tuple[list[Operation], set[Hashable]]:
-    """Return the operations that the outputs need (assertions are needed by none), and the keys that these read."""
+    """Return the operations that the outputs need (assertions are needed by none), and the keys that are read.
+
+    A result that nobody reads has None as its key, so that an importer need not know it: masks, indices, statistics.
+    """
     used: set[Hashable] = set(graph.outputs)
     operations = []
     for operation in reversed(graph.operations):
         if used.intersection(operation.outputs):
+            outputs = tuple(key if key in used else None for key in operation.outputs)
+            operations.append(replace(operation, outputs=outputs))
             used.update(key for key in operation.inputs if key is not None)
-            operations.append(operation)
     return operations[::-1], used
 
 
@@ -217,7 +221,7 @@ def _results(result: Any, builder: ModelBuilder, operation: Operation) -> list[r
     else:
         fields = [result]
     if any(key is not None for key in operation.outputs[len(fields) :]):
-        raise ModelImportError(f"it has {len(operation.outputs)} outputs, of which {len(fields)} can be imported")
+        raise ModelImportError(f"only the first {len(fields)} of its outputs can be imported, and another one is read")
     return fields
 
 

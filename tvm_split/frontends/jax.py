@@ -16,11 +16,12 @@ import numpy as np
 from jax import export, tree_util
 from jax.extend import core
 
-from tvm_split.errors import ModelImportError, last_line
+from tvm_split.errors import ModelImportError, first_line, last_line
 from tvm_split.frontends import ImportRequest
+from tvm_split.frontends.building import with_output_names
 from tvm_split.frontends.convert import line_of_source
 from tvm_split.frontends.dimensions import bound_inputs, with_rows
-from tvm_split.frontends.names import UniqueNames, identifier
+from tvm_split.frontends.names import UniqueNames, identifier, output_names
 from tvm_split.frontends.stablehlo.importer import model_of
 from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are, below_the_network
 from tvm_split.frontends.stablehlo.modules import (
@@ -34,6 +35,10 @@ from tvm_split.frontends.stablehlo.modules import (
 from tvm_split.model import Model
 from tvm_split.units import short_list
 
+_REMEDY = (
+    ". It chooses by the values of an array: write that line with jax.numpy.where, or give the part of the network "
+    "before or after it"
+)
 EXPORTED_SUFFIX = ".jax"
 """The suffix for files of ``jax.export.Exported.serialize``; JAX itself defines none."""
 
@@ -87,15 +92,20 @@ def _load_function(source: Any, request: ImportRequest) -> Model:
     arrays = with_rows(arrays, request.batch)
     names = [name for name, is_one in zip(_names(source, positional, keywords), is_array, strict=True) if is_one]
 
+    paths: list[Any] = []
+
     def on_arrays(*inputs: Any) -> Any:
         waiting = iter(inputs)
         mixed = [next(waiting) if is_one else leaf for leaf, is_one in zip(leaves, is_array, strict=True)]
         positional, keywords = tree_util.tree_unflatten(tree, mixed)
-        return tree_util.tree_leaves(function.call(*positional, **keywords))
+        outputs = tree_util.tree_leaves_with_path(function.call(*positional, **keywords))
+        paths[:] = [path for path, _ in outputs]
+        return [leaf for _, leaf in outputs]
 
-    return traced_model(
+    model = traced_model(
         on_arrays, arrays, names, framework="jax", name=request.name or function.name or shown, naming=function.naming
     )
+    return with_output_names(model, output_names(paths))
 
 
 def traced_model(
@@ -106,12 +116,10 @@ def traced_model(
     framework: str,
     name: str,
     naming: Naming = as_they_are,
-    are_examples: bool = True,
 ) -> Model:
     """Trace ``call``, which takes ``arrays`` with these ``names`` and returns a list of arrays, and return its Model.
 
-    ``naming`` converts paths of operations to names of layers. If ``are_examples`` is false, only the shapes and dtypes
-    of the arrays are used.
+    ``naming`` converts paths of operations to names of layers.
     """
     module, weights = _lowered(call, arrays, name)
     places = range(len(weights), len(weights) + len(arrays))
@@ -119,10 +127,8 @@ def traced_model(
     examples = [array.astype(np.dtype(kind)) for array, kind in zip(arrays, kinds, strict=True)]
     unique = UniqueNames()
     inputs = {place: unique.take(argument_name) for place, argument_name in zip(places, names, strict=True)}
-    return model_of(
-        module, dict(enumerate(weights)), inputs, examples if are_examples else None,
-        framework=framework, name=name, naming=naming,
-    )  # fmt: skip
+    weights_by_place = dict(enumerate(weights))
+    return model_of(module, weights_by_place, inputs, examples, framework=framework, name=name, naming=naming)
 
 
 def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> tuple[Any, list[Array]]:
@@ -131,9 +137,9 @@ def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> t
         closed = jax.make_jaxpr(call)(*arrays)
     except Exception as error:
         inputs = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
+        remedy = _REMEDY if isinstance(error, jax.errors.ConcretizationTypeError) else ""
         raise ModelImportError(
-            f"JAX cannot trace {shown} for inputs {inputs}: {type(error).__name__}: "
-            f"{(str(error).strip().splitlines() or [''])[0]}{line_of_source(error)}"
+            f"JAX cannot trace {shown} for inputs {inputs}: {first_line(error)}{line_of_source(error)}{remedy}"
         ) from error
 
     def with_weights(weights: Sequence[Any], *arguments: Any) -> Any:
@@ -174,6 +180,7 @@ def _load_module(source: Any, request: ImportRequest, name: str) -> Model:
     """Load an Exported or the bytes of a module; all arguments of its main function become inputs."""
     symbols: list[list[tuple[int, str]]] = []
     names: list[str] = []
+    paths: list[Any] = []
     if isinstance(source, bytes):
         module = parsed(source, "the module")
     else:
@@ -184,6 +191,8 @@ def _load_module(source: Any, request: ImportRequest, name: str) -> Model:
         ]
         positional, keywords = tree_util.tree_unflatten(source.in_tree, list(range(len(source.in_avals))))
         names = _names(None, positional, keywords)
+        outputs = tree_util.tree_unflatten(source.out_tree, range(len(source.out_avals)))
+        paths = [path for path, _ in tree_util.tree_leaves_with_path(outputs)]
     arguments = list(block_of(main_of(module)).arguments)
     names = names or [f"input_{place}" for place in range(len(arguments))]
     specs = [(called, *shape_and_dtype(argument.type)) for called, argument in zip(names, arguments, strict=True)]
@@ -195,7 +204,8 @@ def _load_module(source: Any, request: ImportRequest, name: str) -> Model:
     }
     static, examples = bound_inputs(specs, request, by_place)
     module = with_sizes(module, static)
-    return model_of(module, {}, dict(enumerate(names)), examples, framework="stablehlo", name=name)
+    model = model_of(module, {}, dict(enumerate(names)), examples, framework="stablehlo", name=name)
+    return with_output_names(model, output_names(paths)) if paths else model
 
 
 @dataclass(frozen=True)
@@ -210,7 +220,7 @@ class Function:
 def function_of(source: Any) -> Function:
     """Return the function for a source: a function, a module of flax.nnx, or a bound module of flax.linen.
 
-    Raises ModelImportError for other sources, unbound modules, and modules in training mode.
+    Raises ModelImportError for unbound modules and modules in training mode.
     """
     # Flax is not imported here: a module of Flax has already imported it.
     linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
@@ -226,9 +236,7 @@ def function_of(source: Any) -> Function:
     if nnx is not None and isinstance(source, nnx.Module):
         _check_evaluation_mode(source, nnx)
         return Function(_nnx_function(source, nnx), type(source).__name__)
-    if callable(source):
-        return Function(source)
-    raise ModelImportError(f"{type(source).__name__} is neither a function nor a module of Flax")
+    return Function(source)
 
 
 def _check_evaluation_mode(module: Any, nnx: Any) -> None:

@@ -17,8 +17,9 @@ import numpy as np
 
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends import ImportRequest
+from tvm_split.frontends.building import with_output_names
 from tvm_split.frontends.dimensions import Specs, bound_inputs, in_order, with_rows
-from tvm_split.frontends.names import identifier
+from tvm_split.frontends.names import identifier, output_names
 from tvm_split.model import Model
 
 BACKENDS = ("jax", "torch")
@@ -45,6 +46,7 @@ def load_keras(source: Any, request: ImportRequest) -> Model:
     structure = getattr(source, "_inputs_struct", None)
     takes_names = structure is None and not _known_inputs(source) and isinstance(request.example_inputs, Mapping)
     called = request.name or source.name
+    paths: list[Any] = []
 
     def call(*tensors: Any) -> list[Any]:
         argument: Any = list(tensors) if len(tensors) > 1 else tensors[0]
@@ -52,24 +54,27 @@ def load_keras(source: Any, request: ImportRequest) -> Model:
             argument = dict(zip(names, tensors, strict=True))
         elif structure is not None:
             argument = keras.tree.pack_sequence_as(structure, list(tensors))
-        return list(keras.tree.flatten(source(argument, training=False)))
+        outputs = keras.tree.flatten_with_path(source(argument, training=False))
+        paths[:] = [path for path, _ in outputs]
+        return [output for _, output in outputs]
 
     identifiers = [identifier(input_name) for input_name in names]
     if backend == "torch":
         model = _through_torch(call, source, arrays, identifiers, called)
-        return model if request.example_inputs is not None else replace(model, example_inputs=None)
-    from tvm_split.frontends.jax import traced_model
-    from tvm_split.frontends.stablehlo.layer_names import below_the_network
+    else:
+        from tvm_split.frontends.jax import traced_model
+        from tvm_split.frontends.stablehlo.layer_names import below_the_network
 
-    return traced_model(
-        call,
-        arrays,
-        identifiers,
-        framework="keras",
-        name=called,
-        naming=below_the_network,
-        are_examples=request.example_inputs is not None,
-    )
+        model = traced_model(call, arrays, identifiers, framework="keras", name=called, naming=below_the_network)
+    model = with_output_names(model, _output_names(source, paths))
+    return model if request.example_inputs is not None else replace(model, example_inputs=None)
+
+
+def _output_names(model: Any, paths: Sequence[Any]) -> list[str]:
+    """Return the outputs' names: keys of a dict, else the names that the network declares, of its last layers."""
+    declared = list(getattr(model, "output_names", None) or ())
+    has_keys = any(isinstance(key, str) for path in paths for key in path)
+    return declared if len(declared) == len(paths) and not has_keys else output_names(paths)
 
 
 def _read(path: Path) -> Any:

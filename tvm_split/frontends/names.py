@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 Words = tuple[str, ...]
+Path = Sequence[Any]
+"""The keys, attributes and positions that lead to a part of a nested value, also in the form of JAX's pytrees."""
 
 _WORDS_OF_TVMSCRIPT = frozenset({"R", "T", "I", "tir", "relax", "cls", "main"})
 _COUNTED = re.compile(r"(.+)_\d+")
@@ -36,6 +40,30 @@ class UniqueNames:
             name = f"{wanted}_{self._counts[wanted]}"
         self._taken.add(name)
         return name
+
+
+def output_names(paths: Sequence[Path]) -> list[str]:
+    """Return the outputs' names by their paths: ``logits``, ``hidden.0``; ``output_0`` for one with positions only."""
+    keys = [[getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))) for key in path] for path in paths]
+    return [
+        ".".join(map(str, path)) if any(isinstance(key, str) for key in path) else f"output_{place}"
+        for place, path in enumerate(keys)
+    ]
+
+
+def paths_in(value: Any, above: Words = ()) -> Iterator[tuple[Any, Path]]:
+    """Yield the leaves of nested mappings, sequences, named tuples and dataclasses, each with its path."""
+    if isinstance(value, Mapping):
+        parts: Any = value.items()
+    elif isinstance(value, list | tuple):
+        parts = zip(getattr(value, "_fields", range(len(value))), value, strict=True)
+    elif is_dataclass(value):
+        parts = ((field.name, getattr(value, field.name)) for field in fields(value))
+    else:
+        yield value, above
+        return
+    for key, part in parts:
+        yield from paths_in(part, (*above, key))
 
 
 def scopes_of_keras(paths: Sequence[Words]) -> list[Words]:

@@ -68,9 +68,12 @@ class InChildProcess:
         return self._asked("values", inputs)
 
     def _asked(self, method: str, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
-        child = _idle_child(self.memory_bytes) or _started(self.memory_bytes)
+        child = _idle_child(self.memory_bytes)
+        if child is None or not child.accepts(self, method, inputs):
+            child = _started(self.memory_bytes)
+            child.accepts(self, method, inputs)
         try:
-            yield from child.answers(self, method, inputs)
+            yield from child.answers(self.timeout_seconds)
         except BaseException:  # includes the end of an iteration (GeneratorExit): unread answers may be in the pipe
             child.end()
             raise
@@ -91,14 +94,28 @@ class _Child:
         self.process.wait()
         self.connection.close()
 
-    def answers(self, asking: InChildProcess, method: str, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
+    def accepts(self, asking: InChildProcess, method: str, inputs: Sequence[Array]) -> bool:
+        """Send a request, and return whether the child began to read it; end the child if not.
+
+        An idle child may end at any moment: the system kills it first if memory is short.
+        """
         is_known = self.holds is not None and self.holds() is asking.reference
         try:
             self.connection.send((None if is_known else asking.reference, method, list(inputs)))
             self.holds = weakref.ref(asking.reference)
+            if self.connection.poll(asking.timeout_seconds) and self.connection.recv() == _ACCEPTED:
+                return True
+        except (EOFError, OSError):
+            pass
+        self.end()
+        return False
+
+    def answers(self, timeout_seconds: float) -> Iterator[tuple[str, Array]]:
+        """Yield the names and arrays of the answer to the request that the child accepted."""
+        try:
             while True:
-                if not self.connection.poll(asking.timeout_seconds):
-                    raise _failed(f"gave no answer within {asking.timeout_seconds:g} s")
+                if not self.connection.poll(timeout_seconds):
+                    raise _failed(f"gave no answer within {timeout_seconds:g} s")
                 name, answer = self.connection.recv()
                 if isinstance(answer, Exception):
                     raise answer
@@ -110,16 +127,20 @@ class _Child:
 
 
 _IDLE: list[_Child] = []
+_ACCEPTED = "accepted"
+"""The child's first answer to each request, before it reads the request."""
 
 
 def _idle_child(memory_bytes: int | None) -> _Child | None:
     """Return an idle child with this memory limit, or None; end all other idle children on the way."""
-    while _IDLE:
-        child = _IDLE.pop()
+    while True:
+        try:
+            child = _IDLE.pop()
+        except IndexError:  # also if another thread takes the last one
+            return None
         if child.memory_bytes == memory_bytes and child.process.poll() is None and not child.connection.poll():
             return child
         child.end()
-    return None
 
 
 def _started(memory_bytes: int | None) -> _Child:
@@ -161,6 +182,7 @@ def _answer(connection: Connection) -> None:
     reference: Any = None
     while connection.poll(_IDLE_SECONDS):
         try:
+            connection.send(_ACCEPTED)
             new_reference, method, inputs = connection.recv()
             reference = new_reference or reference
             if method == "values":
@@ -170,7 +192,7 @@ def _answer(connection: Connection) -> None:
                 for output in reference.outputs(inputs):
                     connection.send(("", output))
             connection.send(("", None))
-        except EOFError:
+        except (EOFError, OSError):
             return
         except MemoryError:
             connection.send(("", _failed("needs more memory than there is")))

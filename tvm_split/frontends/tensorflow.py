@@ -10,6 +10,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends import ImportRequest
+from tvm_split.frontends.building import with_output_names
 from tvm_split.frontends.dimensions import bound_inputs
 from tvm_split.frontends.names import identifier, scopes_of_keras
 from tvm_split.frontends.stablehlo.importer import model_of
@@ -27,7 +28,7 @@ def load_tensorflow(source: str | Path, request: ImportRequest) -> Model:
     TensorFlow. Raises ModelImportError.
     """
     path = Path(source)
-    function = _signature(path)
+    function, output_names = _signature(path)
     specs = [
         (tensor.name.partition(":")[0], list(tensor.shape), tensor.dtype.as_numpy_dtype.__name__)
         for tensor in function.inputs
@@ -47,15 +48,13 @@ def load_tensorflow(source: str | Path, request: ImportRequest) -> Model:
             "cannot be imported"
         )
     inputs = {place: identifier(input_name) for place, (input_name, _, _) in enumerate(specs)}
-    return model_of(
-        module, {}, inputs, examples, framework="tensorflow", name=request.name or path.name, naming=scopes_of_keras
-    )
+    name = request.name or path.name
+    model = model_of(module, {}, inputs, examples, framework="tensorflow", name=name, naming=scopes_of_keras)
+    return with_output_names(model, output_names) if len(output_names) == len(model.outputs) else model
 
 
-def _signature(path: Path) -> Any:
-    """Return the function of a SavedModel's signature with its variables as constants."""
-    if not (path / "saved_model.pb").is_file():
-        raise ModelImportError(f"{str(path)!r} is no folder of a SavedModel: there is no saved_model.pb in it")
+def _signature(path: Path) -> tuple[Any, list[str]]:
+    """Return the function of a SavedModel's signature with its variables as constants, and its outputs' names."""
     try:
         loaded = tf.saved_model.load(str(path))  # this reference keeps its variables alive for its functions
     except Exception as error:
@@ -67,4 +66,4 @@ def _signature(path: Path) -> Any:
             f"{str(path)!r} has the signatures {', '.join(signatures) or '(none)'}: call the network's {SIGNATURE}"
         )
     # Loops stay functional: XLA does not support the lowered form that TensorFlow makes by default.
-    return convert_variables_to_constants_v2(function, lower_control_flow=False)
+    return convert_variables_to_constants_v2(function, lower_control_flow=False), sorted(function.structured_outputs)

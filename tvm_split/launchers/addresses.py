@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rpc_runtime.client.worker_client import describe
+from rpc_runtime.client.worker_client import describe, on_every_machine
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.security import split_address
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.cluster_file import read_cluster_file
 from tvm_split.cluster.launcher import Launcher, WithAccess
@@ -44,10 +43,9 @@ class At(WithAccess, Launcher):
         addresses = [text.strip() for text in self.addresses.split(",") if text.strip()]
         if not addresses:
             raise ClusterError("at: needs at least one HOST:PORT, several are separated by commas")
-        return Cluster(tuple(map(self._machine, addresses)), launcher=self)
+        return Cluster(tuple(on_every_machine(addresses, self._machine).values()), launcher=self)
 
     def _machine(self, address: str) -> Machine:
-        split_address(address)
         worker = describe(WorkerEndpoint(address, address, self.token, self.tls), self.timeout_seconds)
         endpoint = WorkerEndpoint(worker.machine, address, self.token, self.tls)
         return Machine(worker.machine, worker.threads, endpoint=endpoint)

@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from rpc_runtime.client.worker_client import on_every_machine
 from rpc_runtime.errors import DeadlineError, ProtocolError, WorkerUnavailableError
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
-from rpc_runtime.wire.tracker import joined
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
-from tvm_split.cluster.launcher import Launcher, WithAccess
+from tvm_split.cluster.discovery import AskedMachine, ask, planned_machines
+from tvm_split.cluster.launcher import Launcher, Listed, Started, WithAccess
 
 PORT_NAME = "worker"
 """The name of the container's port, as in ``deploy/kubernetes``."""
@@ -46,6 +46,9 @@ class Kubernetes(WithAccess, Launcher):
         machines, left_out = planned_machines(self.ask(self.timeout_seconds), place, advice)
         return Cluster(machines, left_out=left_out, launcher=self)
 
+    def start(self, cluster: Cluster) -> Started:
+        return Listed(self, cluster)
+
     def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
         """Ask the worker of every ready pod with the labels.
 
@@ -53,9 +56,9 @@ class Kubernetes(WithAccess, Launcher):
             WorkerUnavailableError: kubectl is missing or fails.
             DeadlineError, ProtocolError: kubectl does not answer, or its answer is no list of pods.
         """
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            machines = pool.map(lambda pod: self._asked(pod, timeout_seconds), _pods(self.selector, self.namespace))
-            return sorted(machines, key=lambda machine: machine.name)
+        pods = _pods(self.selector, self.namespace)
+        machines = on_every_machine(range(len(pods)), lambda index: self._asked(pods[index], timeout_seconds))
+        return sorted(machines.values(), key=lambda machine: machine.name)
 
     def _asked(self, pod: Mapping[str, Any], timeout_seconds: float) -> AskedMachine:
         try:
@@ -65,7 +68,7 @@ class Kubernetes(WithAccess, Launcher):
             host = cleaned(_host(pod))
         except (KeyError, TypeError, AttributeError) as error:
             raise ProtocolError(f"kubectl answers with a pod that is none: it lacks {error}") from error
-        endpoint = WorkerEndpoint(name, joined(host, port or 0), self.token, self.tls)
+        endpoint = WorkerEndpoint(name, str(Address(host, port or 0)), self.token, self.tls)
         if port is None:
             return AskedMachine(
                 endpoint, reason=f"its pod has no container with a port named {PORT_NAME!r}", is_fault=True

@@ -17,8 +17,8 @@ from typing import Any
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from rpc_runtime.processes import Closing, before_end, cleared
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.security import split_address
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.launcher import Launcher, Started
 from tvm_split.errors import ClusterError, last_line
@@ -214,8 +214,8 @@ def _join(ray: Any, address: str | None) -> bool:
     where = address or "this host"
     try:
         if address is not None:  # checked first, since Ray itself retries for minutes
-            host, port = split_address(address)
-            socket.create_connection((host.strip("[]"), port), CONNECT_SECONDS).close()
+            head = Address.callable(address)
+            socket.create_connection((head.host, head.port), CONNECT_SECONDS).close()
         ray.init(address=address or "auto", log_to_driver=False, logging_level="warning")
     except (OSError, ConnectionError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from rpc_runtime.client.worker_client import on_every_machine
 from rpc_runtime.errors import InputError
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.tracker import ListedServer, TrackerAddress, listed_servers
+from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import ASKED_AT_ONCE, AskedMachine, ask, planned_machines
-from tvm_split.cluster.launcher import Launcher, WithAccess
+from tvm_split.cluster.discovery import AskedMachine, ask, planned_machines
+from tvm_split.cluster.launcher import Launcher, Listed, Started, WithAccess
 
 NO_WORKER = (
     "a server of TVM's RPC: kernels can be tuned on it, but nothing can be deployed to it, which needs "
@@ -39,6 +40,9 @@ class Tracker(WithAccess, Launcher):
         machines, left_out = planned_machines(self.ask(self.timeout_seconds), place, advice)
         return Cluster(machines, left_out=left_out, launcher=self)
 
+    def start(self, cluster: Cluster) -> Started:
+        return Listed(self, cluster)
+
     def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
         """Ask the workers among the servers that the tracker lists.
 
@@ -52,16 +56,15 @@ class Tracker(WithAccess, Launcher):
                 "anybody may register with a tracker, so a token is shown to its machines only where TLS proves who "
                 "they are: give tls_ca as well (from Python: tls), or a cluster file, which names the machines"
             )
-        servers = listed_servers(TrackerAddress.parse(self.address), timeout_seconds)
+        servers = listed_servers(Address.callable(self.address), timeout_seconds)
         listed = [server for server in servers if self.key in (None, server.key)]
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            machines = pool.map(lambda server: self._asked(server, timeout_seconds), _newest(listed))
-            return sorted(machines, key=lambda machine: (machine.name, machine.endpoint.address))
+        machines = on_every_machine(_newest(listed), lambda server: self._asked(server, timeout_seconds))
+        return sorted(machines.values(), key=lambda machine: (machine.name, machine.endpoint.address))
 
     def _asked(self, server: ListedServer, timeout_seconds: float) -> AskedMachine:
         registration = server.registration
-        name = server.address if registration is None else registration.name
-        endpoint = WorkerEndpoint(name, server.address, self.token, self.tls)
+        name = str(server.address) if registration is None else registration.name
+        endpoint = WorkerEndpoint(name, str(server.address), self.token, self.tls)
         if server.fault:
             reason = f"its registration at the tracker is invalid: {server.fault}"
         elif registration is None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.program.measurements import COMPUTE, TraceEvent
-from tvm_split.deployment.timeline import LANE_NAMES
+from rpc_runtime.program.measurements import COMPUTE, RECEIVE, TraceEvent
 from tvm_split.outputs import written
 from tvm_split.pictures.colours import COLOURS
+from tvm_split.pictures.timeline_text import LANES
 
 LANE_HEIGHT = 0.8
 INCHES_PER_LANE = 0.32
@@ -41,7 +41,7 @@ def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: s
     from matplotlib.figure import Figure
 
     in_full = len(machines) <= MOST_IN_FULL
-    kinds = list(LANE_NAMES) if in_full else [COMPUTE]
+    kinds = list(LANES) if in_full else [COMPUTE]
     shown = [event for event in events if event.kind in kinds]
     origin = min((event.start_nanoseconds for event in shown), default=0)
     rows = [(machine, kind) for machine in machines for kind in kinds]
@@ -53,7 +53,7 @@ def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: s
     for event in shown:
         lanes.setdefault((event.machine, event.kind), []).append(event)
     for lane, lane_events in lanes.items():
-        row, computes = place[lane], LANE_NAMES[lane[1]] == "compute"
+        row, computes = place[lane], lane[1] == COMPUTE
         bars = [
             ((event.start_nanoseconds - origin) / 1e6, (event.end_nanoseconds - event.start_nanoseconds) / 1e6)
             for event in lane_events
@@ -69,13 +69,13 @@ def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: s
         for (start, length), event in zip(bars, lane_events, strict=True) if computes and in_full else ():
             axes.text(start + length / 2, row, str(event.sequence), ha="center", va="center", fontsize=7, clip_on=True)
     if in_full:
-        for row in range(len(LANE_NAMES), len(rows), len(LANE_NAMES)):
+        for row in range(len(LANES), len(rows), len(LANES)):
             axes.axhline(row - 0.5, color="black", linewidth=0.6)
-        labels = [f"{machine}  {LANE_NAMES[kind]}" if kind == "receive" else LANE_NAMES[kind] for machine, kind in rows]
+        labels = [f"{machine}  {LANES[kind][0]}" if kind == RECEIVE else LANES[kind][0] for machine, kind in rows]
         axes.set_yticks(range(len(rows)), labels)
     else:
         labelled = range(0, len(rows), -(-len(rows) // MOST_LABELS))
-        axes.set_yticks(labelled, [f"{machines[row]}  {LANE_NAMES[COMPUTE]}" for row in labelled])
+        axes.set_yticks(labelled, [f"{machines[row]}  {LANES[COMPUTE][0]}" for row in labelled])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(
         "milliseconds; a number is a micro-batch, and so is a colour"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -61,7 +61,7 @@ class PlannedCodec:
         CODECS[self.codec]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan(Shown):
     """Stages in topological order; every layer of the model is in exactly one.
 
@@ -105,6 +105,22 @@ class Plan(Shown):
                 return machine
         raise PlanError(f"the plan names no machine {name!r}; it has {short_list([m.name for m in self.machines])}")
 
+    def renamed(self, names: Mapping[str, str]) -> Plan:
+        """Return the same plan for machines with other names, by the names that they have in this plan.
+
+        Raises:
+            PlanError: the plan has no machine of a name, or two machines would have the same one.
+        """
+        for name in names:
+            self.machine(name)
+        machines = tuple(replace(machine, name=names.get(machine.name, machine.name)) for machine in self.machines)
+        new_names = [machine.name for machine in machines]
+        twice = next((name for name in new_names if new_names.count(name) > 1), None)
+        if twice is not None:
+            raise PlanError(f"two machines of the plan would be named {twice!r}; rename both")
+        plan: Plan = with_machine_names(self, names)
+        return replace(plan, machines=machines, request=self.request.renamed(names))
+
     @property
     def in_flight(self) -> int | None:
         """The most micro-batches of a stream in flight; None unless the plan is for latency and from measurements."""
@@ -144,6 +160,22 @@ class Plan(Shown):
         return _plan_in(Document(source, content, PlanError))
 
 
+MACHINE_FIELDS = ("machine", "machines", "source", "destination", "compute_ratios", "link_speeds")
+"""Fields of a plan's and a program's values that hold names of machines."""
+OTHER_NAMES = ("transfers", "request")
+"""Fields that hold other names: sources and destinations of a prediction's transfers are steps."""
+
+
+def with_machine_names(value: Any, names: Mapping[str, str], of_field: str = "") -> Any:
+    """Return a value of dataclasses and tuples in which machines have other names; ``names`` maps the old ones."""
+    if is_dataclass(value) and not isinstance(value, type):
+        kept = [part.name for part in fields(value) if part.name not in OTHER_NAMES]
+        return replace(value, **{name: with_machine_names(getattr(value, name), names, name) for name in kept})
+    if isinstance(value, tuple):
+        return tuple(with_machine_names(part, names, of_field) for part in value)
+    return names.get(value, value) if of_field in MACHINE_FIELDS and isinstance(value, str) else value
+
+
 def _plan_in(document: Document) -> Plan:
     content, source = document.content, document.source
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -157,15 +189,15 @@ def _plan_in(document: Document) -> Plan:
             f"{source} is a plan of version {content.get('version')}, and this tvm-split reads version {VERSION}; "
             "plan again"
         )
-    fields = {key: value for key, value in content.items() if key not in ("format", "version")}
-    if isinstance(request := fields.get("request", {}), dict):
-        fields["request"] = {**request, **{name: fields[name] for name in OF_THE_PLAN if name in fields}}
-    prediction = fields.get("prediction")
+    values = {key: value for key, value in content.items() if key not in ("format", "version")}
+    if isinstance(request := values.get("request", {}), dict):
+        values["request"] = {**request, **{name: values[name] for name in OF_THE_PLAN if name in values}}
+    prediction = values.get("prediction")
     digest = None
     if isinstance(prediction, dict):
         digest = prediction.get("for_stages")
-        fields["prediction"] = {key: value for key, value in prediction.items() if key != "for_stages"}
-    plan = replace(document, content=fields).value(Plan)
+        values["prediction"] = {key: value for key, value in prediction.items() if key != "for_stages"}
+    plan = replace(document, content=values).value(Plan)
     try:
         for machine in (machine for stage in plan.stages for machine in stage.machines):
             plan.machine(machine)

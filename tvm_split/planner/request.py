@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,18 +20,21 @@ from pydantic import (
     ValidationError,
 )
 from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
 
-from rpc_runtime.option import default_of, option, options
+from rpc_runtime.option import option, options
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import Split
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, Objective, Precision
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.shard import FORM, Shard
+from tvm_split.shown import ShownFields
 from tvm_split.units import few_lines
 from tvm_split.values import content_of
 
 SOURCE = "source"
 """Selects the split that is annotated in the model's file; ``source:NAME`` selects one of several."""
+SPLIT_FORM = "{'machine-a': ['first', 'second'], 'machine-b': ['third']}"
 SPLITTING = ("split", "shards")
 """The fields with which the user, not the planner, decides the split."""
 SEARCHING = (
@@ -63,14 +67,27 @@ def _split(value: Any) -> dict[str, tuple[str, ...]] | str:
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list | tuple) and len(texts) == 1 and str(texts[0]).partition(":")[0] == SOURCE:
         return str(texts[0])
+    if not isinstance(texts, Iterable | None):
+        raise RequestError(f"{value!r} is no split; give layers by machine, {SPLIT_FORM}", "split")
     layers: dict[str, list[str]] = {}
     for machine, names in value.items() if isinstance(value, Mapping) else map(_machine_and_layers, texts or ()):
-        if not (isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)):
-            raise RequestError(f"machine {machine!r} has {names!r}; give a list of layer names", "split")
-        if not names:
+        listed = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else [names]
+        if not all(isinstance(name, str | int) for name in listed):  # layers of a torch.nn.Sequential are numbers
+            raise RequestError(f"machine {machine!r} has {names!r:.80}; give a list of layer names", "split")
+        if not listed:
             raise RequestError(f"machine {machine!r} has no layers; leave it out, or name a layer for it", "split")
-        layers.setdefault(machine, []).extend(names)
+        layers.setdefault(machine, []).extend(map(str, listed))
     return {machine: tuple(names) for machine, names in layers.items()}
+
+
+def split_by_position(split: Any, machine_names: Sequence[str]) -> Any:
+    """Return a split that is a list of layers for each machine as a mapping; any other split as it is."""
+    if not isinstance(split, list | tuple) or not split or any(isinstance(layers, str) for layers in split):
+        return split
+    if len(split) > len(machine_names):
+        counts = f"{len(split)} lists of layers, and the cluster has {len(machine_names)} machines"
+        raise RequestError(f"these are {counts}; give one list for each machine", "split")
+    return dict(zip(machine_names, split, strict=False))
 
 
 def _split_content(split: Split | str) -> dict[str, list[str]] | str:
@@ -82,7 +99,7 @@ def _machine_and_layers(text: Any) -> tuple[str, list[str]]:
     machine, separator, names = str(text).partition("=")
     layers = [name.strip() for name in names.split(",") if name.strip()]
     if not (machine and separator and layers):
-        raise RequestError(f"{text!r} is not MACHINE=LAYER,LAYER", "split")
+        raise RequestError(f"{text!r} is not MACHINE=LAYER,LAYER; in Python give {SPLIT_FORM}", "split")
     return machine, layers
 
 
@@ -90,10 +107,10 @@ def _machines_of_layers(value: Any, field: str) -> Any:
     """Machines by layer, from texts LAYER=MACHINE or from a mapping, in which a single machine becomes a list."""
     if isinstance(value, Mapping):
         return {layer: [machines] if isinstance(machines, str) else machines for layer, machines in value.items()}
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list | tuple | str):
         return {} if value is None else value
     machines_by_layer: dict[str, list[str]] = {}
-    for text in value:
+    for text in [value] if isinstance(value, str) else value:
         layer, separator, machine = str(text).rpartition("=")
         if not (layer and separator and machine):
             raise RequestError(f"{text!r} is not LAYER=MACHINE", field)
@@ -124,8 +141,8 @@ _KeptOff = Annotated[
 ]
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
-class PlanRequest:
+@dataclass(frozen=True, repr=False, config=ConfigDict(extra="forbid"))
+class PlanRequest(ShownFields):
     """Options for planning a model. A layer's name stands for the layer of that name and all below it.
 
     Raises:
@@ -196,7 +213,7 @@ class PlanRequest:
         "The folder of tuned kernels (default: $TVM_SPLIT_DATABASE, else tvm-split/tuning in the user's cache).",
         metavar="FOLDER",
     )
-    profile: Annotated[SkipValidation[ClusterProfile | None], Field(exclude=True)] = None
+    profile: Annotated[SkipValidation[ClusterProfile | None], Field(exclude=True)] = field(default=None, repr=False)
     """An existing profile to plan with, instead of measuring. It is not stored in files and has no option."""
 
     def __post_init__(self) -> None:
@@ -229,12 +246,6 @@ class PlanRequest:
         """The longest time for one input alone; infinity without a maximum."""
         return math.inf if self.maximum_latency_seconds is None else self.maximum_latency_seconds
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """The options that differ from their defaults."""
-        pairs = ((field.name, getattr(self, field.name), default_of(field)) for field in options(PlanRequest))
-        return {name: value for name, value, default in pairs if value != default}
-
     def require_default(self, problem: str, names: Iterable[str]) -> None:
         """Raise a `RequestError` for the first of these fields that is given."""
         for name in names:
@@ -244,6 +255,19 @@ class PlanRequest:
     def searched(self, **changes: Any) -> PlanRequest:
         """The request with ``changes`` and without a split by hand, for a search."""
         return replace(self, split={}, shards=(), predict=False, **changes)
+
+    def renamed(self, names: Mapping[str, str]) -> PlanRequest:
+        """The same request for machines with other names, by their present names."""
+
+        def pins(machines_of: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+            return {layer: tuple(names.get(name, name) for name in machines) for layer, machines in machines_of.items()}
+
+        def by_machine(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {names.get(name, name): value for name, value in values.items()}
+
+        split = self.split if isinstance(self.split, str) else by_machine(self.split)
+        shards = tuple(replace(shard, shares=by_machine(shard.shares)) for shard in self.shards)
+        return replace(self, split=split, shards=shards, pin=pins(self.pin), keep_off=pins(self.keep_off))
 
     def pairs(self, field: Literal["pin", "keep_off"]) -> Iterator[tuple[str, str]]:
         """Pairs of a layer and one of its machines, from the given field."""
@@ -286,8 +310,16 @@ def _as_plan_error(error: ValidationError) -> PlanError:
     causes = [problem.get("ctx", {}).get("error") for problem in problems]
     if len(problems) == 1 and isinstance(causes[0], PlanError):
         return causes[0]
-    lines = (f"{'.'.join(map(str, problem['loc']))} is {problem['input']!r}: {problem['msg']}" for problem in problems)
-    return RequestError(few_lines(lines, len(problems)))
+    return RequestError(few_lines(map(_sentence, problems), len(problems)))
+
+
+def _sentence(problem: ErrorDetails) -> str:
+    name = ".".join(map(str, problem["loc"]))
+    if problem["type"] != "unexpected_keyword_argument":
+        return f"{name} is {problem['input']!r:.80}: {problem['msg']}"
+    names = [field.name for field in options(PlanRequest)]
+    near = difflib.get_close_matches(name, names, cutoff=0.5) or names
+    return f"there is no argument {name!r}; the nearest are {', '.join(near)}"
 
 
 PlanRequest.__init__ = _raising_plan_errors(PlanRequest.__init__)  # type: ignore[method-assign]

@@ -12,13 +12,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Axis, Exchange, Share, Stage
+from tvm_split.shown import ShownFields
 
 FORM = "FIRST..LAST:AXIS:MACHINE=SHARE,MACHINE=SHARE[:EXCHANGE]"
 """The text form of a shard, for command lines."""
 
 
-@dataclass(frozen=True)
-class Shard:
+@dataclass(frozen=True, repr=False)
+class Shard(ShownFields):
     """The layers from ``first`` to ``last``, in the order of execution, sharded over machines.
 
     A name stands for the layer of that name and all below it. ``shares`` are the machines' parts of the work and add up

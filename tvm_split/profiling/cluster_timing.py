@@ -65,7 +65,7 @@ class ClusterTiming:
         """
         with cluster.start() as workers:
             steps = Steps(on_progress)
-            machines = machine_facts(workers, resolve_targets(workers, workers.machine_names), timeout_seconds)
+            machines = machine_facts(workers, resolve_targets(workers, workers.machine_names))
             _require_runnable(workers, machines)
             self._compile(machines, steps)
             times = self._times(machines, Path(cache_folder) if cache_folder is not None else default_folder())

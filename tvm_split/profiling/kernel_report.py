@@ -18,6 +18,7 @@ from tvm_split.errors import ProfileError
 from tvm_split.model import Model
 from tvm_split.profiling.kernels import TargetCode, target_code
 from tvm_split.profiling.peaks import Ceilings, measure_ceilings, time_here
+from tvm_split.shown import Shown
 from tvm_split.steps import StepProgress, Steps
 
 ROUNDS = 10
@@ -36,8 +37,8 @@ class KernelProfile:
         return self.kernel.operations / self.seconds
 
 
-@dataclass(frozen=True)
-class ModelProfile:
+@dataclass(frozen=True, repr=False)
+class ModelProfile(Shown):
     """Times of every kernel of a model on one machine with ``threads`` threads, one input at a time.
 
     ``seconds`` is the median of whole runs; ``untimed`` is the number of kernel calls that could not be timed.

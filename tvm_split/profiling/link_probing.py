@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from rpc_runtime.client.session import Session
-from rpc_runtime.client.worker_client import WorkerDescription, describe
+from rpc_runtime.client.worker_client import WorkerDescription, describe_all
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.hardware import usable_together
 from rpc_runtime.program.program import Program
@@ -126,7 +126,7 @@ class _Probing:
         self._timeout_seconds = timeout_seconds
         self._steps = Steps(on_progress)
         self._endpoints: dict[str, WorkerEndpoint] = cluster.endpoints()
-        self._workers = {name: describe(endpoint, timeout_seconds) for name, endpoint in self._endpoints.items()}
+        self._workers = describe_all(self._endpoints)
         targets = {machine.name: machine.target for machine in cluster.machines if machine.has_gpu and machine.target}
         self._programs = ProbePrograms({name: worker.architecture for name, worker in self._workers.items()}, targets)
         self._store = link_store(cache_folder, cluster, self._workers, self._sizes, refresh)
@@ -328,6 +328,7 @@ class _Probing:
             self._programs.blob_path,
             timeout_seconds=self._timeout_seconds,
             links=self._settings,
+            model="links to measure",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import tvm_split
 from rpc_runtime import hardware
-from rpc_runtime.client.worker_client import CudaDeviceDescription, describe
+from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe_all
 from rpc_runtime.hardware import HostCores
 from tvm_split.cluster.cluster import Workers
 from tvm_split.cluster.machine import Machine
@@ -47,18 +47,19 @@ class MachineFacts:
         return bool(self.target["kind"] == "cuda")
 
 
-def machine_facts(
-    cluster: Workers, targets: Mapping[str, Mapping[str, Any]], timeout_seconds: float
-) -> tuple[MachineFacts, ...]:
+def machine_facts(cluster: Workers, targets: Mapping[str, Mapping[str, Any]]) -> tuple[MachineFacts, ...]:
     """Return the facts about all machines of a cluster.
 
     Asks workers on other hosts and workers with GPUs; other workers of this host are not started.
 
     Raises:
-        WorkerUnavailableError: a worker does not answer; names the machine and its address.
+        WorkerUnavailableError: workers do not answer; names their machines and addresses.
         ClusterError: a machine cannot execute code for its target.
     """
-    all_facts = [_facts(cluster, machine, targets[machine.name], timeout_seconds) for machine in cluster.machines]
+    asked = [machine for machine in cluster.machines if not _is_known(cluster, targets[machine.name])]
+    endpoints = cluster.endpoints() if asked else {}
+    workers = describe_all({machine.name: endpoints[machine.name] for machine in asked})
+    all_facts = [_facts(cluster, machine, targets[machine.name], workers) for machine in cluster.machines]
     for facts in all_facts:
         described = facts.identity["architecture"], facts.identity["cpu_features"]
         require_executable("what would be timed", facts.name, facts.target, *described)
@@ -90,16 +91,23 @@ def _in_cluster(facts: MachineFacts, cluster: Workers, all_facts: Sequence[Machi
     )
 
 
-def _facts(cluster: Workers, machine: Machine, target: Mapping[str, Any], timeout_seconds: float) -> MachineFacts:
+def _is_known(cluster: Workers, target: Mapping[str, Any]) -> bool:
+    """Return whether a machine is this host, and its target no GPU, so that no worker has to be asked."""
+    return cluster.launcher.in_process or (cluster.launcher.on_this_host and target["kind"] != "cuda")
+
+
+def _facts(
+    cluster: Workers, machine: Machine, target: Mapping[str, Any], workers: Mapping[str, WorkerDescription]
+) -> MachineFacts:
     """Return the facts about a machine, with all free memory of its host or GPU."""
     has_gpu = target["kind"] == "cuda"
-    if cluster.launcher.in_process or (cluster.launcher.on_this_host and not has_gpu):
+    if machine.name not in workers:
         hostname = socket.gethostname()
         identity = _identity(hostname, platform.machine(), sorted(hardware.cpu_features()), version("apache-tvm"))
         host, memory = hardware.boot_id() or hostname, 0 if has_gpu else hardware.available_memory_bytes()
         cores = hardware.own_cores()
         return MachineFacts(machine.name, target, machine.threads, host, hostname, memory, identity, cores)
-    worker = describe(cluster.endpoints()[machine.name], timeout_seconds)
+    worker = workers[machine.name]
     require_fit(machine, worker)
     identity = _identity(worker.hostname, worker.architecture, worker.cpu_features, worker.tvm_version)
     identity["cuda_devices"] = [device.arch for device in worker.cuda_devices]

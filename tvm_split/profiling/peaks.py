@@ -9,6 +9,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.execution.kernel_timer import InProcessKernels
 from rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.program.program import BlobSpec, TensorSpec
@@ -90,6 +91,7 @@ def ceiling_code(target: Mapping[str, Any], threads: int) -> CeilingCode:
     return CeilingCode(target, module, kernels, (adding.amount, reading.amount))
 
 
+@one_at_a_time
 def _network(kernel: CeilingKernel) -> tvm.IRModule:
     """Return a network of `CALLS` calls of a kernel, one after the other, each with its own weights."""
     builder = relax.BlockBuilder()

@@ -11,6 +11,7 @@ from typing import Any
 from tvm import relax
 
 from relay_passes.ir import new_function
+from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.blobs import BlobFolder
@@ -55,6 +56,7 @@ class ProbePrograms:
         rows = [TensorSpec(f"row {place}", BUSY_INPUT, "float32") for place in range(2)]
         return _chained("compute", [machine], rows, [self._library(self._compile_busy, machine, products)], "cpu")
 
+    @one_at_a_time  # links are probed in several threads
     def _library(
         self, compile_stage: Callable[..., BlobSpec], machine: str, *amounts: int, on_gpu: bool = False
     ) -> BlobSpec:

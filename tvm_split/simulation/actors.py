@@ -12,7 +12,7 @@ import numpy as np
 import simpy
 
 from rpc_runtime.client.result_queue import ResultQueue
-from rpc_runtime.execution.scheduler import Scheduler, StageState, Wait
+from rpc_runtime.execution.scheduler import Scheduler, StageState
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
@@ -233,28 +233,28 @@ class Worker:
         self.scheduler.begin()
         idle_since: float | None = None
         while not self.is_lost:
-            action = self.scheduler.next_action()
-            if isinstance(action, Wait):
-                if action.for_inputs and idle_since is None:
+            state = self.scheduler.next_stage()
+            if state is None:
+                lacks_inputs = self.scheduler.lacks_inputs
+                if lacks_inputs and idle_since is None:
                     idle_since = self._clock.seconds
-                self._does("waits_for_inputs" if action.for_inputs else "waits_for_room", self._clock.seconds)
+                self._does("waits_for_inputs" if lacks_inputs else "waits_for_room", self._clock.seconds)
                 yield self._resting.rest()
                 continue
-            station = self.scheduler.at(action.stage)
             if idle_since is not None:
-                self._trace.record(self._plan.machine, station.stage.name, station.sequence, WAIT, idle_since)
+                self._trace.record(self._plan.machine, state.stage.name, state.sequence, WAIT, idle_since)
                 idle_since = None
-            yield from self._compute(station)
+            yield from self._compute(state)
 
-    def _compute(self, station: StageState) -> Steps:
-        start, sequence = self._clock.seconds, station.sequence
+    def _compute(self, state: StageState) -> Steps:
+        start, sequence = self._clock.seconds, state.sequence
         self._does("computing", start)
-        seconds = self._seconds(station.stage.name, start)
+        seconds = self._seconds(state.stage.name, start)
         yield self._processors.work(self._plan.machine, self._clock.scattered(seconds, self._scatter))
         if self.is_lost:
             return
-        self._trace.record(self._plan.machine, station.stage.name, sequence, COMPUTE, start)
-        self.scheduler.finish(station.position, [NOTHING] * len(station.stage.outputs))
+        self._trace.record(self._plan.machine, state.stage.name, sequence, COMPUTE, start)
+        self.scheduler.finish(state, [NOTHING] * len(state.stage.outputs))
 
 
 @dataclass

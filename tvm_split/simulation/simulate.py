@@ -16,9 +16,11 @@ from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
 from tvm_split.errors import PlanError
+from tvm_split.planner.plan import Plan
+from tvm_split.shown import Shown
 from tvm_split.simulation.actors import ACTIVITIES, Client, Clock, Link, Trace, Worker
 from tvm_split.simulation.processors import Processors
-from tvm_split.simulation.scenario import AS_PLANNED, NO_TIME, Loss, MachineTimes, Scenario, WhatIf
+from tvm_split.simulation.scenario import AS_PLANNED, NO_TIME, Loss, MachineTimes, Scenario, WhatIf, scenario_of_plan
 from tvm_split.steps import StepProgress
 
 MICRO_BATCHES = 300
@@ -56,8 +58,8 @@ class MachineUse:
     waits_for_room: float
 
 
-@dataclass(frozen=True)
-class Simulation:
+@dataclass(frozen=True, repr=False)
+class Simulation(Shown):
     """The result of simulating a stream.
 
     The stream is fed until the last requested result has come. Period, latencies and uses are those of the second half
@@ -94,7 +96,7 @@ class Simulation:
 
 
 def simulate(
-    scenario: Scenario,
+    scenario: Scenario | Plan,
     what_if: WhatIf = AS_PLANNED,
     *,
     micro_batches: int | None = None,
@@ -105,6 +107,7 @@ def simulate(
     """Simulate a stream of micro-batches, and single micro-batches.
 
     Args:
+        scenario: what is simulated, or a plan with a prediction.
         micro_batches: number of results; by default `MICRO_BATCHES`, or as many as the round-robin schedules need.
         in_flight: the most micro-batches of a stream in flight; by default as many as the queues hold.
         shown: number of micro-batches whose events are kept.
@@ -113,6 +116,7 @@ def simulate(
     Raises:
         PlanError: ``what_if`` names a machine that the plan does not use, or a number is out of range.
     """
+    scenario = scenario_of_plan(scenario) if isinstance(scenario, Plan) else scenario
     what_if.require_known(scenario)
     for name, value in (("micro_batches", micro_batches), ("in_flight", in_flight)):
         if value is not None and value < 1:

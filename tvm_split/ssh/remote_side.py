@@ -97,7 +97,10 @@ class Machine:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise Refusal("a worker that was started by `up` runs here already: `tvm-split down` ends it") from None
+            if process := self._running():
+                say("running", pid=process)
+                return
+            raise Refusal("another `up` is starting a worker here: wait for it, or end it") from None
         kit = self._take_kit(incoming)
         # Without packages of its own, the kit is imported by a Python that has them.
         command = [str(kit)] if (kit / "__main__.py").exists() else ["-m", "rpc_runtime.worker"]

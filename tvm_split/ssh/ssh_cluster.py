@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
-from rpc_runtime.client.worker_client import WorkerDescription, describe
+from rpc_runtime.client.worker_client import WorkerDescription, describe, on_every_machine, raise_errors
 from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
 from rpc_runtime.processes import Closing, before_end, cleared
 from tvm_split.cluster.cluster import Cluster
@@ -18,18 +18,20 @@ from tvm_split.ssh.ssh_worker import SshWorker
 
 AT_ONCE = 32
 REACH_SECONDS = 10.0
+ALSO_SECONDS = 1.0
+"""Time for further errors after the first one: several unreachable machines fail at about the same time."""
 
 
 class SshCluster(Closing):
     """The started and answering workers of a cluster's machines with ``ssh``. A context manager.
 
     They end with this object, with this process, or with the connection. With ``detach`` they keep running until
-    `stop_workers`. ``on_line`` gets a machine's name and a line of its output. ``require_fit`` raises a `ClusterError`
-    if the worker that answers is not the machine's.
+    `stop_workers`. Workers that run already are left as they are. ``on_line`` gets a machine's name and a line of its
+    output. ``require_fit`` raises a `ClusterError` if the worker that answers is not the machine's.
 
     Raises:
         ClusterError: no machine has ``ssh``, or a worker is not the machine's.
-        TvmSplitError: the error of the first machine that does not start; the workers of the others have been ended.
+        TvmSplitError: a machine does not start; the workers of the others have been ended.
     """
 
     def __init__(
@@ -48,10 +50,11 @@ class SshCluster(Closing):
 
         def start(worker: SshWorker) -> None:
             process = worker.start(kits, detach)
-            if detach:
+            if detach and not worker.ran_before:
                 self._detached.append(worker.machine)
             require_fit(worker.machine, _answer(worker))
-            on_line(worker.machine.name, f"answers at {worker.machine.address} (process {process} there)")
+            verb = "runs already, and answers" if worker.ran_before else "answers"
+            on_line(worker.machine.name, f"{verb} at {worker.machine.address} (process {process} there)")
 
         try:
             _all(self._workers, start)
@@ -62,9 +65,14 @@ class SshCluster(Closing):
             self._detached.clear()
             self.close()
 
+    @property
+    def started(self) -> list[SshWorker]:
+        """The workers that did not run before."""
+        return [worker for worker in self._workers if not worker.ran_before]
+
     def wait(self) -> None:
-        """Wait until one of the workers ends, which is an error: always raises."""
-        _all(self._workers, SshWorker.wait)
+        """Wait until one of the workers that were started here ends, which is an error; return if there is none."""
+        _all(self.started, SshWorker.wait)
 
     def close(self) -> None:
         """End all workers that are not detached, and return when they have ended. May be called again."""
@@ -89,21 +97,14 @@ def stop_workers(cluster: Cluster, remove: bool) -> dict[str, int]:
 
 
 def _stop_all(machines: Iterable[Machine], remove: bool) -> dict[str, int]:
-    """End the machines' workers; raise the first error after all others have ended."""
-    ended: dict[str, int] = {}
-    errors: list[TvmSplitError] = []
+    """End the machines' workers; raise an error only after all others have ended."""
+    workers = {machine.name: SshWorker(machine, lambda *_: None) for machine in machines}
 
-    def stop(worker: SshWorker) -> None:
-        try:
-            with worker:
-                ended[worker.machine.name] = worker.stop(remove)
-        except TvmSplitError as error:
-            errors.append(error)
+    def stop(machine: str) -> int:
+        with workers[machine] as worker:
+            return worker.stop(remove)
 
-    _all([SshWorker(machine, lambda *_: None) for machine in machines], stop)
-    for error in errors:
-        raise error
-    return ended
+    return on_every_machine(workers, stop)
 
 
 def reached_by_ssh(cluster: Cluster) -> list[Machine]:
@@ -125,11 +126,12 @@ def _answer(worker: SshWorker) -> WorkerDescription:
 
 
 def _all(workers: Iterable[SshWorker], act: Callable[[SshWorker], None]) -> None:
-    """Call ``act`` for all workers in threads, at most `AT_ONCE`; raise the first error as soon as it occurs."""
+    """Call ``act`` for all workers in threads, at most `AT_ONCE`; raise the first errors as soon as they occur."""
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
         started: list[Future[None]] = [pool.submit(act, worker) for worker in workers]
-        for future in as_completed(started):
-            future.result()
+        if any(future.exception() for future in wait(started, return_when=FIRST_EXCEPTION).done):
+            wait(started, ALSO_SECONDS)
+        raise_errors([error for future in started if future.done() and (error := future.exception()) is not None])
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

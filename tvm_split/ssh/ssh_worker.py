@@ -22,8 +22,8 @@ from typing import Any
 from rpc_runtime import private_folder
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.processes import Closing
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.foreign_text import cleaned
-from rpc_runtime.wire.security import is_loopback, split_address
 from tvm_split.cluster.machine import Machine, SshAccess
 from tvm_split.errors import ClusterError
 from tvm_split.ssh import remote_side
@@ -62,11 +62,13 @@ class SshWorker(Closing):
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.ran_before = False
+        """Whether `start` met a worker that an earlier `up` started, which `close` leaves running."""
         self._said: list[str] = []
         self._heard = False
 
     def start(self, kits: Kits, detach: bool) -> int:
-        """Start the worker and return its process number on the machine once it listens.
+        """Start the worker, unless it runs already; return its process number on the machine once it listens.
 
         Raises:
             WorkerUnavailableError: ssh cannot connect.
@@ -84,7 +86,11 @@ class SshWorker(Closing):
             if not event["has_packages"]:
                 self._on_line(self.machine.name, f"gets a worker with its packages ({bytes_text(len(packed))})")
             self._write(f"{len(packed)}\n".encode() + packed)
-        return int(self._next(remote_side.READY_SECONDS + ANSWER_SECONDS)["pid"])
+        if event.get("event") == "running":
+            self.ran_before = True
+        else:
+            event = self._next(remote_side.READY_SECONDS + ANSWER_SECONDS)
+        return int(event["pid"])
 
     def wait(self) -> None:
         """Wait until the worker ends, which is an error: always raises.
@@ -123,8 +129,9 @@ class SshWorker(Closing):
                 process.wait()
 
     def _request(self, do: str) -> dict[str, Any]:
-        host, port = split_address(self.endpoint.address)
-        listen = f"{host if is_loopback(host) else '0.0.0.0'}:{port}"  # noqa: S104 (the worker asks for TLS there)
+        called = Address.parse(self.endpoint.address)
+        everywhere = "::" if ":" in called.host else "0.0.0.0"  # noqa: S104 (the worker asks for TLS there)
+        listen = called if called.is_loopback else Address(everywhere, called.port)
         arguments = [f"--name={self.machine.name}", f"--threads={self.machine.threads}", f"--listen={listen}"]
         folder = f"{self._access.folder}/{_folder_name(self.machine.name)}"
         token = self.endpoint.token

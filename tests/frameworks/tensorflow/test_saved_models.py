@@ -97,6 +97,7 @@ def test_a_module_of_tensorflow_and_its_open_sizes(tmp_path: Path) -> None:
     by_name = dict(zip([spec.name for spec in model.inputs], [spec.shape for spec in model.inputs], strict=True))
     assert by_name == {"x": (2, 3), "bias": (4,)}
     assert {"hidden", "out"} <= {name.partition("/")[0] for name in model.layer_names}
+    assert [spec.name for spec in model.outputs] == ["a", "b"]
     inputs = [{"x": x, "bias": bias}[spec.name] for spec in model.inputs]
     expected = module(x, bias)
     for actual, right in zip(model.reference.outputs(inputs), (expected["a"], expected["b"]), strict=True):

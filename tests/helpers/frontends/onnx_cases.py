@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,15 @@ def node_model(
     for info, inferred_info in zip(model.graph.output, inferred.graph.output, strict=True):
         info.type.CopyFrom(inferred_info.type)
     return model
+
+
+def merged(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
+    """All models of one opset in one; the names of the first begin with ``case_0_``."""
+    graphs = [onnx.compose.add_prefix(model, f"case_{index}_").graph for index, model in enumerate(models)]
+    graph = reduce(lambda whole, addition: onnx.compose.merge_graphs(whole, addition, []), graphs)
+    first = models[0]
+    assert all(model.opset_import == first.opset_import for model in models)
+    return helper.make_model(graph, opset_imports=first.opset_import, ir_version=first.ir_version)
 
 
 def case(name: str, operator: str, *inputs: Array | None, **options: Any) -> None:
@@ -209,16 +219,6 @@ case("one_hot", "OneHot", i64(0, 2, -1), constants=[np.int64(4), np.array([0, 5]
 case("identity", "Identity", random(3))
 case("dropout", "Dropout", random(3, 4))
 case("bitshift", "BitShift", np.array([1, 2, 8], np.uint8), constants=[np.array([1, 2, 1], np.uint8)], direction="LEFT")
-_image = random(1, 2, 4, 5)
-for _mode in ("nearest", "linear", "cubic"):
-    for _transform in ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"):
-        case(f"resize_{_mode}_{_transform}_up", "Resize", _image, constants=[None, None, i64(1, 2, 8, 7)], mode=_mode, coordinate_transformation_mode=_transform)
-case("resize_scales", "Resize", _image, constants=[None, np.array([1, 1, 1.5, 2], np.float32)], mode="linear", coordinate_transformation_mode="half_pixel")
-case("resize_down", "Resize", _image, constants=[None, None, i64(1, 2, 2, 3)], mode="linear")
-case("resize_nearest_floor", "Resize", _image, constants=[None, None, i64(1, 2, 7, 7)], mode="nearest", nearest_mode="floor", coordinate_transformation_mode="asymmetric")
-case("resize_nearest_ceil", "Resize", _image, constants=[None, None, i64(1, 2, 7, 7)], mode="nearest", nearest_mode="ceil", coordinate_transformation_mode="half_pixel")
-case("resize_cubic_coefficient", "Resize", _image, constants=[None, None, i64(1, 2, 7, 7)], mode="cubic", cubic_coeff_a=-0.5)
-case("upsample", "Upsample", _image, constants=[np.array([1, 1, 2, 2], np.float32)], opset=9, mode="nearest")
 case("quantize", "QuantizeLinear", random(3, 4), constants=[np.float32(0.1), np.uint8(128)])
 case("dequantize", "DequantizeLinear", np.array([0, 128, 255], np.uint8), constants=[np.float32(0.1), np.uint8(128)])
 case("matmul_half", "MatMul", random(2, 3, dtype="float16"), random(3, 4, dtype="float16"))

@@ -13,7 +13,8 @@ from rpc_runtime.processes import Closing
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import LINK_PATH, WorkerEndpoint
 from rpc_runtime.wire.framing import PROTOCOL_VERSION, FrameKind, control_frame
-from tests.helpers.rpc_runtime.raw_calls import CONTROL_SERVICE, METHODS
+from rpc_runtime.wire.server import CONTROL_SERVICE
+from tests.helpers.rpc_runtime.raw_calls import METHODS
 
 Answer = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 """Returns the answer to a call, from its requests and its context."""

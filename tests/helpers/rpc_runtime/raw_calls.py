@@ -20,11 +20,11 @@ from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint, open
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.messages import message_of
 from rpc_runtime.wire.security import Metadata, Token
+from rpc_runtime.wire.server import CONTROL_SERVICE
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 UNDER_WAY = 12
 _CONTROL = pb.DESCRIPTOR.services_by_name["Control"]
-CONTROL_SERVICE: str = _CONTROL.full_name
 
 
 @dataclass(frozen=True)

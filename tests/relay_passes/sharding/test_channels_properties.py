@@ -71,7 +71,7 @@ def split_or_too_few(
         return None
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data(), st.integers(1, 7), SHARES, EXCHANGES)
 def test_convolutions(data: st.DataObject, size: int, shares: list[float], exchange: Literal["fused", "each"]) -> None:
     network = Network((1, 3, 8, 8))

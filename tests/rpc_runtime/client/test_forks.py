@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
-import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -20,9 +18,6 @@ from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import chain, numbered
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS
-
-FORKS = 150
-"""With gRPC's own fork handlers, some of so many children would abort, or the pipeline would block."""
 
 
 class Numbers(Dataset[torch.Tensor]):
@@ -56,19 +51,6 @@ class Busy:
         self._over.set()
         self._thread.join(PATIENCE_SECONDS)
         assert not self._thread.is_alive()
-
-
-@pytest.mark.slow
-def test_children_end_and_the_pipeline_goes_on(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    with open_on(workers, chain(maker), maker, timeout_seconds=PATIENCE_SECONDS) as pipeline, Busy(pipeline) as busy:
-        for _ in range(FORKS):
-            child = os.fork()
-            if child == 0:
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0
-        before = busy.results
-        pipeline.run(numbered(1, 0)[0])
-    assert busy.results > before
 
 
 def test_a_data_loader_with_processes(workers: LocalWorkers, maker: ProgramMaker) -> None:

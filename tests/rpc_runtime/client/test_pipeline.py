@@ -6,30 +6,19 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from tvm.relax import op
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.session import Session
-from rpc_runtime.errors import InputError, WorkerError
+from rpc_runtime.errors import InputError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.measurements import StageStatistics
-from rpc_runtime.program.program import RouteCodec
-from rpc_runtime.program.routes import CLIENT
-from rpc_runtime.program.runner import Runner
-from rpc_runtime.transports import shared_memory
-from rpc_runtime.transports.transport import LinkSetting
-from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, same, statistics_of_all_sent
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import SHAPES, A, B, C, add, batches_for, chain, double, one_machine, skips
-from tests.helpers.rpc_runtime.worker_process import Start, ready
+from tests.helpers.rpc_runtime.programs import SHAPES, A, B, C, batches_for, chain, double, skips
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 
@@ -42,17 +31,6 @@ def test_what_carries_each_link_is_told(workers: LocalWorkers, maker: ProgramMak
         for pipeline, transport in ((shared, "shm"), (remote, "grpc")):
             transports = {(link.source, link.destination): link.transport for link in pipeline.links()}
             assert transports == {(route.source, route.destination): transport for route in program.routes}
-
-
-def test_memory_that_cannot_be_shared_is_the_reason_that_is_given(
-    workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = chain(maker)
-    shared = dict.fromkeys(over_grpc(program), LinkSetting(transport="shm"))
-    monkeypatch.setattr(shared_memory, "host_proof", lambda deployment: b"another host")
-    for _ in range(3):
-        with pytest.raises(WorkerError, match=r"cannot be joined by shm: .* different hosts"):
-            open_on(workers, program, maker, links=shared)
 
 
 @pytest.mark.parametrize("make", SHAPES)
@@ -69,59 +47,6 @@ def test_a_pipeline_gives_what_its_stages_give_in_turn(
         assert len(results) == count
         assert all(same(a, b) for a, b in zip(results, expected, strict=True))
         assert same(pipeline.run(batches[0]), expected[0])
-
-
-@pytest.mark.parametrize(
-    ("codec", "reason"),
-    [
-        (
-            RouteCodec("first.0", A, C, "lz4"),
-            "'first.0' from 'machine-a' to 'machine-c': this tensor does not take that route",
-        ),
-        (RouteCodec("numbers", CLIENT, A, "fp16"), "fp16 of tensor 'numbers' .* does not fit numbers: int64"),
-        (RouteCodec("x", A, A, "lz4"), "this tensor does not take that route"),
-    ],
-)
-def test_a_codec_of_no_route_that_it_fits_is_refused(maker: ProgramMaker, codec: RouteCodec, reason: str) -> None:
-    x, numbers = maker.input("x"), maker.input("numbers", dtype="int64")
-    maker.stage("numbered", A, [numbers], double)
-    y = maker.stage("first", A, [x], double)
-    program = replace(maker.program([maker.stage("second", B, [y], double)]), codecs=(codec,))
-    with pytest.raises(ValueError, match=reason):
-        _ = program.routes
-
-
-def test_a_worker_without_what_a_codec_needs_says_so(start: Start, maker: ProgramMaker, tmp_path: Path) -> None:
-    (tmp_path / "zstandard.py").write_text("raise ImportError\n")
-    y = maker.stage("first", A, [maker.input("x")], double)
-    z = maker.stage("second", B, [y], double)
-    program = replace(maker.program([z]), codecs=(RouteCodec(y.name, A, B, "zstd"),))
-    arguments = ("--json", "--insecure", "--name")
-    addresses = {name: ready(start(*arguments, name, PYTHONPATH=str(tmp_path))) for name in (A, B)}
-    endpoints = {name: WorkerEndpoint(name, address) for name, address in addresses.items()}
-    with pytest.raises(WorkerError, match=r"machine-.*needs the package 'zstandard'.*tvm-split\[codecs\]"):
-        Session(program, endpoints, maker.blob_path)
-
-
-@pytest.mark.slow
-def test_ten_thousand_micro_batches_in_bounded_memory(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    read_count = 0
-
-    def source() -> Iterator[list[np.ndarray]]:
-        nonlocal read_count
-        array = np.empty((2, 8), np.float32)
-        for number in range(10_000):
-            read_count += 1
-            array[:] = number  # the same array every time
-            yield [array]
-
-    with open_on(workers, one_machine(maker), maker) as pipeline:
-        furthest = 0
-        for number, (result,) in enumerate(pipeline.stream(source())):
-            assert result[1, 7] == 8 * number
-            furthest = max(furthest, read_count - number)
-        assert number == 9_999
-        assert furthest < 128
 
 
 @pytest.mark.parametrize("in_flight", [1, 3])
@@ -145,11 +70,6 @@ def test_no_more_are_in_flight_than_allowed(workers: LocalWorkers, maker: Progra
     assert fed == 40
 
 
-def test_nothing_in_flight_would_be_no_stream(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    with pytest.raises(InputError, match="at least one micro-batch"):
-        open_on(workers, chain(maker), maker, in_flight=0)
-
-
 def test_large_tensors_of_every_kind(workers: LocalWorkers, maker: ProgramMaker) -> None:
     kinds = ["float32", "float16", "bfloat16", "int8", "int64", "bool", "uint8"]
     names = [maker.input(kind, (3, 700_001), kind) for kind in kinds]
@@ -163,27 +83,6 @@ def test_large_tensors_of_every_kind(workers: LocalWorkers, maker: ProgramMaker)
         for results in pipeline.stream([inputs] * 3):
             assert same(results, tuple(inputs))
             assert [r.dtype for r in results] == [i.dtype for i in inputs]
-
-
-def test_weights_in_bfloat16(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    x = maker.input("x", (4,), "bfloat16")
-    weight = np.arange(4).astype(ml_dtypes.bfloat16)
-    program = maker.program([maker.stage("one", A, [x], add, weights={"w": weight})])
-    with open_on(workers, program, maker) as pipeline:
-        assert np.array_equal(pipeline.run([weight])[0], weight + weight)
-
-
-def test_only_missing_blobs_are_sent(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    x = maker.input("x")
-    weight = np.random.default_rng(2).random((2, 8)).astype(np.float32)
-    program = maker.program([maker.stage("one", A, [x], add, weights={"w": weight})])
-    seen: list[tuple[str, int, int]] = []
-    with open_on(workers, program, maker, on_transfer=lambda *step: seen.append(step)) as pipeline:
-        first = pipeline.blob_bytes_sent
-        assert first >= program.stages[0].weights[0].blob.size_bytes
-        assert seen[-1] == (A, first, first)
-    with open_on(workers, program, maker) as pipeline:
-        assert pipeline.blob_bytes_sent == 0
 
 
 def test_a_slow_source_holds_no_result_back(workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -273,15 +172,6 @@ def test_a_program_without_stages_gives_its_inputs_back(workers: LocalWorkers, m
     with open_on(workers, program, maker) as pipeline:
         batches = batches_for(program, 300)
         assert all(same(r, tuple(b)) for r, b in zip(pipeline.stream(batches), batches, strict=True))
-
-
-def test_a_closed_pipeline_says_so(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    program = chain(maker)
-    pipeline: Runner = open_on(workers, program, maker)
-    pipeline.close()
-    pipeline.close()
-    with pytest.raises(WorkerError, match="closed"):
-        pipeline.run(batches_for(program, 1)[0])
 
 
 def test_a_machine_without_an_address(workers: LocalWorkers, maker: ProgramMaker) -> None:

@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.watch import Report, ReportKind, root_cause
 from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from rpc_runtime.wire import worker_pb2 as pb
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
-from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import SHAPES, A, batches_for, one_stage
+from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
 from tests.helpers.rpc_runtime.raw_calls import METHODS
-from tests.helpers.waiting import PATIENCE_SECONDS, eventually
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 LINK = Report(ReportKind.LINK, "a", "broken", "b")
 GONE = Report(ReportKind.GONE, "b", "gone")
@@ -48,10 +46,6 @@ def test_the_link_that_broke_the_others_is_blamed() -> None:
         assert {cause.machine, cause.peer} == {"b", "c"}
 
 
-def test_links_in_a_circle_have_some_cause() -> None:
-    assert root_cause([link("a", "b"), link("b", "c"), link("c", "a")], all_alive=True) is not None
-
-
 @pytest.mark.parametrize(
     "activity", [lambda n: n, lambda n: 1000 - n, lambda n: n % 2], ids=["rises", "falls", "rises and falls"]
 )
@@ -75,11 +69,12 @@ def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity:
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ((0, 7), r"'one' \(at least 7 micro-batches done\), as reported \d+\.\d s before"),
+        ((0, 7), r"It held the stages 'one' \(at least 7 micro-batches done\)\. "),
+        ((0,), r"It held the stages 'one'\. "),
         ((), r"It held the stages 'one'\. "),
     ],
 )
-def test_what_a_dead_worker_had_done_is_what_it_told_and_when(
+def test_what_a_dead_worker_had_done_is_what_it_told(
     maker: ProgramMaker, counts: tuple[int, ...], message: str
 ) -> None:
     """The count is a lower bound: the worker may have computed more before it died."""
@@ -99,14 +94,3 @@ def test_what_a_dead_worker_had_done_is_what_it_told_and_when(
         running.set()
         with pytest.raises(WorkerUnavailableError, match=message):
             pipeline.run(batches_for(program, 1)[0])
-
-
-@pytest.mark.parametrize("make", SHAPES)
-def test_honest_workers_are_believed(workers: LocalWorkers, maker: ProgramMaker, make: Any) -> None:
-    program = make(maker)
-    with open_on(workers, program, maker) as pipeline:
-        list(pipeline.stream(batches_for(program, 30)))
-        activities = pipeline._watch._activity
-        eventually(lambda: all(activities.get(name) for name in program.machines), "all workers tell what they did")
-        for machine, activity in activities.items():
-            assert activity <= (30 + pipeline._ahead) * pipeline._most_activity[machine]

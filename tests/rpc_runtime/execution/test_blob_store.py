@@ -31,15 +31,6 @@ def put(store: BlobStore, content: bytes) -> BlobSpec:
     return blob
 
 
-def test_a_blob_is_missing_until_it_is_written(tmp_path: Path) -> None:
-    store, blob = BlobStore(tmp_path), spec(b"hello")
-    assert store.pin("d", [blob, blob]) == (blob,)
-    put(store, b"hello")
-    assert store.pin("d", [blob]) == ()
-    assert store.read(blob).tobytes() == b"hello"
-    store.close()
-
-
 @pytest.mark.parametrize("content", [b"hellO", b"hell", b"hello!"])
 def test_other_content_is_refused_and_leaves_nothing(tmp_path: Path, content: bytes) -> None:
     store = BlobStore(tmp_path)
@@ -94,14 +85,6 @@ def test_a_removed_folder_is_made_again_with_the_pins_but_not_to_release_them(tm
     ):
         with pytest.raises(BlobError, match=rf"cannot keep blobs in {folder} \(.*another --cache"):
             call()
-
-
-def test_the_default_limit_is_a_part_of_the_free_disk(tmp_path: Path) -> None:
-    free = shutil.disk_usage(tmp_path).free
-    store = BlobStore(tmp_path)
-    assert 0.7 * free < store.limit_bytes < 0.9 * free
-    with pytest.raises(BlobError, match="--cache-limit-bytes"):
-        store.write(BlobSpec("0" * 64, int(0.95 * free)), [])
 
 
 def test_the_least_recently_used_blob_is_removed_first(tmp_path: Path) -> None:
@@ -163,16 +146,6 @@ def test_pins_end_with_their_process_whatever_other_users_do(tmp_path: Path) -> 
         for file in files:
             fcntl.flock(file, fcntl.LOCK_EX)
         put(BlobStore(tmp_path, 10), b"bbbbbbbb")
-
-
-def test_a_lock_that_is_never_released_is_an_error(tmp_path: Path) -> None:
-    store = BlobStore(tmp_path, lock_seconds=0.1)
-    with (tmp_path / "lock").open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        for call in (lambda: store.pin("d", [spec(b"hello")]), lambda: BlobStore(tmp_path, lock_seconds=0.1)):
-            with pytest.raises(BlobError, match=str(tmp_path)):
-                call()
-    assert store.pin("d", [spec(b"hello")])
 
 
 def _write_many(folder: Path) -> None:

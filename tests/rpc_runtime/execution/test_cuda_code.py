@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import psutil
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given, strategies
 
 from rpc_runtime.execution import cuda_code
-from rpc_runtime.execution.cuda_code import NvccError, binary_of, fatbin, find_nvcc, marked, packed
+from rpc_runtime.execution.cuda_code import NvccError, binary_of, fatbin, marked, packed
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.waiting import eventually
 
@@ -50,22 +49,6 @@ def test_complaints_are_those_of_nvcc() -> None:
         fatbin('extern "C" __global__ void f() { nothing(); }', "sm_90")
     with pytest.raises(NvccError, match=r"sm_1.*"):
         fatbin(KERNEL, "sm_1")
-
-
-def test_nvcc_is_found_where_cuda_home_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/nvcc").write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.9, V12.9.86'\n")
-    (tmp_path / "bin/nvcc").chmod(0o755)
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    find_nvcc.cache_clear()
-    cuda_code.toolkit_version.cache_clear()
-    try:
-        assert find_nvcc() == tmp_path / "bin/nvcc"
-        assert cuda_code.toolkit_version() == (12, 9)
-    finally:
-        find_nvcc.cache_clear()
-        cuda_code.toolkit_version.cache_clear()
 
 
 def test_a_compiler_that_takes_too_long_ends_with_all_it_started(

@@ -59,7 +59,7 @@ def check_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:
             transfer.close()
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=programs(most_replicas=2), count=st.sampled_from([1, 12]))
 def test_any_program_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:
     cuda.standInSlow(300)
@@ -114,24 +114,6 @@ def test_what_is_closed_lets_go_of_all_uploads_when_the_device_fails(cuda: ctype
     gc.collect()
     assert [reference() for reference in held] == [None] * 4
     transfers.close()
-
-
-def test_memory_of_the_host_is_kept_as_long_as_a_part_of_it_is_used(cuda: ctypes.CDLL) -> None:
-    cuda.standInSlow(0)
-    transfers = DeviceTransfers(CudaCalls(cuda), on_host)
-    first = transfers.bytes_of(tvm.runtime.tensor(np.arange(4, dtype="int32")))
-    part = memoryview(first[4:8])
-    address = first.ctypes.data
-    del first
-    gc.collect()
-    copied = transfers.bytes_of(tvm.runtime.tensor(np.zeros(4, "int32")))
-    assert copied.ctypes.data != address
-    assert bytes(part) == np.int32(1).tobytes()
-    del part
-    gc.collect()
-    again = transfers.bytes_of(tvm.runtime.tensor(np.ones(4, "int32")))
-    assert again.ctypes.data == address
-    assert transfers.bytes_of(tvm.runtime.tensor(np.zeros((0, 3), "float32"))).size == 0
 
 
 def identity(folder: Path, finish: Callable[[], None]) -> tuple[LoadedStage, Any]:

@@ -9,13 +9,13 @@ from tests.helpers.rpc_runtime.joined_executors import check
 from tests.helpers.rpc_runtime.random_programs import programs
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(programs(), st.sampled_from([1, 2, 25]))
 def test_any_program_on_any_machines(program: Program, count: int) -> None:
     check(program, count)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(programs(most_replicas=3), st.sampled_from([1, 2, 25, 60]))
 def test_any_program_with_any_replicas(program: Program, count: int) -> None:
     check(program, count)

@@ -21,13 +21,10 @@ from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.kernel_timer import InProcessKernels, undisturbed_seconds
 from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tests.helpers.mappings import removed_libraries
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B
 from tests.helpers.rpc_runtime.timed_kernels import KERNELS, f32
-from tests.helpers.waiting import eventually
 
 QUICK = TimingEffort(minimum_rounds=3, minimum_seconds=0.0, limit_seconds=30.0)
 Session = RemoteKernels | InProcessKernels
@@ -86,17 +83,6 @@ def test_every_kernel_gets_a_time(kind: str, workers: LocalWorkers, kernels) -> 
         assert len(session.measure(QUICK)) == 1
 
 
-def test_libraries_are_unloaded(workers: LocalWorkers, kernels) -> None:
-    kernel_set, blob_path = kernels
-    process_id = workers.process_ids[A]
-    with RemoteKernels(workers.endpoints[A], 30) as session:
-        for _ in range(3):
-            session.load(kernel_set, blob_path)
-            session.measure(QUICK)
-            assert removed_libraries(process_id)
-    eventually(lambda: not removed_libraries(process_id), "no library is left mapped")
-
-
 @pytest.mark.parametrize("kind", ["worker", "in process"])
 def test_the_limit_ends_the_work(kind: str, workers: LocalWorkers, kernels) -> None:
     kernel_set, blob_path = kernels
@@ -119,26 +105,6 @@ def test_a_kernel_that_fails_leaves_the_others(kind: str, workers: LocalWorkers,
         first, *failed = session.measure(QUICK)
         require_times((first,), 3)
         assert all(time.error and not time.rounds for time in failed)
-
-
-def test_nonsense_is_refused_or_gets_no_time(workers: LocalWorkers, kernels) -> None:
-    kernel_set, blob_path = kernels
-    with RemoteKernels(workers.endpoints[A], 30) as session:
-        for arguments, words in (
-            ((TensorSpec("", (2,), "float31"),), "unknown dtype"),
-            ((f32(1 << 40),), "at most"),
-        ):
-            with pytest.raises(ProtocolError, match=words):
-                session.load(
-                    dataclasses.replace(kernel_set, kernels=(TimedKernel("x", arguments, frozenset(), 1),)), blob_path
-                )
-        wrong = tuple(
-            dataclasses.replace(KERNELS[0], **change)
-            for change in ({"results": 4}, {"weights": frozenset({2, 7})}, {"function": ""}, {"arguments": ()})
-        )
-        for kernels_of in ((), wrong):
-            session.load(dataclasses.replace(kernel_set, kernels=kernels_of), blob_path)
-            session.measure(TimingEffort(2**32 - 1, 0.0, 0.1))
 
 
 def test_more_than_the_memory_is_refused(workers: LocalWorkers, kernels) -> None:

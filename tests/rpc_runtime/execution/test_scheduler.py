@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
 
-from rpc_runtime.execution.scheduler import Compute, Readiness, Scheduler, Wait, next_action
+from rpc_runtime.execution.scheduler import Scheduler
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from rpc_runtime.transports.credits import MOST_MORE, MOST_MORE_BYTES
 
@@ -34,42 +33,48 @@ def stage(index: int, takes: TensorSpec, makes: TensorSpec) -> StageSpec:
 def two_stages(places: int) -> tuple[Scheduler, Shelf, list[str]]:
     program = Program((X,), (Z,), (stage(0, X, Y), stage(1, Y, Z)))
     roused: list[str] = []
-    stations, shelf = Scheduler(program.on("box"), lambda: roused.append("ready")), Shelf(places)
-    stations.connect({"client": shelf})
-    stations.begin()
-    return stations, shelf, roused
+    scheduler, shelf = Scheduler(program.on("box"), lambda: roused.append("ready")), Shelf(places)
+    scheduler.connect({"client": shelf})
+    scheduler.begin()
+    return scheduler, shelf, roused
+
+
+def next_of(scheduler: Scheduler) -> int | None:
+    """Return the position of the stage to compute now."""
+    state = scheduler.next_stage()
+    return None if state is None else state.position
 
 
 def test_what_is_nearest_to_the_output_computes_first_and_inputs_are_released_when_they_are_used() -> None:
-    stations, shelf, roused = two_stages(places=1)
+    scheduler, shelf, roused = two_stages(places=1)
     released: list[int] = []
-    assert stations.next_action() == Wait(for_inputs=True)
+    assert (next_of(scheduler), scheduler.lacks_inputs) == (None, True)
     for sequence in (0, 1):
-        stations.give("x", sequence, f"x{sequence}", lambda sequence=sequence: released.append(sequence))
+        scheduler.give("x", sequence, f"x{sequence}", lambda sequence=sequence: released.append(sequence))
     assert roused == ["ready"]
-    assert stations.next_action() == Compute(0)
-    assert stations.at(0).inputs == ["x0"]
+    assert next_of(scheduler) == 0
+    assert next(iter(scheduler)).inputs == ["x0"]
     assert released == []
-    stations.finish(0, ["y0"])
+    scheduler.finish(next(iter(scheduler)), ["y0"])
     assert released == [0]
-    assert stations.next_action() == Compute(1)
-    stations.finish(1, ["z0"])
+    assert next_of(scheduler) == 1
+    scheduler.finish(list(scheduler)[1], ["z0"])
     assert shelf.held == [("z", 0, "z0")]
-    assert stations.next_action() == Compute(0)
-    stations.finish(0, ["y1"])
-    assert stations.next_action() == Wait(for_inputs=False)  # z0 has not left
+    assert next_of(scheduler) == 0
+    scheduler.finish(next(iter(scheduler)), ["y1"])
+    assert (next_of(scheduler), scheduler.lacks_inputs) == (None, False)  # z0 has not left
     shelf.held.clear()
-    stations.room()
-    assert stations.next_action() == Compute(1)
-    assert [station.finished for station in stations] == [2, 1]
+    scheduler.room()
+    assert next_of(scheduler) == 1
+    assert [state.finished for state in scheduler] == [2, 1]
 
 
 def test_nothing_computes_after_everything_was_cleared() -> None:
-    stations, _, _ = two_stages(places=1)
-    stations.give("x", 0, "x0", lambda: None)
-    stations.clear()
-    stations.room()
-    assert stations.at(0).queues[0].held == {}
+    scheduler, _, _ = two_stages(places=1)
+    scheduler.give("x", 0, "x0", lambda: None)
+    scheduler.clear()
+    scheduler.room()
+    assert next(iter(scheduler)).queues[0].held == {}
 
 
 def exchanging(places: int, retained: TensorSpec = Y) -> tuple[Scheduler, Shelf]:
@@ -86,129 +91,95 @@ def exchanging(places: int, retained: TensorSpec = Y) -> tuple[Scheduler, Shelf]
             StageSpec(3, "end", "other", ("l1",), *blank, (halos[0],), ()),
         ),
     )
-    stations, shelf = Scheduler(program.on("box"), lambda: None), Shelf(places)
-    stations.connect({"other": shelf, "client": Shelf(1000)})
-    stations.begin()
-    return stations, shelf
+    scheduler, shelf = Scheduler(program.on("box"), lambda: None), Shelf(places)
+    scheduler.connect({"other": shelf, "client": Shelf(1000)})
+    scheduler.begin()
+    return scheduler, shelf
 
 
-def computed_ahead(stations: Scheduler, inputs: int) -> int:
+def computed_ahead(scheduler: Scheduler, inputs: int) -> int:
     """Return how often the first part computes while nothing arrives from the neighbour."""
     for sequence in range(inputs):
-        stations.give("x", sequence, None, lambda: None)
-    while stations.next_action() == Compute(0):
-        stations.finish(0, [None, None])
-    assert isinstance(stations.next_action(), Wait)
-    return stations.at(0).finished
+        scheduler.give("x", sequence, None, lambda: None)
+    while next_of(scheduler) == 0:
+        scheduler.finish(next(iter(scheduler)), [None, None])
+    assert next_of(scheduler) is None
+    return next(iter(scheduler)).finished
 
 
 def test_what_a_machine_keeps_for_itself_holds_it_up_no_earlier_than_its_neighbour_does() -> None:
-    stations, shelf = exchanging(places=5)
-    assert computed_ahead(stations, 20) == 5
+    scheduler, shelf = exchanging(places=5)
+    assert computed_ahead(scheduler, 20) == 5
     shelf.held.clear()
-    stations.room()
-    assert stations.next_action() == Compute(0)
+    scheduler.room()
+    assert next_of(scheduler) == 0
 
 
 @pytest.mark.parametrize(("size_bytes", "more"), [(1, MOST_MORE), (MOST_MORE_BYTES // 2, 2), (MOST_MORE_BYTES + 1, 0)])
 def test_a_machine_keeps_no_more_for_itself_than_a_link_has_under_way(size_bytes: int, more: int) -> None:
-    stations, _ = exchanging(places=1000, retained=TensorSpec("y", (size_bytes,), "uint8"))
-    assert computed_ahead(stations, 400) == 3 + more
+    scheduler, _ = exchanging(places=1000, retained=TensorSpec("y", (size_bytes,), "uint8"))
+    assert computed_ahead(scheduler, 400) == 3 + more
     # Queued tensors are used in order when the neighbour has caught up.
     for sequence in range(3 + more):
-        stations.give("halo_other", sequence, None, lambda: None)
-        assert stations.next_action() == Compute(1)
-        stations.finish(1, [None])
+        scheduler.give("halo_other", sequence, None, lambda: None)
+        assert next_of(scheduler) == 1
+        scheduler.finish(list(scheduler)[1], [None])
 
 
 def test_a_queue_whose_taker_waits_for_room_stays_as_it_is() -> None:
-    stations, _, _ = two_stages(places=0)
+    scheduler, _, _ = two_stages(places=0)
     for sequence in range(10):
-        stations.give("x", sequence, None, lambda: None)
+        scheduler.give("x", sequence, None, lambda: None)
     for _ in range(3):
-        assert stations.next_action() == Compute(0)
-        stations.finish(0, [None])
-    assert stations.next_action() == Wait(for_inputs=False)
+        assert next_of(scheduler) == 0
+        scheduler.finish(next(iter(scheduler)), [None])
+    assert (next_of(scheduler), scheduler.lacks_inputs) == (None, False)
 
 
 def test_who_starves() -> None:
-    stations, _ = exchanging(places=5)
-    assert stations.starves("x", 0)
-    assert stations.starves("halo_other", 0)
-    stations.give("x", 0, None, lambda: None)
-    assert not stations.starves("halo_other", 0)  # a stage can compute
-    stations.finish(0, [None, None])
-    assert stations.starves("x", 1)
-    assert stations.starves("halo_other", 0)
-    stations.give("halo_other", 0, None, lambda: None)
-    stations.finish(1, [None])
+    scheduler, _ = exchanging(places=5)
+    assert scheduler.starves("x", 0)
+    assert scheduler.starves("halo_other", 0)
+    scheduler.give("x", 0, None, lambda: None)
+    assert not scheduler.starves("halo_other", 0)  # a stage can compute
+    scheduler.finish(next(iter(scheduler)), [None, None])
+    assert scheduler.starves("x", 1)
+    assert scheduler.starves("halo_other", 0)
+    scheduler.give("halo_other", 0, None, lambda: None)
+    scheduler.finish(list(scheduler)[1], [None])
     stuck, _, _ = two_stages(places=0)
     for sequence in range(2):
         stuck.give("x", sequence, None, lambda: None)
-    stuck.finish(0, [None])
-    stuck.finish(0, [None])
-    assert isinstance(stuck.next_action(), Wait)
+    stuck.finish(next(iter(stuck)), [None])
+    stuck.finish(next(iter(stuck)), [None])
+    assert next_of(stuck) is None
     assert stuck.starves("x", 2)
     stuck.give("x", 2, None, lambda: None)
-    stuck.finish(0, [None])
+    stuck.finish(next(iter(stuck)), [None])
     stuck.give("x", 3, None, lambda: None)
     assert not stuck.starves("x", 4)  # the next one has arrived, and there is no room for it
 
 
-READY, LACKS_INPUTS, LACKS_ROOM, AHEAD = Readiness
-
-
-@given(st.lists(st.sampled_from(Readiness), max_size=8))
-def test_it_computes_the_last_that_can(stages: list[Readiness]) -> None:
-    action = next_action(stages)
-    if READY in stages:
-        assert isinstance(action, Compute)
-        assert stages[action.stage] is READY
-        assert READY not in stages[action.stage + 1 :]
-    else:
-        assert action == Wait(for_inputs=LACKS_ROOM not in stages)
-
-
-@pytest.mark.parametrize(
-    ("stages", "for_inputs"),
-    [([LACKS_INPUTS], True), ([AHEAD], True), ([AHEAD, LACKS_INPUTS], True), ([LACKS_INPUTS, LACKS_ROOM], False)],
-)
-def test_what_a_machine_waits_for(stages: list[Readiness], for_inputs: bool) -> None:
-    assert next_action(stages) == Wait(for_inputs)
-
-
 def test_the_order_that_the_module_draws() -> None:
-    finished, done_elsewhere, order = {"a": 0, "c": 0}, 0, []
+    tensors = [TensorSpec(name, (1,), "uint8") for name in "xabz"]
+    stages = [
+        StageSpec(index, name, machine, (name,), "cpu", BLOB, (), (tensors[index],), (tensors[index + 1],))
+        for index, (name, machine) in enumerate((("a", "box"), ("b", "other"), ("c", "box")))
+    ]
+    scheduler, sent = Scheduler(Program((X,), tensors[-1:], tuple(stages)).on("box"), lambda: None), Shelf(1000)
+    scheduler.connect({"other": sent, "client": Shelf(1000)})
+    scheduler.begin()
+    for sequence in range(3):
+        scheduler.give("x", sequence, None, lambda: None)
+    order, done_elsewhere = [], 0
     for _ in range(7):
-        states = [
-            READY if finished["a"] < 3 else LACKS_INPUTS,
-            READY if finished["c"] < done_elsewhere else LACKS_INPUTS,
-        ]
-        elsewhere_can = done_elsewhere < finished["a"]
-        action = next_action(states)
-        if isinstance(action, Compute):
-            name = "ac"[action.stage]
-            order.append(f"{name}{finished[name]}")
-            finished[name] += 1
-        else:
+        elsewhere_can = done_elsewhere < len(sent.held)
+        if (state := scheduler.next_stage()) is None:
             order.append(".")
-        done_elsewhere += elsewhere_can
+        else:
+            order.append(f"{state.stage.name}{state.sequence}")
+            scheduler.finish(state, [None])
+        if elsewhere_can:
+            scheduler.give("b", done_elsewhere, None, lambda: None)
+            done_elsewhere += 1
     assert order == ["a0", "a1", "c0", "c1", "a2", ".", "c2"]
-
-
-@given(st.data())
-def test_a_chain_on_one_machine_never_sticks_and_stays_bounded(data: st.DataObject) -> None:
-    length, batches = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 12))
-    room = data.draw(st.lists(st.integers(1, 3), min_size=length, max_size=length))
-    finished = [0] * length
-    for _ in range(length * batches):
-        stages = []
-        for i in range(length):
-            arrived = batches if i == 0 else finished[i - 1]
-            ahead = finished[i] - finished[i + 1] if i + 1 < length else 0
-            waiting = LACKS_ROOM if ahead >= room[i] else READY
-            stages.append(waiting if finished[i] < arrived else LACKS_INPUTS)
-        action = next_action(stages)
-        assert isinstance(action, Compute)
-        finished[action.stage] += 1
-    assert finished == [batches] * length

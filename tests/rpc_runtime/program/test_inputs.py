@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,10 @@ from tests.helpers.rpc_runtime.specs import tensor
 
 X = np.zeros(2, np.float32)
 ENDLESS: list[Any] = []
-ENDLESS.append(ENDLESS)
+ENDLESS += [ENDLESS, ENDLESS]
+DEEP: Any = 1.0
+for _ in range(60):
+    DEEP = [DEEP, DEEP]
 PROGRAM = Program((tensor("x"), TensorSpec("image", (2, 3), "uint8")), (), ())
 
 
@@ -71,8 +75,17 @@ def test_numbers_of_python_get_the_dtype_of_the_input(dtype: str, numbers: Seque
         ("float32", "words", "not a str"),
         ("float32", None, "not a NoneType"),
         ("float32", [np.float64(0.1), np.float64(0.2)], "float64"),
-        ("float32", [[1.0], [2.0, 3.0]], "cannot be read as an array"),
+        ("float32", [1.0, [2.0, 3.0]], "cannot be read as an array"),
+        ("float32", [[1.0], [2.0, 3.0]], r"its shape is \[2, 1\]"),
+        ("float32", [np.ones(1), np.ones(1)], r"its shape is \[2, 1\]"),
         ("float32", ENDLESS, r"input 0 .* more than 64 deep"),
+        ("float32", (ENDLESS, 1.0), "more than 64 deep"),
+        ("float32", deque([ENDLESS]), "more than 64 deep"),
+        ("float32", [1.0, ENDLESS], "cannot be read as an array"),
+        ("float32", ["x", ENDLESS], "input 0"),
+        ("float32", DEEP, r"its shape is \[2, 2, 2"),
+        ("float32", [1.0, DEEP], "cannot be read as an array"),
+        ("float32", range(10**15), r"its shape is \[1000000000000000\]"),
     ],
 )
 def test_numbers_that_the_input_cannot_hold_are_refused(dtype: str, numbers: Sequence[float], words: str) -> None:

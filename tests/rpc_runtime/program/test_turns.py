@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-import operator
 
 import pytest
 from hypothesis import given, strategies as st
@@ -88,11 +87,6 @@ def test_whole_turns_are_met_exactly(counts: list[int]) -> None:
     ]
 
 
-@pytest.mark.parametrize("count", [13, 100, 500, 1000, 1024])
-def test_equal_machines_have_a_turn_each_whatever_their_number(count: int) -> None:
-    assert turns_by_share([1 / count] * count) == tuple(range(count))
-
-
 @given(st.lists(st.floats(0.1, 1.0), min_size=2, max_size=60))
 def test_other_shares_get_lengths_that_repeat_together(shares: list[float]) -> None:
     length = len(turns_by_share(shares))
@@ -107,12 +101,6 @@ def test_the_least_cycle_of_several_lists_of_turns() -> None:
     assert cycle_of([1 << 14, 1 << 3]) == LONGEST_CYCLE
     with pytest.raises(ValueError, match="repeat together after more than 16384 micro-batches"):
         cycle_of(iter(range(1, 1 << 62)))  # before the list grows
-
-
-def test_recurrences_that_repeat_together_too_late() -> None:
-    for together in (operator.and_, operator.or_):
-        with pytest.raises(ValueError, match="repeat together after more than 16384"):
-            together(Recurrence(127, (1,)), Recurrence(131, (2,)))
 
 
 @given(recurrences, st.integers(0, 200), st.integers(0, 100))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -34,7 +32,6 @@ from rpc_runtime.wire.framing import (
     tensor_frames,
 )
 from tests.helpers.rpc_runtime.joined_links import Idle, Receiver
-from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 def route(index: int, name: str, elements: int = 4, depth: int = 2) -> Route:
@@ -90,40 +87,6 @@ def test_credits_that_nobody_could_grant_are_refused(frame: bytes) -> None:
         link.receive(decode(frame))
 
 
-def test_chunks_come_together() -> None:
-    size = 2 * CHUNK_BYTES + 5
-    data = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-    receiver = receiver_of(route(3, "t", size))
-    take(receiver, *tensor_frames(3, 0, data), *tensor_frames(3, 1, data[::-1].copy()))
-    assert np.array_equal(receiver.got[0][2], data)
-    assert np.array_equal(receiver.got[1][2], data[::-1])
-
-
-def test_a_credit_follows_each_release() -> None:
-    receiver = receiver_of(route(0, "t"))
-    credits = receiver.link.frames()
-    take(receiver, *tensor_frames(0, 0, bytes_of(0)), *tensor_frames(0, 1, bytes_of(1)))
-    with receiver.lock:
-        receiver.held[0]()
-        receiver.held[1]()
-    assert next(credits) == credit_frame(0, consumed=2, depth=2)
-    receiver.link.close()
-    assert list(credits) == []
-
-
-def test_a_window_grows_when_a_large_tensor_ends_to_arrive_and_there_was_nothing_to_compute_meanwhile() -> None:
-    receiver = receiver_of(route(0, "t", 2 * CHUNK_BYTES))
-    credits = receiver.link.frames()
-    data = bytes_of(1, 2 * CHUNK_BYTES)
-    take(receiver, *tensor_frames(0, 0, data))
-    begin, end = tensor_frames(0, 1, data, FrameFlag.WAITED)
-    take(receiver, begin)  # while the first one is computed
-    with receiver.lock:
-        receiver.held[0]()
-    take(receiver, end)
-    assert next(credits) == credit_frame(0, consumed=1, depth=3)
-
-
 def test_a_window_grows_where_a_station_stands_still_for_want_of_another_tensor() -> None:
     receiver = receiver_of(route(0, "t"))
     credits = receiver.link.frames()
@@ -172,18 +135,11 @@ def test_no_bytes_do_more_than_raise(messages: list[bytes], header: bool) -> Non
         take(receiver, *(prefix + message for message in messages))
 
 
-class Copying(Slot):
-    """A slot whose copies block until the test lets them end, or fail."""
-
-    def __init__(self, ends: threading.Event, fails: bool = False) -> None:
-        super().__init__(np.empty(0, np.uint8), None)
-        object.__setattr__(self, "steps", (ends, fails))
+class Failing(Slot):
+    """A slot whose copies fail."""
 
     def copy_in(self, value: Any) -> None:
-        ends, fails = self.steps  # type: ignore[attr-defined]
-        assert ends.wait(PATIENCE_SECONDS)
-        if fails:
-            raise WorkerError("the GPU fails: cudaEventSynchronize: an illegal memory access was encountered")
+        raise WorkerError("the GPU fails: cudaEventSynchronize: an illegal memory access was encountered")
 
 
 class Slots(Carrier):
@@ -200,34 +156,11 @@ class Slots(Carrier):
     def close(self) -> None: ...
 
 
-def carried(slot: Slot) -> tuple[Idle, OutgoingLink]:
-    station = Idle()
-    link = OutgoingLink(station, [route(0, "t", depth=1)], flat_bytes, array_slot)
-    link.open(Slots(slot))
-    return station, link
-
-
-def test_a_computing_thread_does_not_wait_for_what_a_gpu_copies() -> None:
-    ends, sent = threading.Event(), SimpleQueue[int]()
-    station, link = carried(Copying(ends))
-    thread = threading.Thread(target=lambda: [sent.put(decode(frame).sequence) for frame in link.frames()])
-    thread.start()
-    with station.lock:
-        link.put_locked("t", 0, bytes_of(1))
-    link.flush()
-    assert sent.empty()
-    ends.set()
-    assert sent.get(timeout=PATIENCE_SECONDS) == 0
-    link.close()
-    thread.join(PATIENCE_SECONDS)
-    assert not thread.is_alive()
-
-
 @pytest.mark.parametrize("by_frames", [True, False])
 def test_a_copy_that_fails_is_told_to_the_carrier_and_nothing_is_sent(by_frames: bool) -> None:
-    ends, sent = threading.Event(), list[bytes]()
-    ends.set()
-    station, link = carried(Copying(ends, fails=True))
+    station, sent = Idle(), list[bytes]()
+    link = OutgoingLink(station, [route(0, "t", depth=1)], flat_bytes, array_slot)
+    link.open(Slots(Failing(np.empty(0, np.uint8), None)))
     with station.lock:
         link.put_locked("t", 0, bytes_of(1))
     with pytest.raises(WorkerError, match="an illegal memory access"):

@@ -13,8 +13,8 @@ from tests.helpers.rpc_runtime import mpi_ranks
 from tests.helpers.rpc_runtime.worker_process import ROOT
 
 SHARED = Path("/dev/shm")
-PEERS = 10
-"""The number of peers: four are killed in each of two roles, and one is stopped."""
+PEERS = 6
+"""The number of peers: two are killed in each of two roles, and one is stopped."""
 
 
 @pytest.mark.slow

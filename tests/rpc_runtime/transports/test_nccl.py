@@ -21,7 +21,7 @@ from rpc_runtime.execution.cuda_code import installed_folders
 from rpc_runtime.execution.cuda_runtime import load_cuda
 from rpc_runtime.execution.nccl_calls import LIBRARY, OLDEST, CudaNccl, NcclCommunicator, NcclLibrary
 from rpc_runtime.transports.grpc import Stream
-from rpc_runtime.transports.nccl import UNIQUE_ID_BYTES, Nccl, NcclEnd, NcclTimeouts
+from rpc_runtime.transports.nccl import UNIQUE_ID_BYTES, Nccl, NcclEnd
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.transport import Opening
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -108,7 +108,9 @@ def test_an_end_that_does_not_come_is_waited_for_no_longer_than_is_said(on_bus: 
     before, link = device.standInAreas(), Receiver([ROUTE], reuse=True).link
     link.nccl = on_bus("0000:01:00.0")
     opening = Opening(link, DEPLOYMENT, "the caller", Stream(link, lambda: True))
-    _, ready = Nccl(NcclTimeouts(join_seconds=0.2)).answer(opening, OTHER.to_bytes())
+    transport = Nccl()
+    transport.connect_seconds = 0.2
+    _, ready = transport.answer(opening, OTHER.to_bytes())
     with contextlib.closing(ready):
         assert device.standInAreas() == before + 3
         with pytest.raises(WorkerUnavailableError, match="for the other end to join"):

@@ -242,7 +242,7 @@ def role(request: pytest.FixtureRequest) -> str:
 def test_a_peer_that_is_killed_is_noticed_at_once_and_leaves_nothing(transport: str, role: str) -> None:
     route, moments = one_route(100_000), random.Random(7)
     files = open_files()
-    for _ in range(4):
+    for _ in range(2):
         sender, receiver = Sender([route]), Receiver([route])
         answers = receiver.link if role == "send" else sender.link
         with (

@@ -15,9 +15,8 @@ from google.protobuf.message import Message
 from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.client.watch import WorkerWatch
 from rpc_runtime.client.worker_client import WorkerClient, describe
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.errors import ProtocolError, TvmSplitError
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.kernel_times import TimingEffort
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.links import OutgoingLink
 from rpc_runtime.transports.opening import LinkCall
@@ -46,11 +45,6 @@ def says(*messages: Message) -> Answer:
     return lambda requests, context: iter([message.SerializeToString() for message in messages])
 
 
-def refuses(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-    yield from ()
-    context.abort(grpc.StatusCode.FAILED_PRECONDITION, EVIL)
-
-
 @pytest.fixture
 def hostile() -> Iterator[Callable[..., WorkerEndpoint]]:
     """Return a function that starts a worker with these answers."""
@@ -76,16 +70,6 @@ def test_a_description_is_cleaned(hostile: Any) -> None:
     assert len(description.hostname) < 7 * MAXIMUM_LETTERS
 
 
-def test_errors_and_measurements_are_cleaned(hostile: Any) -> None:
-    times = pb.TimeKernelsReply(times=[pb.KernelTime(function=EVIL, error=EVIL)])
-    with contextlib.closing(WorkerClient(hostile(Describe=refuses, TimeKernels=says(times)))) as connection:
-        with pytest.raises(WorkerError) as caught:
-            connection.describe(PATIENCE_SECONDS)
-        assert str(caught.value).endswith(SHOWN)
-        (time,) = connection.time_kernels("0" * 32, TimingEffort(1, 0.1, 1.0), 10)
-        assert (time.function, time.error) == (SHOWN, SHOWN)
-
-
 @pytest.mark.parametrize("kind", [pb.Failure.STAGE, None], ids=["a stage fails", "it leaves"])
 def test_a_watched_failure_is_cleaned(hostile: Any, kind: Any) -> None:
     def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -97,7 +81,7 @@ def test_a_watched_failure_is_cleaned(hostile: Any, kind: Any) -> None:
 
     raised: list[TvmSplitError] = []
     with contextlib.closing(WorkerClient(hostile(Watch=watch))) as connection:
-        watching = WorkerWatch("0" * 32, {"box": connection}, {"box": ("one",)}, raised.append, lambda *_: None)
+        watching = WorkerWatch("0" * 32, {"box": connection}, raised.append)
         with contextlib.closing(watching):
             try:
                 watching.start(10)

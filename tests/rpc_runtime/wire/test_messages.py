@@ -94,7 +94,7 @@ def messages(draw: st.DrawFn, kind: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=120)
+@settings(max_examples=40)
 @given(st.data())
 def test_any_message_is_a_protocol_error_or_a_value_that_is_read_back_equal(kind: type, data: st.DataObject) -> None:
     message = data.draw(messages(KINDS[kind]))
@@ -111,7 +111,7 @@ def test_any_message_is_a_protocol_error_or_a_value_that_is_read_back_equal(kind
         assert read == value or repr(read) == repr(value)  # also equal with NaN
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(messages(pb.LoadStagesRequest))
 def test_any_request_to_load_stages(message: Any) -> None:
     with contextlib.suppress(ProtocolError):
@@ -120,7 +120,7 @@ def test_any_request_to_load_stages(message: Any) -> None:
         link_secrets(message, part)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(programs(most_replicas=3))
 def test_programs_are_read_back_equal(program: Program) -> None:
     for machine in program.machines:

@@ -9,7 +9,6 @@ import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import describe
-from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
@@ -34,8 +33,3 @@ def honest(workers: LocalWorkers, tmp_path: Path) -> Iterator[None]:
 def own_workers() -> Iterator[LocalWorkers]:
     with LocalWorkers([A]) as started:
         yield started
-
-
-@pytest.fixture
-def own_worker(own_workers: LocalWorkers) -> WorkerEndpoint:
-    return own_workers.endpoints[A]

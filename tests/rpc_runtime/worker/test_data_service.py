@@ -76,25 +76,15 @@ def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, 
         assert same(pipe.run(batch), expected)
 
 
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [b"garbage"],
-        list(tensor_frames(99, 0, np.zeros(64, np.uint8))),
-        list(tensor_frames(0, 5, np.zeros(64, np.uint8))),
-        list(tensor_frames(0, 0, np.zeros(65, np.uint8))),
-        [frame for n in range(50) for frame in tensor_frames(0, n, np.zeros(64, np.uint8))],
-    ],
-    ids=["garbage", "unknown tensor", "wrong sequence", "wrong size", "without credit"],
-)
 def test_a_peer_that_breaks_the_protocol_fails_only_its_deployment(
-    workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
+    workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client violates the protocol: its link to the first machine sends invalid frames."""
     program = chain(maker)
     batch = batches_for(program, 1)[0]
     with open_on(workers, program, maker) as good:
         expected = good.run(batch)
+        frames = [frame for n in range(50) for frame in tensor_frames(0, n, np.zeros(64, np.uint8))]  # without credit
         monkeypatch.setattr(links.OutgoingLink, "frames", lambda self: iter(frames))
         with pytest.raises(ProtocolError, match=A), open_on(workers, program, maker, links=over_grpc(program)) as bad:
             list(bad.stream(endless(program)))

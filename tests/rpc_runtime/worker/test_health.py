@@ -12,15 +12,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2 as pb, health_pb2_grpc
 
+from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles
-from rpc_runtime.worker.health import PATHS
+from rpc_runtime.wire.server import CONTROL_SERVICE, HEALTH_PATHS
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.helpers.rpc_runtime.programs import A
-from tests.helpers.rpc_runtime.raw_calls import CONTROL_SERVICE, METHODS, RawCaller, silence
+from tests.helpers.rpc_runtime.raw_calls import METHODS, RawCaller, silence
 from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
@@ -76,17 +77,17 @@ def test_a_probe_without_tls(start: Start, tmp_path: Path) -> None:
     eventually(lambda: socket.socket().connect_ex(("127.0.0.1", port)) != 0, "the port for health is closed")
 
 
-def test_nonsense_is_refused(own_worker: WorkerEndpoint) -> None:
-    with RawCaller(own_worker) as caller:
-        for path in PATHS:
+def test_nonsense_is_refused(workers: LocalWorkers) -> None:
+    with RawCaller(workers.endpoints[A]) as caller:
+        for path in HEALTH_PATHS:
             for requests in ([b"\xff"], [bytes(2000)], []):
                 assert caller.code(path, requests) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.slow
-def test_silent_strangers_take_the_quota_of_health_checks_alone_and_not_for_long(own_worker: WorkerEndpoint) -> None:
-    with RawCaller(replace(own_worker, token=None)) as caller:
-        calls = [caller.begin(PATHS[0], silence()) for _ in range(40)]
-        assert describe(own_worker, PATIENCE_SECONDS).machine == A
+def test_silent_strangers_take_the_quota_of_health_checks_alone_and_not_for_long(workers: LocalWorkers) -> None:
+    with RawCaller(replace(workers.endpoints[A], token=None)) as caller:
+        calls = [caller.begin(HEALTH_PATHS[0], silence()) for _ in range(40)]
+        assert describe(workers.endpoints[A], PATIENCE_SECONDS).machine == A
         assert all(call.code() is not grpc.StatusCode.OK for call in calls)
-    assert check(grpc.insecure_channel(own_worker.address)) == SERVING
+    assert check(grpc.insecure_channel(workers.endpoints[A].address)) == SERVING

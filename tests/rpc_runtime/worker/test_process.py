@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -15,10 +16,13 @@ import grpc
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tests.helpers.rpc_runtime.programs import A
+from rpc_runtime.worker.process import main
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
 from tests.helpers.rpc_runtime.raw_calls import METHODS, RawCaller
 from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
@@ -117,6 +121,25 @@ def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
     assert second.stderr.read().splitlines() == [f"error: cannot listen on {address}: Address already in use"]
 
 
+@pytest.mark.parametrize("gigabytes", [1.3, *(pytest.param(size, marks=pytest.mark.slow) for size in (0.4, 0.8, 1.6))])
+def test_with_too_little_memory_it_answers_or_says_why(start: Start, maker: ProgramMaker, gigabytes: float) -> None:
+    limit = ("sh", "-c", f'ulimit -v {int(gigabytes * 1e6)}; exec "$@"', "sh")
+    process = start("--json", "--insecure", "--name", A, within=limit)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    if line := process.stdout.readline():
+        program = one_stage(maker)
+        endpoint = WorkerEndpoint(A, json.loads(line)["address"])
+        with Session(program, {A: endpoint}, maker.blob_path) as session:
+            session.run(batches_for(program, 1)[0])
+    else:
+        assert process.wait(PATIENCE_SECONDS) != 0
+        assert process.stderr.read().strip()
+
+
+AT_A_TRACKER = ["--tracker", "127.0.0.1:9190", "--key", "lab"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -130,13 +153,19 @@ def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
         (["--tls-certificate", "nothing.pem", "--tls-key", "nothing.pem"], "cannot read the TLS file"),
         (["--token-file", "nothing"], "cannot read the token file"),
         (["--token-file", sys.executable], "is no text"),
+        (["--key", "lab"], "--key belongs to --tracker"),
+        (["--tracker", "127.0.0.1:9190"], "--tracker needs --key as well"),
+        (["--tracker", "tracker", "--key", "lab"], "an address is HOST:PORT"),
+        (["--tracker", "127.0.0.1:9190", "--key", "a:b"], "without colon or blank"),
+        (["--tracker", "192.0.2.1:9190", "--key", "lab"], "cannot reach 127.0.0.1:0: listen on an address of"),
+        ([*AT_A_TRACKER, "--advertise", "http://box"], "a host is a name or a numeric address"),
+        ([*AT_A_TRACKER, "--tuning-port", "7000"], "give --insecure-tuning"),
+        ([*AT_A_TRACKER, "--insecure", "--tuning-port", "70000"], "from 0 to 65535"),
     ],
 )
-def test_wrong_use_is_one_clear_line(start: Start, arguments: list[str], words: str) -> None:
-    process = start(*arguments)
-    assert process.wait(PATIENCE_SECONDS) == 2
-    assert process.stderr is not None
-    message = process.stderr.read()
+def test_wrong_use_is_one_clear_line(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    assert main(io.StringIO(), arguments) == 2
+    message = capsys.readouterr().err
     assert message.startswith("error: ")
     assert words in message
     assert message.count("\n") == 1

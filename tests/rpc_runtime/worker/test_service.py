@@ -12,7 +12,7 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerError
 from rpc_runtime.program.routes import CLIENT, MAXIMUM_STAGES
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint
+from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import CHUNK_BYTES, FrameKind, decode
 from rpc_runtime.wire.messages import load_request
 from tests.helpers.rpc_runtime.pipelines import send_blobs, watched
@@ -51,7 +51,7 @@ def test_blobs_that_come_in_one_call(workers: LocalWorkers, maker: ProgramMaker)
         assert connection.describe(PATIENCE_SECONDS)
 
 
-def test_loading_stops_when_nobody_waits_any_more(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
+def test_loading_stops_when_nobody_waits_any_more(workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = one_stage(maker)
     (stage,) = program.stages
     more = tuple(
@@ -59,7 +59,7 @@ def test_loading_stops_when_nobody_waits_any_more(own_worker: WorkerEndpoint, ma
         for n in range(MAXIMUM_STAGES - 1)
     )
     program = replace(program, stages=(stage, *more))
-    with watched(own_worker) as (connection, deployment):
+    with watched(workers.endpoints[A]) as (connection, deployment):
         send_blobs(connection, deployment, stage.blobs, maker)
         with pytest.raises(DeadlineError):
             connection._call(load_request(deployment, program, A, {}), 0.03)
@@ -68,11 +68,11 @@ def test_loading_stops_when_nobody_waits_any_more(own_worker: WorkerEndpoint, ma
             connection.statistics(deployment, PATIENCE_SECONDS)
 
 
-def test_what_is_loaded_stands_by_until_it_is_connected(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
+def test_what_is_loaded_stands_by_until_it_is_connected(workers: LocalWorkers, maker: ProgramMaker) -> None:
     """A spare has its weights and statistics, waits for inputs, and can be connected once."""
     program = chain(maker)
     part = replace(program, stages=tuple(replace(stage, machine=A) for stage in program.stages))
-    with watched(own_worker) as (connection, deployment):
+    with watched(workers.endpoints[A]) as (connection, deployment):
         send_blobs(connection, deployment, [blob for stage in part.stages for blob in stage.blobs], maker)
         assert connection.load(deployment, part, {}, PATIENCE_SECONDS) == 64
         with pytest.raises(WorkerError, match="is loaded already"):
@@ -83,9 +83,9 @@ def test_what_is_loaded_stands_by_until_it_is_connected(own_worker: WorkerEndpoi
             connection.connect(deployment, {}, PATIENCE_SECONDS)
 
 
-def test_a_link_waits_for_its_machine_to_be_connected(own_worker: WorkerEndpoint, maker: ProgramMaker) -> None:
+def test_a_link_waits_for_its_machine_to_be_connected(workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = one_stage(maker)
-    with watched(own_worker) as (connection, deployment), RawCaller(own_worker) as caller:
+    with watched(workers.endpoints[A]) as (connection, deployment), RawCaller(workers.endpoints[A]) as caller:
         send_blobs(connection, deployment, program.stages[0].blobs, maker)
         connection.load(deployment, program, {}, PATIENCE_SECONDS)
         early = caller.begin(LINK_PATH, silence(), PATIENCE_SECONDS, ((HELLO_KEY, hello(deployment, CLIENT, A)),))

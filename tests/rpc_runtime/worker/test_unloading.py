@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
-import os
 import platform
 from collections.abc import Iterator
 
@@ -14,11 +12,10 @@ import pytest
 from tvm.relax import op
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.execution.in_process import InProcessRunner
 from tests.helpers.mappings import mappings, removed_libraries
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, B, batches_for, double, one_stage
+from tests.helpers.rpc_runtime.programs import A, B, batches_for, double
 from tests.helpers.waiting import eventually
 
 
@@ -95,14 +92,3 @@ def test_nobody_complains_of_a_client_that_goes(two_workers: LocalWorkers, maker
     require_no_libraries(two_workers)
     pipe.close()
     assert [two_workers.messages(name) for name in (A, B)] == ["", ""]
-
-
-def test_stages_in_this_process(maker: ProgramMaker) -> None:
-    program = one_stage(maker)
-    before = len(removed_libraries(os.getpid()))
-    with InProcessRunner(program, maker.blob_path) as pipe:
-        pipe.run(batches_for(program, 1)[0])
-        assert len(removed_libraries(os.getpid())) > before
-    del pipe
-    gc.collect()
-    assert len(removed_libraries(os.getpid())) <= before

@@ -70,7 +70,6 @@ def test_commands_are_loaded_without_what_they_need_when_they_run():
 
 def test_debug_shows_where(start_process):
     for shown, process in (
-        (True, start_process("--debug", "plan", "missing:name")),
         (True, start_process("plan", "missing:name", env={**os.environ, "TVM_SPLIT_DEBUG": "1"})),
         (False, start_process("plan", "missing:name")),
     ):
@@ -123,8 +122,7 @@ def test_a_file_that_hides_a_package_of_ours_is_named(tmp_path, name):
     assert f"'{tmp_path / name}.py' hides the package '{name}' of tvm-split: rename that file" in ended.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_run_and_its_workers(start_process, bundle, tmp_path, number, code):
+def test_a_signal_ends_a_run_and_its_workers(start_process, bundle, tmp_path):
     process = start_process(
         "run", bundle, "--random", "1", "--repeat", "10000000", env={**os.environ, "TMPDIR": str(tmp_path)}
     )
@@ -132,9 +130,9 @@ def test_a_signal_ends_a_run_and_its_workers(start_process, bundle, tmp_path, nu
         process, lambda: len(children := psutil.Process(process.pid).children()) == 2 and children
     )
     time.sleep(1.0)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == code, errors
+    assert process.returncode == 143, errors
     assert "Traceback" not in errors
     assert not any(worker.is_running() for worker in workers)
     assert list(tmp_path.iterdir()) == []
@@ -143,11 +141,10 @@ def test_a_signal_ends_a_run_and_its_workers(start_process, bundle, tmp_path, nu
 @pytest.mark.parametrize(
     ("command", "number", "code", "word"),
     [
-        (COMPILE, signal.SIGINT, 130, "interrupted"),
         (COMPILE, signal.SIGTERM, 143, "terminated"),
         (["plan"], signal.SIGINT, 130, "interrupted"),
     ],
-    ids=["compile, Ctrl-C", "compile, SIGTERM", "plan, Ctrl-C"],
+    ids=["compile, SIGTERM", "plan, Ctrl-C"],
 )
 def test_a_signal_ends_a_command_that_is_deep_inside_of_tvm(start_process, tmp_path, command, number, code, word):
     """In TVM, no Python code runs for a long time, and an exception in a callback becomes an error of TVM's own."""

@@ -41,16 +41,6 @@ def test_as_json(invoke_json, bundle, tmp_path):
     assert report["inputs"] == str(tmp_path / "images.npz")
 
 
-SHORT = ("--rounds", "1", "--micro-batches", "3", "--random", "1")
-
-
-def test_a_model_at_once(invoke_json, onnx_path):
-    report = invoke_json(
-        "bench", onnx_path, "--cluster", "in-process", "--rounds", "1", "--micro-batches", "3", "--random", "1"
-    )
-    assert len(report["machines"]) == 1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

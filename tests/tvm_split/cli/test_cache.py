@@ -1,11 +1,7 @@
-import json
-import os
 import time
 
 import pytest
 
-from rpc_runtime.files import CACHE_VARIABLE
-from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.profiling.machine_times import CachedTime
 from tvm_split.profiling.store import Store, default_folder
 
@@ -41,15 +37,3 @@ def test_clearing_removes_measurements_only(invoke, tmp_path):
 
 def test_wrong_use(invoke):
     assert "show" in invoke("cache", "burn", code=2).stderr
-
-
-def test_a_plan_tells_that_measurements_are_not_kept(start_process, onnx_path, shared):
-    """Other users may write to the cache: its content is ignored, and `plan` tells its user why."""
-    (shared / "cache").mkdir(mode=0o700)
-    shared.chmod(0o777)
-    environment = {**os.environ, CACHE_VARIABLE: str(shared / "cache")}
-    process = start_process("plan", onnx_path, "--workers", "2", "--json", env=environment)
-    out, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0, errors
-    assert json.loads(out)
-    assert errors.count(f"{shared}/cache/measurements") == 1

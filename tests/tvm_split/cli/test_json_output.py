@@ -52,6 +52,8 @@ NOISY_COMMAND = noisy(COMMAND, "tvm_split.cli.application", "run_application")
 """After the command line is loaded, the first module that the command imports stands for the library."""
 ELSEWHERE = {"demo"}
 """Takes many seconds; tests/tvm_split/demo/test_demo.py reads its ``--json`` from a process."""
+IN_SHORT = {"compile", "run", "status"}
+"""Commands that compile, compute and call workers."""
 COMMANDS = {
     name
     for name, command in typer.main.get_command(app).commands.items()
@@ -113,7 +115,10 @@ def activation_model() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS - ELSEWHERE))
+@pytest.mark.parametrize(
+    "command",
+    [name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.slow) for name in sorted(COMMANDS - ELSEWHERE)],
+)
 def test_stdout_is_json_whatever_libraries_write(arguments, command, tmp_path):
     ssh = tmp_path / "ssh"
     ssh.write_text(SSH_ON_THIS_HOST)

@@ -26,10 +26,6 @@ def test_layers(invoke, invoke_json, onnx_path):
     assert invoke_json("plan", onnx_path, "--layers")["layers"] == LAYERS
 
 
-def test_latency_is_one_stage(invoke_json, onnx_path):
-    assert len(invoke_json("plan", onnx_path, "--objective", "latency", "--estimate")["stages"]) == 1
-
-
 def test_a_written_plan_is_what_was_shown(invoke_json, onnx_path, tmp_path):
     content = invoke_json("plan", onnx_path, "--estimate", "--output", tmp_path / "plan.json")
     assert json.loads((tmp_path / "plan.json").read_text()) == content["plan"]

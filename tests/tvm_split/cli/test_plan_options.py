@@ -66,15 +66,6 @@ def test_estimates_are_called_estimates(planned):
     assert content["prediction"]["profiled_at"] == 0
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("busy_machine")
-def test_measured_once_and_again_when_asked(invoke_json, onnx_path):
-    first = invoke_json("plan", onnx_path)["prediction"]
-    again = invoke_json("plan", onnx_path)["prediction"]
-    assert again["profiled_at"] == first["profiled_at"] > 0
-    assert invoke_json("plan", onnx_path, "--refresh")["prediction"]["profiled_at"] > first["profiled_at"]
-
-
 def test_a_written_problem_has_the_same_plan(planned, invoke_json, tmp_path):
     path = tmp_path / "problem.json"
     demands = ("--stages", "2", "--pin", "conv_1=machine-b", "--maximum-latency", "0.5")

@@ -48,6 +48,8 @@ def test_as_json(invoke, plan_path):
     assert {machine["machine"] for machine in simulated["machines"]} == {A, B}
     assert simulated["single"]["percentiles_seconds"]["90"] > simulated["single"]["percentiles_seconds"]["50"]
     assert simulated["what_if"]["compute_scatter"] == 0.2
+    slow = json.loads(invoke("simulate", plan_path, "--slow", f"{A}=4", "--json").stdout)
+    assert slow["period_seconds"] > 0.039
 
 
 def test_what_was_measured_of_machines_counts(invoke, plan_path, tmp_path):
@@ -98,11 +100,6 @@ def test_layers_that_machines_share(invoke, shared_path):
     assert f"{B} is lost at" in text
 
 
-def test_a_machine_slows_down(invoke, plan_path):
-    simulated = json.loads(invoke("simulate", plan_path, "--slow", f"{A}=4", "--json").stdout)
-    assert simulated["period_seconds"] > 0.039
-
-
 def test_a_machine_is_lost(invoke, plan_path):
     result = invoke("simulate", plan_path, "--lose", f"{B}@1", code=1)
     assert f"{B} is lost at 1 s\n" in result.stdout
@@ -132,19 +129,6 @@ def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
     simulated = json.loads(invoke(*arguments, "--json").stdout, parse_constant=refused)
     assert (simulated["results"], simulated["period_seconds"], simulated["samples_per_second"]) == (2, None, None)
     assert "turns after 2 results: a throughput needs --micro-batches 4" in " ".join(invoke(*arguments).stdout.split())
-
-
-def test_a_machine_that_is_idle_cannot_be_lost(invoke, tmp_path):
-    problem, answer = tmp_path / "problem.json", tmp_path / "answer.json"
-    machines = [{"name": f"m{index:03}"} for index in range(200)]
-    names = [machine["name"] for machine in machines[:100]]
-    seconds = dict.fromkeys(names, 1) | {"m150": 9}
-    content = {"objective": "throughput", "replicas": True, "machines": machines, "links": [], "edges": []}
-    problem.write_text(json.dumps({**content, "pieces": [{"name": "p", "seconds": seconds}]}))
-    stage = {"machine": "m000", "machines": names, "shares": [0.01] * 100, "pieces": ["p"]}
-    answer.write_text(json.dumps({"stages": [stage]}))
-    text = " ".join(invoke("simulate", answer, "--problem", problem, "--lose", "m150@1", code=2).stderr.split())
-    assert "does not use a machine named 'm150'; it uses m000, m001, m002, … 94 more …, m097, m098, m099" in text
 
 
 def test_a_picture(invoke, plan_path, tmp_path):
@@ -188,13 +172,7 @@ def test_files_that_are_no_plan_and_no_answer(invoke, plan_path, solved, tmp_pat
     for text, words in (
         ("[]", "file: Input should be"),
         ('{"stages": []}', "stages: Tuple should have at least 1 item"),
-        ('{"stages": [[]]}', "stages.0: Input should be"),
         ('{"stages": [{"pieces": ["layer-0"]}]}', "stages.0.machine: Field required"),
-        ('{"stages": [{"machine": 1, "pieces": ["a"]}]}', "stages.0.machine: Input should be a valid string"),
-        (
-            '{"stages": [{"machine": "a", "pieces": ["a"], "shares": [0]}]}',
-            "stages.0.shares.0: Input should be greater",
-        ),
         (
             '{"stages": [{"machine": "a", "pieces": ["a"], "shares": [NaN]}]}',
             "stages.0.shares.0: Input should be a fin",

@@ -10,14 +10,15 @@ import psutil
 import pytest
 
 from rpc_runtime.errors import WorkerUnavailableError
-from rpc_runtime.wire.tracker import TrackerAddress, listed_servers
+from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.tracker import listed_servers
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_what_a_message_advises_starts_a_tracker_that_ends_whole(start_process, number, code):
-    address = TrackerAddress("127.0.0.1", free_port())  # above 9199, up to which TVM's own command looks
+    address = Address("127.0.0.1", free_port())  # above 9199, up to which TVM's own command looks
     with pytest.raises(WorkerUnavailableError) as refused:
         listed_servers(address)
     (advice,) = re.findall("`tvm-split (.+?)`", str(refused.value))

@@ -1,10 +1,17 @@
+import getpass
 import json
 import platform
 import signal
+import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from rpc_runtime.client.session import Session
+from rpc_runtime.wire.channels import WorkerEndpoint
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import add, batches_for
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 TOKEN = "open-sesame"
@@ -31,6 +38,7 @@ def test_status(invoke, invoke_json, worker, tmp_path):
     assert (status["reachable"], status["worker"], status["process_id"]) == (True, "box", process.pid)
     assert status["cores"] >= 1
     assert status["deployments"] == []
+    assert "token" in invoke("status", "--cluster", f"at:{address}", code=1).stderr
     machines = [
         {"name": "near", "address": address, "token_file": "token"},
         {"name": "far", "address": "127.0.0.1:9", "token_file": "token"},
@@ -38,10 +46,22 @@ def test_status(invoke, invoke_json, worker, tmp_path):
     (tmp_path / "cluster.yaml").write_text(json.dumps({"machines": machines}))
     result = invoke("status", "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
     assert "near" in result.stdout
-    assert "does not answer" in result.stdout
+    assert result.stdout.count("does not answer") == 1
     assert "127.0.0.1:9" in result.stderr
-    report = invoke_json("status", "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
-    assert [row["reachable"] for row in report["workers"]] == [True, False]
+
+
+def test_status_says_what_a_worker_holds_and_whose_it_is(invoke, invoke_json, worker, tmp_path):
+    maker = ProgramMaker(tmp_path / "blobs")
+    value = maker.stage("one", "box", [maker.input("x")], add, weights={"w": np.ones((2, 8), np.float32)})
+    program, endpoint = maker.program([value]), WorkerEndpoint("box", worker[1], TOKEN)
+    command = ("status", "--cluster", f"at:{worker[1]}?token_file={tmp_path}/token")
+    with Session(program, {"box": endpoint}, maker.blob_path, model="bird\x1bcage") as session:
+        session.run(batches_for(program, 1)[0])
+        ((held,),) = [row["deployments"] for row in invoke_json(*command)["workers"]]
+        assert (held["model"], held["weight_bytes"]) == (r"bird\x1bcage", 64)
+        assert held["owner"] == f"{getpass.getuser()}@{socket.gethostname()}"
+        assert held["micro_batches_per_second"] > 0
+        assert rf"holds    bird\x1bcage of {held['owner']} (64 B of weights, " in invoke(*command).stdout
 
 
 def test_status_says_what_carries_the_links(invoke, invoke_json, start_process, tmp_path):
@@ -65,23 +85,14 @@ def test_status_says_what_carries_the_links(invoke, invoke_json, start_process, 
     assert f"Links over shared memory: {shared}" in text
 
 
-def test_status_without_the_token(invoke, worker):
-    assert "token" in invoke("status", "--cluster", f"at:{worker[1]}", code=1).stderr
-
-
-def test_a_worker_loads_neither_compiler_nor_frameworks(worker):
+def test_a_worker_loads_neither_compiler_nor_frameworks_and_ends_cleanly(worker):
     process, _ = worker
     mapped = Path(f"/proc/{process.pid}/maps").read_text()
     assert "libtvm_runtime" in mapped
     assert "libtvm_compiler" not in mapped
     assert "libtorch" not in mapped
     assert "onnx" not in mapped
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_worker_ends_cleanly(worker, number):
-    process, _ = worker
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
     assert "Traceback" not in errors
@@ -102,27 +113,6 @@ def test_a_run_after_deploy_sends_nothing(invoke_json, start_process, bundle, tm
     assert (report["blob_bytes_sent"], report["micro_batches"]) == (0, 3)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--key", "lab"), "--key belongs to --tracker"),
-        (("--tracker", "127.0.0.1:9190"), "--tracker needs --key as well"),
-        (("--tracker", "tracker", "--key", "lab"), "an address is HOST:PORT"),
-        (("--tracker", "127.0.0.1:9190", "--key", "a:b"), "without colon or blank"),
-        (
-            ("--tracker", "192.0.2.1:9190", "--key", "lab"),
-            "cannot reach 127.0.0.1:0: listen on an address of",
-        ),
-        (("--tracker", "127.0.0.1:9190", "--key", "lab", "--tuning-port", "7000"), "give --insecure-tuning"),
-        (("--tracker", "127.0.0.1:9190", "--key", "lab", "--insecure", "--tuning-port", "70000"), "from 0 to 65535"),
-    ],
-)
-def test_a_worker_checks_what_it_is_told_of_a_tracker(start_process, options, message):
-    process = start_process("worker", *options)
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, message in errors) == (2, True), errors
-
-
 def test_a_tracker_instead_of_a_file(invoke, onnx_path, bundle, tmp_path):
     (tmp_path / "cluster.yaml").write_text('{"machines": [{"name": "a", "address": "127.0.0.1:9"}]}')
     file = ("--cluster", tmp_path / "cluster.yaml")
@@ -133,36 +123,26 @@ def test_a_tracker_instead_of_a_file(invoke, onnx_path, bundle, tmp_path):
     assert "no tracker can be reached" in invoke("status", "--tracker", "127.0.0.1:9", code=1).stderr
 
 
-def test_a_worker_does_not_open_itself_to_the_network(start_process):
-    process = start_process("worker", "--listen", "0.0.0.0:0")
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 2
-    assert "--insecure" in errors
-
-
 def cluster_file(folder, *machines):
     path = folder / "cluster.yaml"
     path.write_text(json.dumps({"machines": [{"token_file": "token", **machine} for machine in machines]}))
     return path
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
+def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_path):
+    for entry, message in (
         ({"name": "desk"}, "the worker that answers for machine 'desk' is 'box'"),
         ({"name": "box", "threads": 8}, "machine 'box' is said to have 8 threads, and its worker computes with 1"),
         ({"name": "box", "target": FOREIGN}, f"machine 'box' is said to have the target {FOREIGN}, and its worker's"),
-    ],
-)
-def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_path, entry, message):
-    path = cluster_file(tmp_path, {**entry, "address": worker[1]})
-    result = invoke("status", "--cluster", path, code=1)
-    assert message in result.stderr
-    assert "process" in result.stdout
-    for command in (["plan", onnx_path], ["compile", onnx_path, "--output", tmp_path / "bundle"]):
-        assert message in invoke(*command, "--cluster", path, "--maximum-machines", "1", code=2).stderr
-        assert message in invoke(*command, "--cluster", path, "--split", f"{entry['name']}=conv_1", code=2).stderr
-    assert not (tmp_path / "bundle").exists()
+    ):
+        path = cluster_file(tmp_path, {**entry, "address": worker[1]})
+        result = invoke("status", "--cluster", path, code=1)
+        assert message in result.stderr
+        assert "process" in result.stdout
+        for command in (["plan", onnx_path], ["compile", onnx_path, "--output", tmp_path / "bundle"]):
+            assert message in invoke(*command, "--cluster", path, "--maximum-machines", "1", code=2).stderr
+            assert message in invoke(*command, "--cluster", path, "--split", f"{entry['name']}=conv_1", code=2).stderr
+        assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ THREE = (Machine("a"), Machine("b"), Machine("c"))
         (lambda: Cluster((Machine("client"),)), "cannot be named 'client'"),
         (lambda: Cluster((Machine("a"),), (Link("a", "b", 1.0),)), "no machine is named 'b'; there are a"),
         (lambda: Machine("a", memory_bytes=0), "memory_bytes=0; give more than 0"),
-        (lambda: Link("a", "a"), "joins a machine to itself"),
+        (lambda: Cluster(THREE, (Link("a", "a"),)), "joins a machine to itself"),
         (
             lambda: Link("a", "b", -1.0),
             "'a' to 'b' has bytes_per_second=-1.0; give more than 0 \\(1e-09 to 1e\\+18\\), 0 for no traffic",

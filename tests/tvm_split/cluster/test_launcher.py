@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +17,13 @@ import tvm_split
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import InputError
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.worker.config import config_from_arguments
 from tests.helpers.toy import toy_plugin_installed
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.launcher import LAUNCHERS, launcher_at
+from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError
 
 
@@ -101,3 +109,32 @@ def test_wrong_locations(location: str, message: str) -> None:
 def test_launchers_are_listed() -> None:
     with toy_plugin_installed():
         assert {"local", "in-process", "file", "at", "tracker", "kubernetes", "ray", "toy"} <= set(LAUNCHERS)
+
+
+def _in_a_file(text: str, *, of_a_link: bool = False) -> None:
+    machines = [{"name": "a", "address": "a:1" if of_a_link else text}, {"name": "b", "address": "b:1"}]
+    links = {"links": [{"from": "a", "to": "b", "address": text}]} if of_a_link else {}
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        json.dump({"machines": machines, **links}, file)
+        file.flush()
+        Cluster.from_yaml(file.name)
+
+
+@pytest.mark.parametrize(("text", "right"), [("::1:7312", "[::1]:7312"), ("http://desk:7001", "desk:7001")])
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(_in_a_file, id="machine in a file"),
+        pytest.param(partial(_in_a_file, of_a_link=True), id="link in a file"),
+        pytest.param(lambda text: Cluster.at(f"at:{text}"), id="at"),
+        pytest.param(lambda text: Cluster.at(f"tracker:{text}"), id="tracker"),
+        pytest.param(lambda text: Machine("a", endpoint=WorkerEndpoint("a", text)), id="endpoint"),
+        pytest.param(lambda text: Link("a", "b", address=text), id="link"),
+        pytest.param(lambda text: config_from_arguments(["--listen", text]), id="--listen"),
+        pytest.param(lambda text: config_from_arguments(["--health-listen", text]), id="--health-listen"),
+        pytest.param(lambda text: config_from_arguments(["--tracker", text, "--key", "k"]), id="--tracker"),
+    ],
+)
+def test_every_place_reads_addresses_alike(read: Callable[[str], object], text: str, right: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(right)):
+        read(text)

@@ -134,13 +134,22 @@ def test_a_coroutine_that_waits_holds_no_other_up(deployment: tvm_split.Deployme
     assert np.array_equal(result, deployment.run(X)[0])
 
 
-@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "at once"])
-def test_figures_when_a_worker_has_died_are_those_of_the_others(bundle: tvm_split.Bundle, noticed: bool) -> None:
+@pytest.mark.parametrize(
+    ("end", "noticed"),
+    [
+        pytest.param(signal.SIGKILL, True, id="killed and noticed"),
+        pytest.param(signal.SIGKILL, False, id="killed at once"),
+        pytest.param(signal.SIGSTOP, False, id="frozen", marks=pytest.mark.slow),
+    ],
+)
+def test_figures_when_a_worker_has_died_are_those_of_the_others(
+    bundle: tvm_split.Bundle, end: signal.Signals, noticed: bool
+) -> None:
     with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
         for _ in range(3):
             deployment.run(X)
         assert deployment.stats().gone == ()
-        os.kill(describe(cluster.endpoints()["machine-b"], timeout_seconds=10).process_id, signal.SIGKILL)
+        os.kill(describe(cluster.endpoints()["machine-b"], timeout_seconds=10).process_id, end)
         if noticed:
             with pytest.raises(tvm_split.WorkerUnavailableError, match="machine-b"):
                 deployment.run(X)

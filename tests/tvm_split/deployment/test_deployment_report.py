@@ -2,15 +2,15 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 
 import pytest
 
-from rpc_runtime.program.measurements import TraceEvent
 from rpc_runtime.program.program import Program, StageSpec
 from tests.helpers.mutations import WRONG_FILES
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.helpers.traces import CHAIN, LINKS, MILLISECOND, A, B, C, events_of, plan_for, stage, streamed, tensor
-from tvm_split.deployment.deployment_report import read_computing, read_measured, report_of
+from tvm_split.deployment.deployment_report import DeploymentReport, read_computing, read_measured, report_of
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.errors import PlanError
 from tvm_split.planner.prediction import LinkPrediction
@@ -21,116 +21,99 @@ SLOW = dataclasses.replace(streamed(), streams=(Window(0, 240 * MILLISECOND, 20)
 """A result every 12 ms; 10 ms are predicted."""
 
 
-def test_a_link_that_takes_longer_and_holds_nothing_up_is_no_reason_to_probe():
-    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)), LINKS)
-    expected = dataclasses.replace(expected, latency_seconds=0.016)
-    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=5), streamed())
-    assert report.links[1].seconds.ratio > 1.5
-    assert report.advice == ()
+def compared(
+    compute: Sequence[float] = (10, 6),
+    wire: float = 2,
+    measured: MeasuredRuns | None = None,
+    *,
+    first: float = 0.010,
+    links: Sequence[LinkPrediction] = (),
+    prediction_changes: dict | None = None,
+    **of_first: float,
+) -> DeploymentReport:
+    """Report a chain on two machines: ``compute`` and ``wire`` ms were measured, ``first`` and 0.006 s predicted."""
+    machines = (machine_prediction(A, first, **of_first), machine_prediction(B, 0.006))
+    changes = {"latency_seconds": 0.016, **(prediction_changes or {})}
+    expected = dataclasses.replace(prediction(machines, tuple(links)), **changes)
+    return report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, compute, wire), measured or streamed())
+
+
+def unpredicted(program: Program, compute: Sequence[float] = (10, 6), measured: MeasuredRuns | None = None):
+    """Report a program without a prediction; a replica has events only in its own turns."""
+    turns = {(spec.machine, spec.name): spec.own_turns for spec in program.stages}
+    events = events_of(program, compute, count=21)
+    own_events = [event for event in events if event.sequence in turns[event.machine, event.stage]]
+    return report_of(plan_for(program), program, own_events, measured or streamed(21))
 
 
 def test_every_number_has_its_place():
-    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)), LINKS)
-    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), streamed())
+    report = compared(links=LINKS)
     first, second = report.machines
     assert (first.machine, first.stages, first.micro_batches) == (A, ("stage_0",), 20)
-    assert first.compute.ratio == pytest.approx(1.0)
-    assert first.receive.ratio == pytest.approx(2.0)
-    assert first.send.ratio == pytest.approx(1.0)
-    assert second.compute.measured == pytest.approx(0.006)
-    assert report.period.ratio == pytest.approx(1.0)
-    assert report.latency.measured == pytest.approx(0.016)
-    assert [(link.source, link.destination) for link in report.links] == [("client", A), (A, B), (B, "client")]
+    ratios = [first.compute.ratio, first.receive.ratio, first.send.ratio, report.period.ratio]
     between = report.links[1]
-    assert between.bytes.ratio == pytest.approx(1.0)
-    assert between.seconds.ratio == pytest.approx(1.0)
+    assert [*ratios, between.bytes.ratio, between.seconds.ratio] == pytest.approx([1, 2, 1, 1, 1, 1])
+    assert (second.compute.measured, report.latency.measured) == (pytest.approx(0.006), pytest.approx(0.016))
+    assert [(link.source, link.destination) for link in report.links] == [("client", A), (A, B), (B, "client")]
     assert report.links[0].seconds.predicted is None
     json.dumps(report.to_dict())
 
 
 def test_waiting_for_a_core_is_as_predicted_where_they_are_too_few():
-    expected = prediction((machine_prediction(A, 0.005), machine_prediction(B, 0.006)))
-    apart = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), streamed())
-    assert apart.machines[0].compute.ratio == pytest.approx(2.0)
-    crowded = dataclasses.replace(expected, shared_cores=(CoresLoad((A, B, "client"), 1, 0.011, 2),))
-    report = report_of(plan_for(CHAIN, crowded), CHAIN, events_of(CHAIN), streamed())
-    assert report.machines[0].compute.predicted_least == pytest.approx(0.005)
-    assert report.machines[0].compute.ratio == pytest.approx(1.0)
+    assert compared(first=0.005).machines[0].compute.ratio == pytest.approx(2.0)
+    shared = {"shared_cores": (CoresLoad((A, B, "client"), 1, 0.011, 2),)}
+    compute = compared(first=0.005, prediction_changes=shared).machines[0].compute
+    assert (compute.predicted_least, compute.ratio) == (pytest.approx(0.005), pytest.approx(1.0))
 
 
 def test_without_a_prediction():
-    report = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), streamed())
-    assert report.advice == ()
-    assert report.machines[0].compute.predicted is None
-    assert report.machines[0].compute.measured == pytest.approx(0.010)
-    assert report.machines[0].compute.ratio is None
-    for whole, measured in ((report.period, 0.010), (report.latency, 0.016)):
-        assert (whole.predicted, whole.measured, whole.ratio) == (None, pytest.approx(measured), None)
+    report = unpredicted(CHAIN, measured=streamed())
+    compute = report.machines[0].compute
+    assert (report.advice, compute.predicted, compute.ratio) == ((), None, None)
+    for measured, seconds in ((compute, 0.010), (report.period, 0.010), (report.latency, 0.016)):
+        assert (measured.predicted, measured.measured, measured.ratio) == (None, pytest.approx(seconds), None)
     assert all(link.bytes.predicted is None and link.seconds.predicted is None for link in report.links)
 
 
 def test_only_what_began_in_a_window_counts():
     windows = tuple(Window(start * MILLISECOND, (start + 5) * MILLISECOND, 1) for start in (50, 20, 170))
-    report = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), MeasuredRuns((), windows, 3))
+    report = unpredicted(CHAIN, measured=MeasuredRuns((), windows, 3))
     assert [machine.micro_batches for machine in report.machines] == [3, 3]
     before = MeasuredRuns((), (Window(-5, -1, 1),), 1)
-    assert report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), before).machines[0].compute.measured is None
-
-
-def test_nothing_was_run():
-    expected = prediction((machine_prediction(A), machine_prediction(B)), LINKS)
-    report = report_of(plan_for(CHAIN, expected), CHAIN, [], MeasuredRuns((), (), 0))
-    assert report.advice == ()
-    assert [machine.micro_batches for machine in report.machines] == [0, 0]
-    assert report.links[1].bytes.measured is None
+    assert unpredicted(CHAIN, measured=before).machines[0].compute.measured is None
+    nothing = unpredicted(CHAIN, measured=MeasuredRuns((), (), 0))
+    assert [machine.micro_batches for machine in nothing.machines] == [0, 0]
+    assert nothing.links[1].bytes.measured is None
 
 
 @pytest.mark.parametrize(
-    ("compute", "wire", "words"),
+    ("arguments", "words"),
     [
-        ((10, 6), 2, ()),
-        ((11, 6), 2, ()),
-        ((13, 6), 2, ("machine-a computes 13 ms and not 10 ms (1.30 times as long)", "Profile machine-a again")),
-        ((10, 3), 2, ("machine-b computes 3 ms", "more layers")),
-        ((10, 6), 4, ("machine-a → machine-b takes 4 ms", "Probe it again", "--refresh")),
-        ((10, 6), 1.2, ("machine-a → machine-b takes 1.2 ms", "can carry more")),
+        ({}, ()),
+        ({"compute": (11, 6)}, ()),
+        ({"compute": (13, 6)}, ("machine-a computes 13 ms and not 10 ms (1.30 times as long)", "machine-a again")),
+        ({"compute": (10, 3)}, ("machine-b computes 3 ms", "more layers")),
+        ({"wire": 4, "measured": SLOW}, ("machine-a → machine-b takes 4 ms", "Probe it again", "--refresh")),
+        ({"wire": 1.2, "links": [LinkPrediction(A, B, 1000.0, 0.004, 0.003)]}, ("takes 1.2 ms", "can carry more")),
+        ({"wire": 5}, ()),  # it holds nothing up
+        ({"first": 0.005, "estimated_share": 0.4}, ("40% of its prediction was estimated",)),
+        ({"measured": SLOW}, ("a result came every 12 ms", "the inputs")),
+        ({"prediction_changes": {"latency_seconds": 0.008}}, ("a single run takes 16 ms",)),
     ],
 )
-def test_advice(compute, wire, words):
-    links = LINKS if wire > 1.2 else (LinkPrediction(A, B, 1000.0, 0.004, 0.003),)
-    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)), links)
-    expected = dataclasses.replace(expected, latency_seconds=0.016)
-    measured = streamed() if wire < 4 else SLOW
-    text = "\n".join(report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, compute, wire), measured).advice)
+def test_advice(arguments, words):
+    text = "\n".join(compared(**{"links": LINKS, **arguments}).advice)
     assert all(word in text for word in words), text
     assert bool(text) == bool(words)
 
 
-def test_estimates_are_named():
-    expected = prediction((machine_prediction(A, 0.005, estimated_share=0.4), machine_prediction(B, 0.006)))
-    text = "\n".join(report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), streamed()).advice)
-    assert "40% of its prediction was estimated" in text
-
-
-def test_when_only_the_whole_is_slower():
-    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)))
-    expected = dataclasses.replace(expected, latency_seconds=0.008)
-    slow = dataclasses.replace(streamed(), streams=(Window(0, 400 * MILLISECOND, 20),))
-    (first, second) = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN), slow).advice
-    assert "a result came every 20 ms" in first
-    assert "the inputs" in first
-    assert "a single run takes 16 ms" in second
-
-
 def test_a_machine_with_two_stages_is_their_sum():
     stages = (*CHAIN.stages, stage(2, A, ("z",), ("w",)))
-    program = Program((tensor("x"),), (tensor("w"),), stages)
-    report = report_of(plan_for(program), program, events_of(program, (3, 6, 4)), streamed())
+    report = unpredicted(Program((tensor("x"),), (tensor("w"),), stages), (3, 6, 4))
     assert report.machines[0].stages == ("stage_0", "stage_2")
     assert report.machines[0].compute.measured == pytest.approx(0.007)
-    links = {(link.source, link.destination): link for link in report.links}
-    assert links[A, B].seconds.measured == pytest.approx(0.002)
-    assert links[B, A].seconds.measured == pytest.approx(0.002)
+    links = {(link.source, link.destination): link.seconds.measured for link in report.links}
+    assert (links[A, B], links[B, A]) == (pytest.approx(0.002), pytest.approx(0.002))
 
 
 def test_time_that_may_be_of_two_links_is_of_none():
@@ -139,8 +122,7 @@ def test_time_that_may_be_of_two_links_is_of_none():
         stage(1, B, ("y",), ("z",)),
         stage(2, C, ("v", "z"), ("w",)),
     )
-    program = Program((tensor("x"),), (tensor("w"),), stages)
-    report = report_of(plan_for(program), program, events_of(program, (3, 6, 4)), streamed())
+    report = unpredicted(Program((tensor("x"),), (tensor("w"),), stages), (3, 6, 4))
     seconds = {(link.source, link.destination): link.seconds.measured for link in report.links}
     assert seconds[A, C] is None  # A sends to B and C, C receives from A and B
     assert seconds[A, B] == pytest.approx(0.002)  # what B received
@@ -157,79 +139,53 @@ def taking_turns(first: StageSpec, *turns: int) -> Program:
     return Program((tensor("x"),), (tensor("z"),), (first, *replicas))
 
 
-def turned(program: Program, compute, wire: float = 2) -> list[TraceEvent]:
-    """The events of `events_of` that occur: a replica has events only in its own turns."""
-    turns = {(spec.machine, spec.name): spec.own_turns for spec in program.stages}
-    events = events_of(program, compute, wire, count=21)
-    return [event for event in events if event.sequence in turns[event.machine, event.stage]]
-
-
 def test_replicas_are_measured_by_their_share_of_the_stream():
-    program = taking_turns(stage(0, A, ("x",), ("y",)), 0, 1, 0)
-    links = (LinkPrediction(A, B, 1000 * 2 / 3, 0.003, 0.002 * 2 / 3), LinkPrediction(A, C, 1000 / 3, 0.003, 0.002 / 3))
-    machines = (machine_prediction(A, 0.003), machine_prediction(B, 0.004), machine_prediction(C, 0.004))
-    report = report_of(
-        plan_for(program, prediction(machines, links)), program, turned(program, (3, 6, 12)), streamed(21)
-    )
+    report = unpredicted(taking_turns(stage(0, A, ("x",), ("y",)), 0, 1, 0), (3, 6, 12))
     first, second, third = report.machines
     assert (first.shares, second.stages) == ((1.0,), ("stage_1",))
-    assert (second.shares, third.shares) == ((pytest.approx(2 / 3),), (pytest.approx(1 / 3),))
+    assert (*second.shares, *third.shares) == pytest.approx((2 / 3, 1 / 3))
     assert (second.micro_batches, third.micro_batches) == (14, 7)
-    for machine in report.machines:
-        assert machine.compute.ratio == pytest.approx(1.0)
+    measured = [machine.compute.measured for machine in report.machines]
+    assert measured == pytest.approx([0.003, 0.004, 0.004])
     assert third.receive.measured == pytest.approx(0.002 / 3)
     between = {(link.source, link.destination): link for link in report.links}
     assert list(between) == [("client", A), (A, B), (A, C), (B, "client"), (C, "client")]
-    for end in (B, C):
-        assert between[A, end].bytes.ratio == pytest.approx(1.0)
-        assert between[A, end].seconds.ratio == pytest.approx(1.0)  # A sends each micro-batch to one of them
-    assert report.to_dict()["machines"][2]["shares"] == [pytest.approx(1 / 3)]
+    for end, share in ((B, 2 / 3), (C, 1 / 3)):
+        assert between[A, end].bytes.measured == pytest.approx(1000 * share)
+        assert between[A, end].seconds.measured == pytest.approx(0.002 * share)
 
 
 def test_a_machine_with_a_stage_of_its_own_and_a_replica():
-    replicated = taking_turns(stage(0, B, ("x",), ("y",)), 0, 1)
-    report = report_of(plan_for(replicated), replicated, turned(replicated, (3, 6, 12)), streamed(21))
-    assert report.machines[0].stages == ("stage_0", "stage_1")
-    assert report.machines[0].shares == (1.0, 0.5)
-    assert report.machines[0].compute.measured == pytest.approx(0.003 + 0.006 / 2)
+    machine = unpredicted(taking_turns(stage(0, B, ("x",), ("y",)), 0, 1), (3, 6, 12)).machines[0]
+    assert (machine.stages, machine.shares) == (("stage_0", "stage_1"), (1.0, 0.5))
+    assert machine.compute.measured == pytest.approx(0.003 + 0.006 / 2)
 
 
-@pytest.mark.parametrize(("milliseconds", "ratio"), [(4, 0.8), (5, 1.0), (8, 1.0), (10, 1.0), (12, 1.2)])
-def test_what_serialising_takes_may_fall_into_computing_or_not(milliseconds, ratio):
+@pytest.mark.parametrize(
+    ("first", "transfer", "milliseconds", "ratio"),
+    [
+        *((0.010, 0.005, *pair) for pair in ((4, 0.8), (5, 1.0), (8, 1.0), (10, 1.0), (12, 1.2))),
+        *((0.011, 0.010, *pair) for pair in ((0.5, 0.5), (2, None), (10, None), (22, 2.0))),  # too wide a range
+    ],
+)
+def test_what_serialising_takes_may_fall_into_computing_or_not(first, transfer, milliseconds, ratio):
     """The prediction is a range that the measurement does not change."""
-    first = machine_prediction(A, 0.010, transfer_seconds=0.005)
-    expected = prediction((first, machine_prediction(B, 0.006)))
-    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (milliseconds, 6)), streamed())
+    report = compared((milliseconds, 6), first=first, transfer_seconds=transfer)
     compute = report.machines[0].compute
-    assert (compute.predicted_least, compute.predicted) == (pytest.approx(0.005), 0.010)
-    assert compute.ratio == pytest.approx(ratio)
-    assert report.machines[1].compute.predicted_least is None
-    assert report.to_dict()["machines"][0]["compute_seconds"]["predicted"] == 0.010
-
-
-@pytest.mark.parametrize(("milliseconds", "ratio"), [(0.5, 0.5), (2, None), (10, None), (22, 2.0)])
-def test_in_a_range_of_eleven_to_one_is_no_ratio(milliseconds, ratio):
-    first = machine_prediction(A, 0.011, transfer_seconds=0.010)
-    expected = dataclasses.replace(prediction((first, machine_prediction(B, 0.006))), latency_seconds=0.016)
-    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, (milliseconds, 6)), streamed())
-    compute = report.machines[0].compute
+    assert (compute.predicted_least, compute.predicted) == (pytest.approx(first - transfer), first)
     assert compute.ratio == (ratio if ratio is None else pytest.approx(ratio))
     assert compute.inconclusive == (ratio is None)
-    advice = "machine-a computes 22 ms and not 1 to 11 ms (2.00 times the nearer end)"
-    assert any(advice in text for text in report.advice) == (milliseconds == 22)
+    assert report.machines[1].compute.predicted_least is None
+    assert any("(2.00 times the nearer end)" in text for text in report.advice) == (ratio == 2.0)
 
 
 @pytest.mark.parametrize("measured", [streamed(), SLOW], ids=["as predicted", "slower"])
 @pytest.mark.parametrize(("predicted", "wire"), [(0.57e-9, 0.05), (1e-5, 0.9), (1e-5, 2)])
 def test_short_times_on_the_wire_are_no_reason_to_probe_again(predicted, wire, measured):
     """Such times are those of threads that wake up: less than a millisecond, or a small share of the period."""
-    machines = tuple(
-        machine_prediction(name, seconds, receive_seconds=predicted, send_seconds=predicted)
-        for name, seconds in ((A, 0.010), (B, 0.006))
-    )
-    links = (LinkPrediction(A, B, 1000.0, predicted, predicted),)
-    expected = dataclasses.replace(prediction(machines, links), latency_seconds=0.016)
-    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=wire), measured)
+    of_first = {"receive_seconds": predicted, "send_seconds": predicted}
+    links = [LinkPrediction(A, B, 1000.0, predicted, predicted)]
+    report = compared(wire=wire, measured=measured, links=links, **of_first)
     assert report.links[1].seconds.ratio > 10
     assert not any("Probe" in text for text in report.advice)
     assert bool(report.advice) == (measured is SLOW)  # about the whole deployment
@@ -240,9 +196,8 @@ CORRECTIONS = Corrections(((A, 1.5), ("machine-z", 3.0)), (("machine-z", A, 1e6)
 
 @pytest.fixture
 def content():
-    expected = prediction((machine_prediction(A, 0.005), machine_prediction(B, 0.006)), LINKS)
-    expected = dataclasses.replace(expected, corrections=CORRECTIONS)
-    return report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=5), SLOW).to_dict()
+    changes = {"corrections": CORRECTIONS}
+    return compared(wire=5, measured=SLOW, first=0.005, links=LINKS, prediction_changes=changes).to_dict()
 
 
 @pytest.fixture
@@ -256,23 +211,21 @@ def test_a_report(path):
     measured = read_measured(path, "net")
     assert measured.compute_ratios == {A: pytest.approx(2.0), B: pytest.approx(1.0)}
     assert measured.link_speeds == {(A, B): pytest.approx(2e5)}
-    assert measured.earlier == CORRECTIONS
-    assert measured.profiled_at == 1_000_000.0
+    assert (measured.earlier, measured.profiled_at) == (CORRECTIONS, 1_000_000.0)
+    assert read_computing(path, "net") == {A: pytest.approx(0.010), B: pytest.approx(0.006)}
 
 
-def test_what_lies_in_a_wide_range_corrects_nothing(path, content):
-    content["machines"][0]["compute_seconds"].update(predicted=0.011, predicted_least=0.001)
-    path.write_text(json.dumps(content))
-    assert read_measured(path, "net").compute_ratios[A] == 1.0
-
-
-def test_what_was_not_measured_is_left_out(path, content):
-    content["machines"][0]["compute_seconds"]["measured"] = None
+def test_what_was_not_measured_is_left_out_and_what_lies_in_a_wide_range_corrects_nothing(path, content):
     content["links"][1]["seconds"]["measured"] = None
-    path.write_text(json.dumps(content))
-    measured = read_measured(path, "net")
-    assert list(measured.compute_ratios) == [B]
-    assert measured.link_speeds == {}
+    for changes, ratios, computing in (
+        ({"predicted": 0.011, "predicted_least": 0.001}, {A: 1.0, B: pytest.approx(1.0)}, [A, B]),
+        ({"measured": None, "predicted_least": None}, {B: pytest.approx(1.0)}, [B]),
+    ):
+        content["machines"][0]["compute_seconds"].update(changes)
+        path.write_text(json.dumps(content))
+        assert read_measured(path, "net").compute_ratios == ratios
+        assert read_measured(path, "net").link_speeds == {}
+        assert list(read_computing(path, "net")) == computing
 
 
 @pytest.mark.parametrize(
@@ -283,11 +236,8 @@ def test_what_was_not_measured_is_left_out(path, content):
         (LinkPrediction(A, B, 1000.0, 0.003, 0.002), 5, streamed()),  # no result is delayed by it
     ],
 )
-def test_a_link_that_does_what_it_was_taken_for_keeps_its_speed(tmp_path, link, wire, measured):
-    expected = prediction((machine_prediction(A, 0.010), machine_prediction(B, 0.006)), (link,))
-    report = report_of(plan_for(CHAIN, expected), CHAIN, events_of(CHAIN, wire=wire), measured)
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps(report.to_dict()))
+def test_a_link_that_does_what_it_was_taken_for_keeps_its_speed(path, link, wire, measured):
+    path.write_text(json.dumps(compared(wire=wire, measured=measured, links=[link]).to_dict()))
     assert read_measured(path, "net").link_speeds == {}
 
 
@@ -296,25 +246,14 @@ def test_files_that_say_nothing(path, content, tmp_path):
         read_measured(tmp_path / "absent.json", "net")
     with pytest.raises(PlanError, match="is of model 'net', the model is 'other'"):
         read_measured(path, "other")
-    for text in (*WRONG_FILES, b'{"model": "net"}', json.dumps({**content, "machines": 3}).encode()):
-        path.write_bytes(text)
-        with pytest.raises(PlanError, match="no report, which `tvm-split bench --json` writes"):
-            read_measured(path, "net")
-    unpredicted = report_of(plan_for(CHAIN), CHAIN, events_of(CHAIN), streamed()).to_dict()
-    path.write_text(json.dumps(unpredicted))
+    path.write_text(json.dumps(unpredicted(CHAIN).to_dict()))
     with pytest.raises(PlanError, match="nothing to compare"):
         read_measured(path, "net")
-
-
-def test_seconds_that_cannot_be_are_refused_with_their_place(path, content):
     content["machines"][1]["compute_seconds"]["measured"] = -0.01
     path.write_text(json.dumps(content))
     with pytest.raises(PlanError, match=r"machines\.1\.compute_seconds\.measured: .* greater than or equal to 0"):
         read_computing(path, "net")
-
-
-def test_what_machines_compute(path, content):
-    assert read_computing(path, "net") == {A: pytest.approx(0.010), B: pytest.approx(0.006)}
-    content["machines"][0]["compute_seconds"]["measured"] = None
-    path.write_text(json.dumps(content))
-    assert list(read_computing(path, "net")) == [B]
+    for text in (*WRONG_FILES, b'{"model": "net"}', json.dumps({**content, "machines": 3}).encode()):
+        path.write_bytes(text)
+        with pytest.raises(PlanError, match="no report, which `tvm-split bench --json` writes"):
+            read_measured(path, "net")

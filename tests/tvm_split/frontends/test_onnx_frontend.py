@@ -9,13 +9,17 @@ import pytest
 onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnxruntime.quantization import CalibrationDataReader, quantize_static  # noqa: E402
 
+import tvm_split  # noqa: E402
 from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
 from tests.helpers.frontends.contract import assert_keeps_contract  # noqa: E402
 from tvm_split.errors import ModelImportError  # noqa: E402
 from tvm_split.frontends import load_model  # noqa: E402
+from tvm_split.frontends.building import QUANTIZED_TOLERANCE  # noqa: E402
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx"))
+LIGHT_IN_SHORT = ("light_resnet50", "light_shufflenet", "light_squeezenet")
 
 
 def proto(
@@ -56,7 +60,10 @@ def test_layers_are_nodes_and_nameless_ones_are_counted() -> None:
     assert_equal_to_source(model, [np.random.default_rng(0).standard_normal((1, 3, 4, 4)).astype("float32")])
 
 
-@pytest.mark.parametrize("path", LIGHT, ids=[path.stem for path in LIGHT])
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=() if path.stem in LIGHT_IN_SHORT else pytest.mark.slow) for path in LIGHT],
+)
 def test_the_light_models_load_with_names(path: Path) -> None:
     model = load_model(path)
     assert_keeps_contract(model)
@@ -214,3 +221,44 @@ def test_dtypes_stay(element: int) -> None:
     dtype = helper.tensor_dtype_to_np_dtype(element)
     assert model.inputs[0].dtype == model.outputs[0].dtype == str(dtype)
     assert_equal_to_source(model, [np.arange(3).astype(dtype)])
+
+
+class Samples(CalibrationDataReader):
+    """Random images, from which the ranges of values are taken."""
+
+    def __init__(self, count: int = 3) -> None:
+        generator = np.random.default_rng(0)
+        self.samples = iter([{"x": generator.standard_normal((1, 3, 8, 8)).astype("float32")} for _ in range(count)])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self.samples, None)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("opset", [13, 17])
+def test_files_quantised_by_onnxruntime(opset: int, per_channel: bool, tmp_path: Path) -> None:
+    """Below opset 19, ONNX's own evaluator has no DequantizeLinear, by which weights are stored as integers."""
+    generator = np.random.default_rng(1)
+    weights = {
+        "w": generator.standard_normal((4, 3, 3, 3)).astype("float32"),
+        "b": generator.standard_normal(4).astype("float32"),
+        "v": generator.standard_normal((36, 5)).astype("float32"),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], name="conv"),
+        helper.make_node("Relu", ["c"], ["r"], name="relu"),
+        helper.make_node("MaxPool", ["r"], ["p"], name="pool", kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Flatten", ["p"], ["f"], name="flatten"),
+        helper.make_node("MatMul", ["f", "v"], ["y"], name="head"),
+    ]
+    before, after = tmp_path / "before.onnx", tmp_path / "after.onnx"
+    onnx.save(proto(nodes, {"x": [1, 3, 8, 8]}, ["y"], weights, opset=opset), before)
+    options = {"WeightSymmetric": True, "ActivationSymmetric": False}
+    quantize_static(before, after, Samples(), per_channel=per_channel, extra_options=options)
+    (sample,) = (Samples(1).get_next() or {}).values()
+    model = load_model(after, sample)
+    assert {"conv", "pool", "head"} <= set(model.layer_names)
+    assert model.tolerance == QUANTIZED_TOLERANCE
+    assert not any("w_" in layer for layer in model.layer_names)  # weights are constants
+    with tvm_split.compile_and_deploy(model, None, tvm_split.Cluster.in_process()) as deployment:  # verifies
+        assert_close(deployment.run(sample)[0], model.reference.outputs([sample])[0], model.tolerance)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +25,8 @@ class Reference:
     fault: str = ""
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        if self.fault == "process":
+            return (np.array(os.getpid()),)
         if self.fault == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         if self.fault == "hang":
@@ -65,6 +70,31 @@ def test_what_a_file_makes_a_framework_do_is_an_error_that_says_how_to_go_on(fau
     )
     (output,) = InChildProcess(Reference()).outputs([X])
     np.testing.assert_array_equal(output, 2 * X)
+
+
+@dataclass(frozen=True)
+class EndsTheIdleChild(Reference):
+    """A reference that kills a child process while it is sent to that child."""
+
+    process: int = 0
+
+    def __reduce__(self) -> Any:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process, signal.SIGKILL)
+        return Reference, ()
+
+
+def test_an_idle_child_that_is_killed_at_that_moment_is_replaced() -> None:
+    (process,) = InChildProcess(Reference("process")).outputs([X])
+    (output,) = InChildProcess(EndsTheIdleChild(process=int(process))).outputs([X])
+    np.testing.assert_array_equal(output, 2 * X)
+
+
+def test_threads_get_their_own_answers() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        answers = pool.map(lambda number: InChildProcess(Reference()).outputs([X + number]), range(12))
+    for number, (output,) in enumerate(answers):
+        np.testing.assert_array_equal(output, 2 * (X + number))
 
 
 def test_an_iteration_that_ends_early_leaves_nothing_behind() -> None:

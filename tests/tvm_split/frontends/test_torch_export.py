@@ -125,7 +125,7 @@ class Masked(nn.Module):
         (branch, "x.sum() > 0", "torch.where"),
         (steps, "range(int(x.max()))", "fixed sizes"),
         (by_numpy, "x.numpy()", "other operations of torch"),
-        (wrong_sizes, "torch.ones(5, 2)", "give example_inputs"),
+        (wrong_sizes, "torch.ones(5, 2)", r"wrong_sizes for inputs float32\[3, 4\].*give example_inputs"),
         (returned_object, "", "use_cache=False"),
         (Rows, "torch.nonzero", "nonzero.default.*the part of the model before or after"),
         (Masked, "x[x > 0]", "torch.where"),

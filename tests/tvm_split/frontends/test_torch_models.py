@@ -27,7 +27,7 @@ def test_network_has_torch_s_answer(name: str) -> None:
     assert_equal_to_source(model)
 
 
-@pytest.mark.parametrize("name", ["bert", "efficientnet"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("efficientnet", marks=pytest.mark.slow)])
 def test_operators_are_taken_apart_as_by_torch_s_own_slower_way(name: str) -> None:
     module, inputs = small_models()[name]
     program = torch.export.export(module, tuple(inputs))

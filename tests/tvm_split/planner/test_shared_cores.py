@@ -51,7 +51,7 @@ def test_replicas_share_the_cores_too() -> None:
     assert evaluation.period_seconds == pytest.approx(0.005)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 3), st.booleans())
 @example(71780, 1, 1, False)  # cores that only the client uses
 @example(9, 1, 3, True)  # the plan exceeds the bound without shared cores in its last digit
@@ -60,7 +60,7 @@ def test_chains_equal_the_best_of_all_plans(seed: int, pieces: int, machines: in
     assert_is_best(problem, best(problem, chain_plans(problem)), is_exact=False)
 
 
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(SEEDS, st.integers(2, 5), st.integers(1, 3), st.booleans())
 def test_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int, replicas: bool) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, replicas=replicas, shared_cores=True)

@@ -17,7 +17,7 @@ from tvm_split.planner.strategy import STRATEGIES, solve_by
 PROFILE = chain_profile({A: [0.01, 0.02], B: [0.01, 0.02]})
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.sampled_from(["best", "first-fit"]), st.integers(0, 10**6), st.booleans(), st.booleans())
 def test_a_plan_keeps_to_what_is_demanded(name: str, seed: int, chain: bool, replicas: bool) -> None:
     problem = random_problem(seed, pieces=5, machines=3, chain=chain, replicas=replicas)
@@ -32,7 +32,7 @@ def test_a_plan_keeps_to_what_is_demanded(name: str, seed: int, chain: bool, rep
         assert judged == pytest.approx((evaluation.period_seconds, evaluation.latency_seconds), rel=1e-9, abs=1e-15)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.integers(0, 10**6))
 def test_first_fit_is_no_better_than_the_best(seed: int) -> None:
     problem = random_problem(seed, pieces=5, machines=3, plain=True, objective="throughput")

@@ -14,7 +14,6 @@ from torch import nn
 import tvm_split
 from rpc_runtime import hardware
 from tests.helpers.scripted_kernels import Noise, ScriptedKernels
-from tests.models import torch_models
 from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.launchers.local import InProcess
@@ -24,9 +23,16 @@ from tvm_split.profiling.cluster_profile import MeasuredCluster, measured_pieces
 pytestmark = pytest.mark.usefixtures("busy_machine")
 
 
+def small_network(classes: int = 10) -> tvm_split.Model:
+    """Return a network with five kernels, which all differ."""
+    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    network = nn.Sequential(*layers, nn.Linear(288, 32), nn.ReLU(), nn.Linear(32, classes))
+    return tvm_split.load_model(network.eval(), (torch.zeros(1, 3, 16, 16),))
+
+
 @pytest.fixture(scope="module")
 def model() -> tvm_split.Model:
-    return tvm_split.load_model(torch_models.resnet(), (torch.zeros(1, 3, 32, 32),))
+    return small_network()
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +128,7 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
 
 
 def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: MeasuredCluster) -> None:
-    wider = tvm_split.load_model(torch_models.resnet(classes=11), (torch.zeros(1, 3, 32, 32),))
+    wider = small_network(classes=11)
     result = measured_pieces(wider, workers, model_timing(wider), cache_folder=cache)
     assert all(report.measured == 1 and report.cached > 3 for report in result.reports)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe
+from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe, describe_all
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.gpu_driver import require_toolkit
@@ -87,9 +87,11 @@ def test_machines_that_keep_a_hosts_cores_busy_are_measured_as_a_chain_with_the_
 ) -> None:
     """Start two workers that both report one core and one thread."""
 
-    def describe_one_core(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
-        place = list(workers.endpoints).index(endpoint.machine)
-        return replace(describe(endpoint, timeout_seconds), threads=1, cores=1, core_numbers=(place,))
+    def one_core_each(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
+        return {
+            name: replace(worker, threads=1, cores=1, core_numbers=(place,))
+            for place, (name, worker) in enumerate(describe_all(endpoints).items())
+        }
 
     costs: list[tuple[int, ChainCost]] = []
 
@@ -97,7 +99,7 @@ def test_machines_that_keep_a_hosts_cores_busy_are_measured_as_a_chain_with_the_
         costs.append((machines, chain_cost(samples, machines)))
         return costs[-1][1]
 
-    monkeypatch.setattr(link_probing, "describe", describe_one_core)
+    monkeypatch.setattr(link_probing, "describe_all", one_core_each)
     monkeypatch.setattr(link_probing, "chain_cost", noted)
     result = probe(cluster(workers))
     ((machines, cost),) = costs
@@ -109,9 +111,9 @@ def test_machines_that_keep_a_hosts_cores_busy_are_measured_as_a_chain_with_the_
         assert streaming.transfer_seconds == cost.transfer_seconds > 0
 
 
-def gpu_described(endpoint: WorkerEndpoint, timeout_seconds: float) -> WorkerDescription:
-    gpu = CudaDeviceDescription(0, "sm_90", 1 << 34, 1 << 34, endpoint.machine, 1e10, 3e-5)
-    return replace(describe(endpoint, timeout_seconds), cuda_devices=(gpu,))
+def gpus_described(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
+    gpus = {name: CudaDeviceDescription(0, "sm_90", 1 << 34, 1 << 34, name, 1e10, 3e-5) for name in endpoints}
+    return {name: replace(worker, cuda_devices=(gpus[name],)) for name, worker in describe_all(endpoints).items()}
 
 
 def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +127,7 @@ def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, m
         passed.append(on["on_gpus"])
         return Passage(1e-3 + sizes[1] / 1e9, 1e-3, None, dict.fromkeys(names, 0.0), {(A, B): "nccl"})
 
-    monkeypatch.setattr(link_probing, "describe", gpu_described)
+    monkeypatch.setattr(link_probing, "describe_all", gpus_described)
     monkeypatch.setattr(link_probing._Probing, "_pass", given_passage)
     probing = link_probing._Probing(nccl_cluster.start(), SIZES, 60.0, None, None, True)
     trip = MachineProbe(0.0, 2e-4, (), (), 0.0, {})

@@ -49,7 +49,7 @@ def facts() -> Iterator[Facts]:
                 described.append(Machine(name, 1, target, endpoint=worker.endpoint))
             cluster = Cluster(tuple(described))
             targets = {name: target for name, (target, _, _) in machines.items()}
-            return {machine_fact.name: machine_fact for machine_fact in machine_facts(cluster.start(), targets, 20)}
+            return {machine_fact.name: machine_fact for machine_fact in machine_facts(cluster.start(), targets)}
 
         yield facts_of
 

@@ -15,8 +15,8 @@ from tests.helpers.planner.problems import on_one_host, one_each, random_problem
 from tests.helpers.planner.steps import evaluate_stages
 from tests.helpers.scenarios import busiest, chain, scenario_of_problem
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.deployment.timeline import timeline
 from tvm_split.errors import PlanError
+from tvm_split.pictures.timeline_text import drawn_timeline
 from tvm_split.planner.problem import Problem, Stage
 from tvm_split.planner.search import solve
 from tvm_split.simulation.scenario import (
@@ -183,8 +183,8 @@ def test_without_a_machine_nothing_comes_any_more() -> None:
 def test_events_can_be_drawn() -> None:
     simulation = simulate(chain([0.01, 0.02], [0.001] * 3), micro_batches=20, shown=5)
     assert {event.sequence for event in simulation.events} == set(range(5))
-    drawn = timeline(simulation.events, ("m0a", "m1a"))
-    assert {lane.machine for lane in drawn.lanes if lane.spans} == {"m0a", "m1a"}
+    lines = drawn_timeline(simulation.events, ("m0a", "m1a")).plain.splitlines()
+    assert [line.count("█") > 10 for line in lines if "compute" in line] == [True, True]
     computing = [event for event in simulation.events if (event.machine, event.kind) == ("m1a", COMPUTE)]
     assert all(before.end_nanoseconds <= after.start_nanoseconds for before, after in itertools.pairwise(computing))
 

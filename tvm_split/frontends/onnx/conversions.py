@@ -8,7 +8,6 @@ split nor planned. Others are wrong or missing in TVM; the comments say which.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -18,30 +17,10 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import compositions
-from tvm_split.frontends.convert import BRANCH, DYNAMIC, LOOP, RANDOM, Call, Conversion
+from tvm_split.frontends.convert import BRANCH, DYNAMIC, LOOP, RANDOM, Conversion
+from tvm_split.frontends.onnx import images
+from tvm_split.frontends.onnx.call import OnnxCall
 from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
-
-
-class OnnxCall(Call):
-    """A call with attributes as ONNX names them; operands beyond the last are None."""
-
-    @property
-    def opset(self) -> int:
-        """The version of the model's operators."""
-        return int(self.importer.opset)
-
-    def by_tvm(
-        self, operands: Sequence[Any] | None = None, attributes: Mapping[str, Any] | None = None, operator: str = ""
-    ) -> relax.Expr:
-        """Return what TVM's importer makes of this call, or of it with other operands, attributes or operator."""
-        inputs = onnx_frontend.onnx_input()
-        inputs.extend(self.operands if operands is None else operands)
-        convert = onnx_frontend._get_convert_map()[operator or self.source.op_type]
-        custom = {"name": self.operation.layer, "num_outputs": len(self.operation.outputs)}
-        attributes = {**(self.attributes if attributes is None else attributes), "tvm_custom": custom}
-        # An operator that stands for this one is called as its newest version.
-        converter = convert.get_converter(18 if operator else self.opset)
-        return converter(self.importer.builder, inputs, attributes, [{}, {}])
 
 
 def _clip(op: Operators, call: OnnxCall) -> relax.Expr:
@@ -96,6 +75,13 @@ def _split(op: Operators, call: OnnxCall) -> relax.Expr:
     return compositions.parts(op, call.operands[0], list(sizes), axis)
 
 
+def _dropout(op: Operators, call: OnnxCall) -> relax.Expr:
+    # TVM's importer ignores the mode.
+    if call.numbers(2, "mode"):
+        raise ModelImportError(RANDOM)
+    return call.by_tvm()
+
+
 def _cumsum(op: Operators, call: OnnxCall) -> relax.Expr:
     # emit_te
     is_exclusive, is_reversed = bool(call.get("exclusive", 0)), bool(call.get("reverse", 0))
@@ -120,17 +106,6 @@ def _lp_normalization(op: Operators, call: OnnxCall) -> relax.Expr:
     else:
         size = op.sqrt(op.sum(op.multiply(data, data), [axis], keepdims=True))
     return op.where(op.equal(size, 0), constant(0, dtype_of(data)), op.divide(data, size))
-
-
-def _upsample(op: Operators, call: OnnxCall) -> relax.Expr:
-    # TVM's importer expects the inputs of a newer operator.
-    scales = call.get("scales") if call.opset < 9 else call.numbers(1, "scales")
-    options = {
-        "mode": call.get("mode", b"nearest"),
-        "coordinate_transformation_mode": b"asymmetric",
-        "nearest_mode": b"floor",
-    }
-    return call.by_tvm([call.operands[0], None, constant(scales, "float32"), None], options, "Resize")
 
 
 def _is_infinite(op: Operators, call: OnnxCall) -> relax.Expr:
@@ -179,21 +154,11 @@ def _padded(op: Operators, call: OnnxCall) -> relax.Expr:
     return call.by_tvm(attributes={**attributes, **changed})
 
 
-def _resize(op: Operators, call: OnnxCall) -> relax.Expr:
-    """Refuse attributes that TVM's importer ignores, else convert with TVM."""
-    refused = [name for name in ("antialias", "exclude_outside", "axes") if call.get(name)]
-    policy = call.get("keep_aspect_ratio_policy", b"stretch")
-    if policy != b"stretch":
-        refused.append(f"keep_aspect_ratio_policy={policy.decode()!r}")
-    if refused:
-        raise ModelImportError(f"it uses {', '.join(refused)}")
-    return call.by_tvm()
-
-
 def _batch_norm(op: Operators, call: OnnxCall) -> relax.Expr:
     """Compose the training mode: TVM simplifies its training operator to inference, and always returns statistics."""
     data, scale, bias, mean, variance = call.operands
-    if not call.get("training_mode", 0):
+    # Below opset 14, a batch norm trains if it has more than one output.
+    if not (call.get("training_mode", 0) if call.opset >= 14 else len(call.operation.outputs) > 1):
         return onnx_frontend.BatchNormalization._impl_v15(op.builder, call.operands, dict(call.attributes), {}).fields[
             0
         ]
@@ -227,81 +192,6 @@ def _rms_norm(op: Operators, call: OnnxCall) -> relax.Expr:
     return op.reshape(call.by_tvm([row, scale], {**call.attributes, "axis": 1}), shape)
 
 
-def _space_to_depth(op: Operators, call: OnnxCall) -> relax.Expr:
-    """Convert with either mode (DCR, CRD); TVM's importer ignores it."""
-    size = call["blocksize"]
-    images, channels, height, width = shape_of(call.operands[0])
-    parts = [images, channels, height // size, size, width // size, size]
-    order = [0, 1, 3, 5, 2, 4] if call.get("mode", b"DCR") == b"CRD" else [0, 3, 5, 1, 2, 4]
-    blocks = op.permute_dims(op.reshape(call.operands[0], parts), order)
-    return op.reshape(blocks, [images, channels * size * size, height // size, width // size])
-
-
-def _roi_align(op: Operators, call: OnnxCall) -> relax.Expr:
-    """Convert RoiAlign like ONNX and onnxruntime: shift by half a pixel after scaling, and take the maximum of the four
-    weighted neighbours. TVM's importer shifts before scaling, and takes the maximum of interpolated values.
-    """
-    data, regions, images = call.operands
-    default = b"half_pixel" if call.opset >= 16 else b"output_half_pixel"
-    is_aligned = call.get("coordinate_transformation_mode", default) == b"half_pixel"
-    size = call.get("output_height", 1), call.get("output_width", 1)
-    samples = call.get("sampling_ratio", 0)
-    regions = op.multiply(regions, call.get("spatial_scale", 1.0))
-    regions = op.subtract(regions, 0.5) if is_aligned else regions
-    if call.get("mode", b"avg") == b"avg":
-        placed = op.concat([op.cast(op.expand_dims(images, 1), dtype_of(regions)), regions], 1)
-        means = op.vision.roi_align(data, placed, size, 1.0, samples, is_aligned, layout="NCHW", mode="avg")
-        if samples or not is_aligned:
-            return means
-        # The number of samples follows the region's size: for an empty region TVM computes 0 / 0, ONNX defines 0.
-        left, top, right, bottom = (op.strided_slice(regions, [1], [side], [side + 1]) for side in range(4))
-        is_empty = op.logical_or(op.less_equal(right, left), op.less_equal(bottom, top))
-        return op.where(op.expand_dims(is_empty, [2, 3]), 0, means)
-    if samples == 0:
-        raise ModelImportError(
-            "its mode is max and its sampling_ratio 0, with which the number of samples depends on the regions; "
-            "give it a sampling_ratio"
-        )
-    count, channels = shape_of(regions)[0], shape_of(data)[1]
-    height, width = shape_of(data)[2:]
-    down = _samples(op, regions, 1, is_aligned, size[0] * samples, height)
-    along = _samples(op, regions, 0, is_aligned, size[1] * samples, width)
-    planes = op.reshape(op.take(data, images, 0), [count, channels, height * width])
-    points = size[0] * size[1] * samples * samples
-    largest = None
-    for row, row_weight in down:
-        for column, column_weight in along:
-            places = op.add(op.multiply(op.expand_dims(row, 2), width), op.expand_dims(column, 1))
-            places = op.broadcast_to(op.reshape(places, [count, 1, points]), [count, channels, points])
-            weights = op.multiply(op.expand_dims(row_weight, 2), op.expand_dims(column_weight, 1))
-            values = op.multiply(op.gather_elements(planes, places, 2), op.reshape(weights, [count, 1, points]))
-            largest = values if largest is None else op.maximum(largest, values)
-    return op.max(op.reshape(largest, [count, channels, size[0], samples, size[1], samples]), [3, 5])
-
-
-def _samples(
-    op: Operators, regions: relax.Expr, first: int, is_aligned: bool, points: int, size: int
-) -> list[tuple[relax.Expr, relax.Expr]]:
-    """Return, for evenly spaced points of each region on one axis, the two neighbours, each with its weight.
-
-    Indices and weights have shape [regions, points]; the weights of points outside the image are 0.
-    """
-    start, end = (op.strided_slice(regions, [1], [side], [side + 1]) for side in (first, first + 2))
-    extent = op.subtract(end, start)
-    extent = extent if is_aligned else op.maximum(extent, 1)
-    places = op.add(start, op.multiply(extent, (np.arange(points) + 0.5)[None] / points))
-    is_inside = op.logical_and(op.greater_equal(places, -1), op.less_equal(places, size))
-    inside = op.cast(is_inside, dtype_of(regions))
-    places = op.clip(places, 0, size - 1)
-    before = op.floor(places)
-    after = op.minimum(op.add(before, 1), size - 1)
-    share = op.subtract(places, before)
-    return [
-        (op.cast(before, "int64"), op.multiply(op.subtract(1, share), inside)),
-        (op.cast(after, "int64"), op.multiply(share, inside)),
-    ]
-
-
 CONVERSIONS: dict[str, Conversion] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"), _padded),
     "BatchNormalization": _batch_norm,
@@ -310,6 +200,7 @@ CONVERSIONS: dict[str, Conversion] = {
     ),
     "Clip": _clip,
     "CumSum": _cumsum,
+    "Dropout": _dropout,
     "Einsum": lambda op, call: op.einsum(list(call.operands), call["equation"].decode()),  # emit_te
     "IsInf": _is_infinite,
     "LpNormalization": _lp_normalization,
@@ -321,14 +212,13 @@ CONVERSIONS: dict[str, Conversion] = {
     "Pad": _pad,
     "Pow": lambda op, call: compositions.power(op, call.operands[0], call.operands[1], dtype_of(call.operands[0])),
     "RMSNormalization": _rms_norm,
-    "Resize": _resize,
-    "RoiAlign": _roi_align,
+    **dict.fromkeys(("Resize", "Upsample"), images.resize),
+    "RoiAlign": images.roi_align,
     "Round": lambda op, call: compositions.half_to_even(op, call.operands[0]),
     "Slice": _slice,
-    "SpaceToDepth": _space_to_depth,
+    "SpaceToDepth": images.space_to_depth,
     "Split": _split,
     "Tile": lambda op, call: op.tile(call.operands[0], call.numbers(1, "number of repeats").tolist()),  # emit_te
-    "Upsample": _upsample,
 }
 """Conversions by the operator's name, with its domain if that is not ONNX's."""
 

@@ -67,8 +67,10 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
         raise ModelImportError(f"weight {sparse.values.name!r} is sparse; only dense weights can be imported")
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     skeleton = _inlined_without_weights(model)
+    outputs = [value.name for value in skeleton.graph.output]
     nodes = list(skeleton.graph.node)
     while True:
+        nodes = _needed(nodes, outputs)
         kinds = _kinds(skeleton, nodes, constants)
         simpler = _with_functions_inlined(nodes, importable, kinds, opset_of(model))
         if len(simpler) != len(nodes):
@@ -78,15 +80,7 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
         if len(remaining) == len(nodes):
             break
         nodes = remaining
-    nodes = _needed(nodes, [value.name for value in skeleton.graph.output])
-    return OnnxGraph(
-        nodes,
-        constants,
-        [value.name for value in model_inputs(model)],
-        [value.name for value in skeleton.graph.output],
-        kinds,
-        opset_of(model),
-    )
+    return OnnxGraph(nodes, constants, [value.name for value in model_inputs(model)], outputs, kinds, opset_of(model))
 
 
 def layers_of_nodes(model: onnx.ModelProto) -> list[tuple[str, ...]]:
@@ -150,10 +144,13 @@ def _kinds(skeleton: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     used = {name for node in nodes for name in node.input} | {value.name for value in model.graph.output}
+    scales = {name for node in nodes if node.op_type in ("Resize", "Upsample") for name in node.input[1:3]}
     for name, value in constants.items():
         if name not in used:
             continue
         if value.size <= _LARGEST_IN_SKELETON:
+            if name in scales:  # onnxruntime rounds a scale times a size to float32: 0.7 times 10 is 7 there, 6 in ONNX
+                value = np.nextafter(value, np.inf, dtype=value.dtype)
             model.graph.initializer.append(numpy_helper.from_array(value, name))
         else:
             element_type = helper.np_dtype_to_tensor_dtype(value.dtype)
@@ -184,7 +181,10 @@ def _fold(
     kinds: dict[str, Kind],
     skeleton: onnx.ModelProto,
 ) -> list[onnx.NodeProto]:
-    """Compute the nodes that depend on constants only, add the results to ``constants``, and return the others."""
+    """Compute the nodes that depend on constants only, add the results to ``constants``, and return the others.
+
+    Nodes that ONNX's evaluator cannot compute are left to the import, such as DequantizeLinear below opset 19.
+    """
     remaining = []
     for node in nodes:
         if node.domain not in ("", "ai.onnx") or node.op_type not in _FOLDED:
@@ -193,10 +193,13 @@ def _fold(
         source = kinds.get(node.input[0]) if node.op_type in ("Shape", "Size") and node.input else None
         if source is not None and source.shape is not None:
             constants[node.output[0]] = _shape_value(node, source.shape)
-        elif all(not name or name in constants for name in node.input):
-            constants.update(_computed(node, constants, skeleton))
-        else:
+            continue
+        is_constant = all(not name or name in constants for name in node.input)
+        values = _computed(node, constants, skeleton) if is_constant else None
+        if values is None:
             remaining.append(node)
+        else:
+            constants.update(values)
     return remaining
 
 
@@ -207,7 +210,8 @@ def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> Array:
     return np.array(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], dtype=np.int64)
 
 
-def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.ModelProto) -> dict[str, Array]:
+def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.ModelProto) -> dict[str, Array] | None:
+    """Return the node's outputs by name; None if ONNX's evaluator cannot compute them."""
     names = list(dict.fromkeys(name for name in node.input if name))
     inputs = [
         helper.make_tensor_value_info(
@@ -220,10 +224,8 @@ def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.
     model = helper.make_model(graph, opset_imports=skeleton.opset_import, ir_version=skeleton.ir_version)
     try:
         results = ReferenceEvaluator(model).run(None, {name: constants[name] for name in names})
-    except Exception as error:
-        raise ModelImportError(
-            f"node {node.name!r} ({node.op_type}) of constants cannot be computed: {error}"
-        ) from error
+    except Exception:  # it raises what its operators raise, and does not have all of them
+        return None
     return {output.name: np.asarray(result) for output, result in zip(outputs, results, strict=True)}
 
 

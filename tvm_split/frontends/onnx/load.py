@@ -15,11 +15,12 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import ImportRequest
-from tvm_split.frontends.building import Built
+from tvm_split.frontends.building import QUANTIZED_TOLERANCE, Built
 from tvm_split.frontends.convert import BRANCH, Graph, Importer, Kind, Operation, convert
 from tvm_split.frontends.dimensions import bound_inputs, in_order
 from tvm_split.frontends.onnx.annotations import split_from_annotations
-from tvm_split.frontends.onnx.conversions import CONVERSIONS, REFUSED, OnnxCall
+from tvm_split.frontends.onnx.call import OnnxCall
+from tvm_split.frontends.onnx.conversions import CONVERSIONS, REFUSED
 from tvm_split.frontends.onnx.graph import OnnxGraph, model_inputs, numpy_name, static_graph
 from tvm_split.frontends.onnx.reference import OnnxReference
 from tvm_split.frontends.reference import InChildProcess
@@ -40,7 +41,9 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
     built = import_onnx(graph)
     name = request.name or (Path(source).stem if isinstance(source, str | Path) else model.graph.name)
     reference = InChildProcess(OnnxReference(model, graph.inputs, built.held))
-    loaded = built.model(name, "onnx", reference, examples, outputs=graph.outputs)
+    is_quantized = any(node.op_type == "QuantizeLinear" for node in graph.nodes)
+    tolerance = QUANTIZED_TOLERANCE if is_quantized else None
+    loaded = built.model(name, "onnx", reference, examples, outputs=graph.outputs, tolerance=tolerance)
     return replace(loaded, annotated_split=partial(split_from_annotations, model, loaded.layer_names))
 
 
@@ -71,7 +74,16 @@ def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:
                 f"weight {tensor.name!r} of {shown} is in another file, and bytes or a ModelProto do not "
                 "say where: give the model's path, or load it with onnx.load(path)"
             )
+    _name_parts(model)
     return model
+
+
+def _name_parts(model: onnx.ModelProto) -> None:
+    """Name the parts that a Split leaves out, in place: onnxruntime crashes on parts without a name."""
+    functions = (node for function in model.functions for node in function.node)
+    for place, node in enumerate((*model.graph.node, *functions)):
+        if node.op_type == "Split":
+            node.output[:] = [name or f"{place}:part:{part}" for part, name in enumerate(node.output)]
 
 
 def _check_inputs(model: onnx.ModelProto) -> None:

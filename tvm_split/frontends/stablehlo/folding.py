@@ -138,4 +138,6 @@ _MOVING: dict[str, Callable[[ir.Operation, Sequence[Array], tuple[int, ...]], Ar
     "stablehlo.dynamic_slice": lambda operation, operands, shape: operands[0][
         _starts(operands[0], operands[1:], integers(operation, "slice_sizes"))
     ],
+    "stablehlo.real": lambda operation, operands, shape: operands[0].real,
+    "stablehlo.imag": lambda operation, operands, shape: operands[0].imag,
 }

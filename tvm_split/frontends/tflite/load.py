@@ -12,7 +12,7 @@ from tvm.relax.frontend.tflite import tflite_frontend
 
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.frontends import ImportRequest
-from tvm_split.frontends.building import Built
+from tvm_split.frontends.building import QUANTIZED_TOLERANCE, Built
 from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.convert import BRANCH, LOOP, RANDOM, Graph, Importer, Kind, Operation, convert, refuse
 from tvm_split.frontends.dimensions import bound_inputs
@@ -22,10 +22,6 @@ from tvm_split.frontends.tflite.graph import Operator, TfliteFile, TfliteGraph
 from tvm_split.frontends.tflite.names import Parts, parts_of
 from tvm_split.frontends.tflite.reference import TfliteReference
 from tvm_split.model import Model
-
-QUANTIZED_TOLERANCE = 0.05
-"""The tolerance for quantised files. LiteRT's own kernels differ in rounding between two steps, and later operators may
-amplify one step to several: for one small attention network, LiteRT's results were 0.02 of their range apart."""
 
 
 def load_tflite(source: str | Path | bytes, request: ImportRequest) -> Model:

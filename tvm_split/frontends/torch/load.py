@@ -16,10 +16,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from tvm_split.errors import ModelImportError, UntriedVersionWarning
+from tvm_split.errors import ModelImportError, UntriedVersionWarning, first_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.dimensions import checked_examples, open_sizes, with_rows
+from tvm_split.frontends.names import output_names, paths_in
 from tvm_split.frontends.reference import Arranged
 from tvm_split.frontends.torch.export import Arguments, Called, export
 from tvm_split.frontends.torch.graph import LayerNames, check_inputs, check_no_state, decomposed, fixed, user_inputs
@@ -90,7 +91,17 @@ def _model(
     if has_channels_last:
         reference = Arranged(reference, orders)
     fits = examples is not None and [array.shape for array in examples] == [spec.shape for spec in inputs]
-    return built.model(request.name or "model", "torch", reference, examples if fits else None)
+    examples = examples if fits else None
+    return built.model(request.name or "model", "torch", reference, examples, outputs=_output_names(program))
+
+
+def _output_names(program: ExportedProgram) -> list[str]:
+    """Return the names of the outputs in what the source returns: keys of dicts, fields of dataclasses."""
+    structure = program.call_spec.out_spec
+    places = list(range(structure.num_leaves))
+    leaves = paths_in(pytree.tree_unflatten(places, structure))
+    path_of = {leaf: path for leaf, path in leaves if isinstance(leaf, int)}  # others are nodes of unknown classes
+    return output_names([path_of.get(place, ()) for place in places])
 
 
 def _as_arguments(example_inputs: Any) -> Arguments:
@@ -124,7 +135,7 @@ def _read(path: Path) -> ExportedProgram:
         return torch.export.load(str(path))
     except Exception as error:
         raise ModelImportError(
-            f"{str(path)!r} cannot be read as a program saved by torch.export.save: {error}"
+            f"{str(path)!r} cannot be read as a program saved by torch.export.save: {first_line(error)}"
         ) from error
 
 

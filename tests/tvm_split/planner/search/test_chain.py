@@ -18,7 +18,7 @@ from tvm_split.planner.search import Budget, solve
 SEEDS = st.integers(0, 2**32)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 3), st.booleans())
 @example(9, 1, 3, True)
 def test_chains_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int, replicas: bool) -> None:
@@ -26,7 +26,7 @@ def test_chains_equal_the_best_of_all_plans(seed: int, pieces: int, machines: in
     assert_is_best(problem, best(problem, chain_plans(problem)))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(SEEDS, st.integers(1, 6))
 def test_four_machines_equal_the_best_of_all_plans(seed: int, pieces: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=4)
@@ -82,7 +82,7 @@ def oversubscribed_problem(seed: int, workers: int, pieces: int, cores: int) -> 
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(SEEDS, st.integers(2, 4), st.integers(4, 6), st.integers(1, 3))
 def test_identical_machines_on_shared_cores_equal_the_best_of_all_plans(
     seed: int, workers: int, pieces: int, cores: int

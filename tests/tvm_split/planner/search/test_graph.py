@@ -23,7 +23,7 @@ LITTLE = 1.0e8
 """Work limit of a search that need not prove optimality."""
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(SEEDS, st.integers(2, 6), st.integers(1, 3), st.booleans())
 @example(144, 2, 3, False)  # all periods are 0, so only the latency matters
 @example(53552, 3, 3, True)
@@ -42,7 +42,7 @@ def test_nine_pieces_equal_the_best_of_all_plans(seed: int, machines: int) -> No
 
 
 @pytest.mark.parametrize("shared_cores", [False, True])
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(SEEDS, st.integers(2, 6), st.integers(2, 3))
 def test_the_mixed_integer_program_finds_and_proves_the_best(
     shared_cores: bool, seed: int, pieces: int, machines: int
@@ -59,7 +59,7 @@ def test_the_mixed_integer_program_finds_and_proves_the_best(
     assert min([bound, *values]) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(SEEDS, st.integers(2, 6), st.integers(1, 3))
 def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False)
@@ -75,7 +75,7 @@ def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> N
             assert SecondsAhead(instance, instance.classes).whole() <= expected[0] * (1 + 1e-9)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(SEEDS, st.integers(12, 24), st.integers(2, 4))
 def test_larger_graphs_have_plans_that_hold_and_bounds_below_them(seed: int, pieces: int, machines: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, plain=True)
@@ -149,7 +149,7 @@ def test_a_stage_with_a_skip_is_dealt_out() -> None:
     assert alone.evaluation.period_seconds > solution.evaluation.period_seconds
 
 
-@settings(max_examples=6, derandomize=True)
+@settings(max_examples=3, derandomize=True)
 @given(SEEDS, st.integers(12, 24))
 def test_replicas_on_larger_graphs_hold_and_are_no_worse_than_without(seed: int, pieces: int) -> None:
     problem = random_problem(seed, pieces=pieces, machines=3, chain=False, plain=True, replicas=True)

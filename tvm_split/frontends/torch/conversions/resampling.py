@@ -11,8 +11,9 @@ import torch
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends import compositions
 from tvm_split.frontends.convert import Conversion
-from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
+from tvm_split.frontends.operators import Operators, shape_of, wide
 from tvm_split.frontends.torch.conversions.call import TorchCall, each_axis
 
 RESAMPLINGS = (
@@ -35,7 +36,7 @@ def _resampled(op: Operators, call: TorchCall) -> relax.Expr:
         scale = None if scales is None else scales[axis - 2]
         size = shape_of(data)[axis]
         weights = _weights(call.operation.kind, size, call.shape[axis], scale, call.get("align_corners", False))
-        data = _along(op, data, weights, axis)
+        data = compositions.weighted(op, data, weights, axis)
     return data
 
 
@@ -48,23 +49,6 @@ def _weights(name: str, size: int, target: int, scale: float | None, align_corne
     vectors = torch.eye(size, dtype=torch.float64)[:, None, None]
     resized = getattr(torch.ops.aten, kernel).vec(vectors, wanted_size, *corners, scales)
     return np.array(resized.reshape(size, target).T.numpy())
-
-
-def _along(op: Operators, data: relax.Expr, weights: np.ndarray[Any, Any], axis: int) -> relax.Expr:
-    target, size = weights.shape
-    if target == size and np.array_equal(weights, np.eye(size)):
-        return data
-    chosen = weights.argmax(axis=1)
-    if np.array_equal(weights, np.eye(size)[chosen]):
-        return op.take(data, constant(chosen, "int64"), axis)
-    dtype, rank = dtype_of(data), len(shape_of(data))
-    data = op.cast(data, wide(dtype))
-    if axis == rank - 2:
-        return op.cast(op.matmul(constant(weights, wide(dtype)), data), dtype)
-    order = [*range(axis), *range(axis + 1, rank), axis]
-    data = data if axis == rank - 1 else op.permute_dims(data, order)
-    product = op.matmul(data, constant(weights.T, wide(dtype)))
-    return op.cast(product if axis == rank - 1 else op.permute_dims(product, np.argsort(order).tolist()), dtype)
 
 
 def _pooled(op: Operators, call: TorchCall, data: relax.Expr, operator: str, **options: Any) -> relax.Expr:

@@ -3,17 +3,7 @@ import math
 import pytest
 
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
-from tvm_split.deployment.timeline import (
-    LANE_NAMES,
-    Cell,
-    Lane,
-    Span,
-    cells,
-    draw,
-    first_micro_batches,
-    machines_at_once,
-    timeline,
-)
+from tvm_split.pictures.timeline_text import LANES, drawn_timeline, machines_at_once
 
 MACHINES = ("a", "b")
 
@@ -38,7 +28,7 @@ def two_machines() -> list[TraceEvent]:
 
 
 def test_the_drawing(two_machines):
-    assert draw(timeline(two_machines, MACHINES, columns=30)) == DRAWING
+    assert drawn_timeline(two_machines, MACHINES, columns=30).plain == DRAWING
 
 
 DRAWING = """\
@@ -51,30 +41,27 @@ b  receive           0◂        1◂
    send                      0▸        1▸"""
 
 
+@pytest.mark.parametrize(
+    ("times", "computing"),
+    [
+        ([(0, 0, 100), (1, 100, 100)], "0████████1"),
+        ([(8, 0, 10), (12, 10, 20), (13, 20, 60), (14, 80, 100)], "8213██··14"),
+        ([(0, 0, 50), (0, 50, 100)], "0████0████"),  # two stages of a machine
+    ],
+)
+def test_spans_are_a_column_wide_at_least_and_numbers_are_shortened(times, computing):
+    events = [event("a", sequence, COMPUTE, start, end) for sequence, start, end in times]
+    _, _, line, _ = drawn_timeline(events, ("a",), columns=10).plain.splitlines()
+    assert line.split() == ["compute", computing]
+
+
 def test_nothing_recorded():
-    assert draw(timeline([event("a", 0, WAIT, 0, 5)], MACHINES)) == "nothing was recorded"
-
-
-def test_instants_are_one_column_wide_and_inside():
-    events = [event("a", 0, COMPUTE, 0, 100), event("a", 1, COMPUTE, 100, 100)]
-    (lane,) = (lane for lane in timeline(events, ("a",), columns=10).lanes if lane.kind == COMPUTE)
-    assert lane.spans == (Span(0, 10, 0), Span(9, 10, 1))
-
-
-def test_cells_cover_the_lane_and_shorten_numbers():
-    lane = Lane("a", COMPUTE, (Span(1, 2, 12), Span(2, 6, 13)))
-    assert list(cells(lane, 8)) == [Cell("·", None), Cell("2", 12), Cell("13██", 13), Cell("··", None)]
-
-
-def test_first_micro_batches_are_renumbered(two_machines):
-    chosen = first_micro_batches(two_machines, 1, 5)
-    assert {trace_event.sequence for trace_event in chosen} == {0}
-    assert len(chosen) == 6
+    assert drawn_timeline([event("a", 0, WAIT, 0, 5)], MACHINES).plain == "nothing was recorded"
 
 
 def test_machines_at_once(two_machines):
     computing = machines_at_once(two_machines, (COMPUTE,))
     # From 2 to 28 microseconds: a alone, none, both, none, b alone.
     assert computing == {0: pytest.approx(8 / 26), 1: pytest.approx(12 / 26), 2: pytest.approx(6 / 26)}
-    assert math.isclose(sum(machines_at_once(two_machines, LANE_NAMES).values()), 1.0)
+    assert math.isclose(sum(machines_at_once(two_machines, LANES).values()), 1.0)
     assert machines_at_once([], (COMPUTE,)) == {}

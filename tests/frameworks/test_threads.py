@@ -1,0 +1,35 @@
+"""Networks of several frameworks in threads of one process."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import linen, nnx
+
+from tests.helpers.frontends.keras_networks import convolutions
+from tests.helpers.frontends.tflite_networks import network
+from tests.helpers.frontends.threads import assert_same_in_threads
+
+
+def test_networks_of_several_frameworks_are_loaded_and_compiled_at_the_same_time() -> None:
+    generator = np.random.default_rng(0)
+    row, image = (generator.standard_normal(shape).astype("float32") for shape in ((2, 4), (1, 16, 16, 3)))
+
+    def scoped(x: jax.Array) -> jax.Array:
+        with jax.named_scope("first"):
+            x = jnp.tanh(x)
+        with jax.named_scope("second"):
+            return jnp.cumsum(x, axis=1)
+
+    dense = linen.Dense(3)
+    sources = [
+        (scoped, (row,)),
+        (nnx.Linear(4, 3, rngs=nnx.Rngs(0)), (row,)),
+        (dense.bind(dense.init(jax.random.key(0), row)), (row,)),
+        (convolutions(), (image,)),
+        (network(), (image[:, :8, :8],)),
+        (torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval(), (row,)),
+    ]
+    assert_same_in_threads(sources)

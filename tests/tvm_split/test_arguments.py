@@ -1,0 +1,196 @@
+"""What users write first either works, or is refused with a sentence that says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+import tvm_split
+from tests.models.small_onnx_model import INPUT_SHAPE, small_model
+from tvm_split.cluster.machine import Machine
+
+X = torch.ones(1, 4)
+A, B = "machine-a", "machine-b"
+
+
+class Adding(torch.nn.Module):
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return left - right
+
+
+def network() -> torch.nn.Module:
+    return torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4))).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> tvm_split.Model:
+    return tvm_split.load_model(network(), (X,))
+
+
+@pytest.fixture(scope="module")
+def bundle(model: tvm_split.Model) -> tvm_split.Bundle:
+    return tvm_split.compile(model, tvm_split.plan(model, "in-process:2", stages=2, estimate=True), verify=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, bundle: tvm_split.Bundle) -> Path:
+    """A folder with an ONNX file, a cluster file, a plan and a bundle."""
+    path = tmp_path_factory.mktemp("files")
+    onnx.save(small_model(), path / "small.onnx")
+    (path / "cluster.yaml").write_text("machines: [{name: box, address: '127.0.0.1:9', target: {kind: llvm}}]")
+    bundle.plan.save(path / "plan.json")
+    bundle.save(path / "bundle")
+    return path
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        [["0"], ["3"]],
+        [[0], [3]],
+        {A: [0], B: [3]},
+        {A: "0", B: "3"},
+        {A: range(1), B: {3}},
+        {A: ("0", 1, 2), B: ["3"]},
+        ["machine-a=0", "machine-b=3"],
+    ],
+)
+def test_splits(model: tvm_split.Model, split: Any) -> None:
+    plan = tvm_split.plan(model, tvm_split.Cluster.local(2), split=split)
+    assert [(stage.machine, stage.layers) for stage in plan.stages] == [(A, ("0", "1", "2")), (B, ("3",))]
+
+
+def test_paths_instead_of_what_is_in_them(folder: Path, model: tvm_split.Model) -> None:
+    plan = tvm_split.plan(str(folder / "small.onnx"), folder / "cluster.yaml", estimate=True)
+    assert plan.machines[0].name == "box"
+    assert tvm_split.compile(model, folder / "plan.json", verify=False).plan.stages
+    with tvm_split.deploy(folder / "bundle", "in-process:2") as deployment:
+        deployment.run(X)
+    with tvm_split.compile_and_deploy(folder / "small.onnx", "in-process") as deployment:
+        deployment.run(np.zeros(INPUT_SHAPE, np.float32))
+    assert tvm_split.simulate(tvm_split.plan(model, "local:2", estimate=True)).results
+
+
+def test_inputs_by_name() -> None:
+    left, right = torch.rand(2, 3), torch.rand(2, 3)
+    expected = (left - right).numpy()
+    with tvm_split.compile_and_deploy(Adding(), (left, right), "in-process") as deployment:
+        calls: list[Callable[[], Any]] = [
+            lambda: deployment.run(left, right),
+            lambda: deployment.run(right=right, left=left),
+            lambda: deployment.run(left, right=right),
+            lambda: deployment.run({"right": right, "left": left}),
+            lambda: deployment.run((left, right)),
+            lambda: deployment.run(left.tolist(), right.numpy()),
+            lambda: deployment.submit(right=right, left=left).result(),
+            lambda: next(deployment.stream([{"right": right, "left": left}])),
+        ]
+        for call in calls:
+            (difference,) = call()
+            np.testing.assert_array_equal(difference, expected)
+        assert tvm_split.bench(deployment, {"left": left, "right": right}, rounds=1, micro_batches=3).runs == 5
+        for wrong in ({"left": left}, {"left": left, "right": right, "up": right}):
+            with pytest.raises(tvm_split.InputError, match="left: float32"):
+                deployment.run(wrong)
+        with pytest.raises(tvm_split.InputError, match="1 by position and those with the names left"):
+            deployment.run(left, left=left)
+
+
+PLANS: dict[str, Callable[[tvm_split.Model, tvm_split.Cluster], Any]] = {
+    "a network": lambda model, cluster: tvm_split.plan(network(), cluster),
+    "a class": lambda model, cluster: tvm_split.plan(torch.nn.Linear, cluster),
+    "weights": lambda model, cluster: tvm_split.plan(network().state_dict(), cluster),
+    "swapped": lambda model, cluster: tvm_split.plan(cluster, model),
+    "nothing": lambda model, cluster: tvm_split.plan(None, cluster),
+    "a number of machines": lambda model, cluster: tvm_split.plan(model, 2),
+    "names of machines": lambda model, cluster: tvm_split.plan(model, [A, B]),
+    "no such file": lambda model, cluster: tvm_split.plan(model, "nope.yaml"),
+    "no such launcher": lambda model, cluster: tvm_split.plan(model, "machines"),
+    "a split as objective": lambda model, cluster: tvm_split.plan(model, cluster, {A: ["0"]}),
+    "a number as split": lambda model, cluster: tvm_split.plan(model, cluster, split=2),
+    "layers without machines": lambda model, cluster: tvm_split.plan(model, cluster, split=["0", "3"]),
+    "too many machines": lambda model, cluster: tvm_split.plan(model, cluster, split=[["0"], ["1"], ["2"]]),
+    "modules as layers": lambda model, cluster: tvm_split.plan(model, cluster, split={A: [network()[0]]}),
+    "a layer that is none": lambda model, cluster: tvm_split.plan(model, cluster, split={A: None}),
+    "stages as text": lambda model, cluster: tvm_split.plan(model, cluster, stages="two"),
+    "a wrong name": lambda model, cluster: tvm_split.plan(model, cluster, stage=2),
+    "a pin that is none": lambda model, cluster: tvm_split.plan(model, cluster, pin=3),
+    "a shard as text": lambda model, cluster: tvm_split.plan(model, cluster, shards="0..1"),
+    "a shard as a tuple": lambda model, cluster: tvm_split.plan(model, cluster, shards=[("0", "1", "rows")]),
+    "a request as dict": lambda model, cluster: tvm_split.plan(model, cluster, request={"stages": 2}),
+    "no plan": lambda model, cluster: tvm_split.compile(model, cluster),
+    "no plan file": lambda model, cluster: tvm_split.compile(model, "nope.json"),
+    "compile swapped": lambda model, cluster: tvm_split.compile(tvm_split.plan(model, cluster, stages=2), model),
+    "replan nothing": lambda model, cluster: tvm_split.replan(model, cluster, None, None),
+    "tune nothing": lambda model, cluster: tvm_split.tune(model, 3),
+    "deploy a plan": lambda model, cluster: tvm_split.deploy(tvm_split.plan(model, cluster, stages=2), cluster),
+    "deploy swapped": lambda model, cluster: tvm_split.deploy(cluster, model),
+    "deploy a folder": lambda model, cluster: tvm_split.deploy("nope", cluster),
+    "deploy nowhere": lambda model, cluster: tvm_split.compile_and_deploy(model, None, 3.5),
+    "no inputs": lambda model, cluster: tvm_split.compile_and_deploy(network(), cluster),
+    "lists of numbers": lambda model, cluster: tvm_split.load_model(network(), ([[1.0] * 4],)),
+    "a list that holds itself": lambda model, cluster: tvm_split.load_model(network(), endless()),
+    "a wrong batch": lambda model, cluster: tvm_split.load_model(network(), (X,), batch="4"),
+    "dimensions as a list": lambda model, cluster: tvm_split.load_model(small_model(), dimensions=["N"]),
+    "a name that is none": lambda model, cluster: tvm_split.load_model(network(), (X,), name=3),
+    "workers as text": lambda model, cluster: tvm_split.Cluster.local("three"),
+    "no workers": lambda model, cluster: tvm_split.Cluster.local(0),
+    "half a worker": lambda model, cluster: tvm_split.Cluster.local(1.5),
+    "a file as machines": lambda model, cluster: tvm_split.Cluster("cluster.yaml"),
+    "one machine": lambda model, cluster: tvm_split.Cluster(Machine(A)),
+    "names as machines": lambda model, cluster: tvm_split.Cluster([A, B]),
+    "a mapping as a file": lambda model, cluster: tvm_split.Cluster.from_yaml({"machines": []}),
+    "threads as text": lambda model, cluster: tvm_split.Machine(A, "four"),
+    "memory as text": lambda model, cluster: tvm_split.Machine(A, memory_bytes="16 GB"),
+    "a target as text": lambda model, cluster: tvm_split.Machine(A, target="llvm"),
+    "an address as endpoint": lambda model, cluster: tvm_split.Machine(A, endpoint="10.0.0.7:7001"),
+}
+
+
+def endless() -> list[Any]:
+    value: list[Any] = []
+    value.append((value, value))
+    return value
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("call", PLANS.values(), ids=PLANS)
+def test_what_cannot_be_meant_is_refused_in_a_sentence(
+    call: Callable[[tvm_split.Model, tvm_split.Cluster], Any], model: tvm_split.Model
+) -> None:
+    with pytest.raises(tvm_split.TvmSplitError) as error:
+        call(model, tvm_split.Cluster.in_process(2))
+    assert len(str(error.value)) < 800
+
+
+RUNS: dict[str, Callable[[tvm_split.Deployment], Any]] = {
+    "nothing": lambda deployment: deployment.run(),
+    "a wrong name": lambda deployment: deployment.run(y=X),
+    "text": lambda deployment: deployment.run("x"),
+    "a set": lambda deployment: deployment.run({1.0}),
+    "an object": lambda deployment: deployment.run(object()),
+    "a list of arrays": lambda deployment: deployment.run([X]),
+    "a number as a stream": lambda deployment: deployment.stream(3),
+    "nothing as a stream": lambda deployment: deployment.stream(None),
+    "rows as a stream": lambda deployment: list(deployment.stream(X)),
+    "wrong names in a stream": lambda deployment: list(deployment.stream([{"y": X}])),
+    "no output of that name": lambda deployment: deployment.run(X)["logits"],
+    "nothing to measure": lambda deployment: tvm_split.bench(deployment, []),
+}
+
+
+@pytest.mark.parametrize("call", RUNS.values(), ids=RUNS)
+def test_wrong_inputs_are_refused_in_a_sentence(
+    call: Callable[[tvm_split.Deployment], Any], bundle: tvm_split.Bundle
+) -> None:
+    with (
+        tvm_split.deploy(bundle, "in-process:2") as deployment,
+        pytest.raises(tvm_split.InputError),
+    ):
+        call(deployment)

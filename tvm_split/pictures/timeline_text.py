@@ -1,0 +1,111 @@
+"""Draw the trace of a run as text: which machine received, computed and sent which micro-batch when.
+
+Time runs from left to right. A span begins with the number of its micro-batch:
+
+               ms  0.00      0.10
+    machine-a  in  0<<1<<2<<
+               run    0####1####2####
+               out          0>1>   2>
+
+A machine has three lanes because receiving, computing and sending overlap.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Sequence
+
+from rich.text import Text
+
+from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
+
+LEAST_COLUMNS, MOST_COLUMNS = 40, 150
+LANES = {RECEIVE: ("receive", "◂", " "), COMPUTE: ("compute", "█", "·"), SEND: ("send", "▸", " ")}
+"""The kinds of events that have a lane, in the order of a micro-batch, with the name, the character of a span, and that
+of an idle column: a dot is the bubble of the pipeline, where a machine could have computed."""
+LONGEST = len(" receive ")
+TICK_COLUMNS = 14
+"""Least number of columns between two numbers of the axis."""
+COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "bright_green", "bright_black")
+
+
+def columns_in(width: int, machines: Sequence[str]) -> int:
+    """Return the number of columns of the lanes next to their headings, on a page of ``width`` characters."""
+    return min(max(width - len(max(machines, key=len)) - LONGEST - 2, LEAST_COLUMNS), MOST_COLUMNS)
+
+
+def drawn_timeline(events: Iterable[TraceEvent], machines: Sequence[str], columns: int = 96) -> Text:
+    """Return an axis and one line per lane, with a colour for each micro-batch.
+
+    The columns reach from the first event's start to the last event's end. A span is at least one column wide. If
+    rounding puts two spans of a lane on the same column, the later one is shown.
+    """
+    shown = [event for event in events if event.kind in LANES and event.machine in machines]
+    shown.sort(key=lambda event: (event.start_nanoseconds, event.sequence))
+    if not shown:
+        return Text("nothing was recorded")
+    origin = shown[0].start_nanoseconds
+    scale = max(max(event.end_nanoseconds for event in shown) - origin, 1) / columns
+    lanes: dict[tuple[str, str], list[TraceEvent | None]] = {
+        (machine, kind): [None] * columns for machine in machines for kind in LANES
+    }
+    for event in shown:
+        start = min(int((event.start_nanoseconds - origin) / scale), columns - 1)
+        end = min(max(int((event.end_nanoseconds - origin) / scale), start + 1), columns)
+        lanes[event.machine, event.kind][start:end] = [event] * (end - start)
+    heading = len(max(machines, key=len))
+    lines = [Text(f"{'ms':>{heading + LONGEST}} {_axis(scale, columns)}", "dim")]
+    for (machine, kind), owners in lanes.items():
+        name = machine if kind == RECEIVE else ""
+        lines.append(_lane(f"{name:<{heading}}  {LANES[kind][0]:<{LONGEST - 2}} ", kind, owners))
+    return Text("\n").join(lines)
+
+
+def _lane(name: str, kind: str, owners: Sequence[TraceEvent | None]) -> Text:
+    line = Text(name)
+    for _, same in itertools.groupby(owners, key=id):
+        event, *rest = same
+        length = 1 + len(rest)
+        if event is None:
+            line.append(LANES[kind][2] * length, "dim")
+        else:
+            # A number that does not fit is shown by its last digits, which differ between neighbours.
+            number = str(event.sequence)[-length:]
+            line.append(number.ljust(length, LANES[kind][1]), COLOURS[event.sequence % len(COLOURS)])
+    line.rstrip()
+    return line
+
+
+def _axis(scale: float, columns: int) -> str:
+    """Return the axis line, with ticks at round times in milliseconds; ``scale`` is in nanoseconds per column."""
+    step = _round_step(TICK_COLUMNS * scale)
+    digits = max(0, 6 - int(math.log10(step)))
+    line, tick = "", 0
+    while (column := int(tick * step / scale)) < columns:
+        line = line.ljust(column) + f"╷{tick * step / 1e6:.{digits}f}"
+        tick += 1
+    return line
+
+
+def _round_step(least_nanoseconds: float) -> float:
+    """Return the smallest of 1, 2, 5, 10, 20, 50, … nanoseconds that is not less than ``least_nanoseconds``."""
+    power = 10.0 ** math.floor(math.log10(max(least_nanoseconds, 1.0)))
+    return next((factor * power for factor in (1, 2, 5) if factor * power >= least_nanoseconds), 10 * power)
+
+
+def machines_at_once(events: Iterable[TraceEvent], kinds: Collection[str]) -> dict[int, float]:
+    """Return, by number of machines, the share of the time in which exactly that many do one of ``kinds`` at once."""
+    changes = []
+    for event in events:
+        if event.kind in kinds and event.end_nanoseconds > event.start_nanoseconds:
+            changes += [(event.start_nanoseconds, event.machine, 1), (event.end_nanoseconds, event.machine, -1)]
+    changes.sort(key=lambda change: (change[0], change[2]))
+    busy: dict[str, int] = {}
+    lasted: dict[int, int] = {}
+    for (moment, machine, change), following in itertools.pairwise(changes):
+        busy[machine] = busy.get(machine, 0) + change
+        working = sum(count > 0 for count in busy.values())
+        lasted[working] = lasted.get(working, 0) + following[0] - moment
+    whole = sum(lasted.values())
+    return {working: time / whole for working, time in sorted(lasted.items()) if time} if whole else {}
