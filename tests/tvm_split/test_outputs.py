@@ -13,6 +13,7 @@ import pytest
 
 import tvm_split
 from rpc_runtime.program.measurements import COMPUTE, TraceEvent
+from rpc_runtime.program.outputs import Outputs
 from tests.helpers.full_disk import full_disk
 from tests.models.small_onnx_model import small_model
 from tvm_split.cli.inputs import save_outputs
@@ -46,7 +47,7 @@ FILES: dict[str, Write] = {
     "plan.json": lambda path, model, plan: plan.save(path),
     "plan.svg": lambda path, model, plan: draw_plan(model, plan, path),
     "timeline.png": lambda path, *_: draw_picture(EVENTS, ["machine-a"], "title", [path]),
-    "outputs.npz": lambda path, *_: save_outputs(path, ["y"], [(np.zeros(1000),)]),
+    "outputs.npz": lambda path, *_: save_outputs(path, [Outputs((np.zeros(1000),), ("y",))]),
     "annotated.onnx": lambda path, *_: save_model(small_model(), path, path),
     "ir.py": lambda path, *_: write_text(path, "x" * 1000),
 }
