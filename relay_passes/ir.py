@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,13 @@ def names_of(function: relax.Function) -> list[str]:
     return [variable.name for variable in (*function.params, *(binding.var for binding in bindings_of(function)))]
 
 
+def free_name(name: str, taken: set[str]) -> str:
+    """Return the name, with a number if it is taken, and add it to ``taken``: passes look variables up by name."""
+    free = next(free for free in chain([name], (f"{name}_{number}" for number in count(2))) if free not in taken)
+    taken.add(free)
+    return free
+
+
 def operations_of(function: relax.Function) -> list[relax.VarBinding]:
     """Return all bindings of a function except that of the returned tuple."""
     return [binding for binding in bindings_of(function) if not binding.var.same_as(function.body.body)]
@@ -88,8 +96,8 @@ def require_whole_graph(module: tvm.IRModule) -> None:
         ContractError: the module has another form; the message says where.
     """
     function = main_function(module)
-    for name, count in Counter(names_of(function)).items():
-        if count > 1:
+    for name, bound in Counter(names_of(function)).items():
+        if bound > 1:
             raise ContractError(f"two variables are named {name!r}")
     returned_fields(function)
 

@@ -65,7 +65,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Parts:
-    """The blocks of a kernel by role: those before the anchor, the anchor, and those computed from it."""
+    """The blocks of a kernel by role: those that the anchor reads, the anchor, and the others.
+
+    In the ``tail``, what is computed from the anchor precedes the other operands of that.
+    """
 
     preparation: tuple[Block, ...]
     anchor: Block
@@ -135,14 +138,35 @@ def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:
         for view in views:
             schedule.compute_inline(view.handle)
         return find_parts(schedule, family)
-    anchors = [position for position, block in enumerate(blocks) if block.anchor == family]
-    if len(anchors) != 1:
+    anchors = [block for block in blocks if block.anchor == family]
+    if len(anchors) != 1 or sum(block.is_reduction for block in blocks) > 1:
         return None
-    position = anchors[0]
-    parts = Parts(tuple(blocks[:position]), blocks[position], tuple(blocks[position + 1 :]))
-    if not parts.tail or any(block.is_reduction for block in (*parts.preparation, *parts.tail)):
-        return None
-    return parts
+    (anchor,) = anchors
+    before = _reached(schedule, anchor, schedule.get_producers)
+    behind = _reached(schedule, anchor, schedule.get_consumers)
+    preparation = tuple(block for block in blocks if block.name in before)
+    tail = [block for block in blocks if block.name in behind]
+    beside = [block for block in blocks if block.name not in {anchor.name, *before, *behind}]
+    return Parts(preparation, anchor, (*tail, *beside)) if tail else None
+
+
+def _reached(
+    schedule: s_tir.Schedule, block: Block, step: Callable[[s_tir.schedule.SBlockRV], list[s_tir.schedule.SBlockRV]]
+) -> set[str]:
+    """The names of the blocks that one or more steps, to producers or to consumers, reach from a block."""
+    names: set[str] = set()
+    waiting = [block.handle]
+    while waiting:
+        handles = step(waiting.pop())
+        waiting += [
+            handle for handle, name in zip(handles, _names(schedule, handles), strict=True) if name not in names
+        ]
+        names.update(_names(schedule, handles))
+    return names
+
+
+def _names(schedule: s_tir.Schedule, handles: Sequence[s_tir.schedule.SBlockRV]) -> list[str]:
+    return [str(schedule.get(handle).name_hint) for handle in handles]
 
 
 def inline_into_outputs(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> list[Block] | None:
@@ -180,23 +204,29 @@ def inline_tail(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) 
     """Inline the spatial blocks after an anchor; return the others, the first of which fits a finished tile.
 
     The first remaining block has as many elements as the first block of the tail. For example, a gate with one value
-    per channel ends the tile, and the image that it multiplies is computed afterwards; so is a slice of the results.
+    per channel ends the tile, and the image that it multiplies is computed afterwards; so are a slice of the results,
+    and what reads an operand that does not depend on the anchor and is too large to be inlined.
 
     Raises:
         ValueError: more than one remaining block reads the anchor.
     """
     iterations = {block.name: block.iterations for block in tail}
+    behind = _reached(schedule, anchor, schedule.get_consumers)
+    results = [block for block in tail if block.name in behind]
+    operands = [block for block in tail if block.name not in behind]
+    operands = _inlined(schedule, operands, lambda block: not schedule.get_consumers(block.handle))
+    outside = {block.name for block in operands}
 
     def ends_tile(block: Block) -> bool:
-        readers = [str(schedule.get(reader).name_hint) for reader in schedule.get_consumers(block.handle)]
-        return not readers or (
-            block.iterations == tail[0].iterations and any(iterations[reader] != block.iterations for reader in readers)
-        )
+        readers = schedule.get_consumers(block.handle)
+        others = {name for reader in readers for name in _names(schedule, schedule.get_producers(reader))}
+        is_respread = any(iterations[reader] != block.iterations for reader in _names(schedule, readers))
+        return not readers or bool(outside & others) or (block.iterations == results[0].iterations and is_respread)
 
-    remaining = _inlined(schedule, tail, ends_tile)
+    remaining = _inlined(schedule, results, ends_tile)
     if len(schedule.get_consumers(anchor.handle)) > 1:
         raise ValueError(f"{anchor.name} is read by more than what ends its tiles")
-    return remaining
+    return [*remaining, *operands]
 
 
 def _inlined(schedule: s_tir.Schedule, blocks: Sequence[Block], stays: Callable[[Block], bool]) -> list[Block]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -13,12 +14,15 @@ import tvm
 from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.program.program import Program, RouteCodec, StageSpec
 from rpc_runtime.scratch import ScratchFolder
+from schedules.tuning import TuningDatabase
 from tvm_split.arguments import ModelLike, PlanLike, as_model, as_plan
 from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.build_cache import keep, key_of, recall
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, needs_of
 from tvm_split.compiler.describe import tensor_spec
 from tvm_split.compiler.kernels import Kernel, kernels_of
+from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.precision import in_precision
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.stage import StageCompiler
@@ -26,9 +30,11 @@ from tvm_split.compiler.targets import target_text
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verify_bundle
 from tvm_split.errors import PlanError
+from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 from tvm_split.progress import says_progress
 from tvm_split.steps import StepProgress
+from tvm_split.values import content_of
 
 
 @says_progress("compiling")
@@ -62,16 +68,55 @@ def compile(
     plan = as_plan(plan)
     model = as_model(model, plan.inputs)
     model = in_precision(model, plan.precision)
-    dump = Path(dump_folder) if dump_folder is not None else None
     tuned = open_database(database)
     report = on_progress or (lambda what, done, steps: None)
-    report("cutting the graph", 0, len(plan.stages) + 1 + verify)
-    whole = partition(model, plan)
+    whole = functools.cache(lambda: partition(model, plan))
+    key, blobs = _key(model, plan, tuned), BlobFolder.temporary()
+    report("looking for what was compiled before", 0, len(plan.stages) + 1 + verify)
+    content = recall(key, blobs) if dump_folder is None else None
+    if content is not None:
+        bundle = Bundle.from_content(content, plan, blobs)
+    else:
+        report("cutting the graph", 0, len(plan.stages) + 1 + verify)
+        bundle = _compiled(
+            whole(), plan, tuned, blobs, dump_folder, lambda what, done, steps: report(what, done, steps + verify)
+        )
+        keep(key, bundle.content(), {blob: blobs.path(blob.sha256) for blob in bundle.blob_specs})
+    steps = len(bundle.program.stages) + 1 + verify
+    if verify:
+        report("comparing with the source", steps - 1, steps)
+        verified, output_error = verify_bundle(model, plan, bundle, lambda: whole().computations)
+        bundle = replace(bundle, verified=verified, output_error=output_error)
+    report("done", steps, steps)
+    return bundle
+
+
+def _key(model: Model, plan: Plan, tuned: TuningDatabase | None) -> str:
+    """Return the key of all that decides what is compiled; a plan's prediction, addresses and origin do not."""
+    return key_of(
+        [machine.target for machine in plan.machines],
+        model=[model.name, model.digest],
+        machines=[[machine.name, dict(machine.target), machine.threads] for machine in plan.machines],
+        stages=content_of(plan)["stages"],
+        codecs=[[codec.tensor, codec.source, codec.destination, codec.codec] for codec in plan.codecs],
+        tuned=None if tuned is None else tuned.digest,
+    )
+
+
+def _compiled(
+    whole: Partition,
+    plan: Plan,
+    tuned: TuningDatabase | None,
+    blobs: BlobFolder,
+    dump_folder: str | Path | None,
+    report: StepProgress,
+) -> Bundle:
+    """Compile each stage of a partition once for each target among its machines; the bundle is not verified."""
+    dump = Path(dump_folder) if dump_folder is not None else None
     annotated = whole.annotated()
     if dump is not None:
         _dump({"annotated": annotated}, dump / "whole")
-    steps = len(whole.parts) + 1 + verify
-    blobs = BlobFolder.temporary()
+    model, steps = whole.model, len(whole.parts) + 1
     stages: list[StageSpec] = []
     kernels: dict[str, tuple[Kernel, ...]] = {}
     cuda: dict[str, CudaNeeds] = {}
@@ -118,13 +163,7 @@ def compile(
     readable = {"annotated": annotated, **whole.machine_modules()}
     ir = {name: module.script(show_meta=False) for name, module in readable.items()}
     versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
-    bundle = Bundle(model.name, plan, program, ir, kernels, versions, Verified.NO, blobs, cuda)
-    if verify:
-        report("comparing with the source", steps - 1, steps)
-        verified, output_error = verify_bundle(model, plan, bundle, whole.computations)
-        bundle = replace(bundle, verified=verified, output_error=output_error)
-    report("done", steps, steps)
-    return bundle
+    return Bundle(model.name, plan, program, ir, kernels, versions, Verified.NO, blobs, cuda)
 
 
 def _with_codecs(program: Program, plan: Plan) -> Program:

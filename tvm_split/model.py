@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import tvm
+from tvm import relax
 
+from relay_passes.ir import is_tensor_constant, main_function
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.compiler.describe import describe, layer_graph
 from tvm_split.errors import PlanError
@@ -80,6 +84,30 @@ class Model(Shown):
             raise PlanError(f"split is {wanted!r}, and only ONNX models have annotations of devices; name the layers")
         split = self.annotated_split(wanted.partition(":")[2] or None, machines)
         return {machine: tuple(layers) for machine, layers in split.items()}
+
+    @cached_property
+    def graph_digest(self) -> str:
+        """The SHA-256 of the graph, its shapes and its layers, without the values of the weights."""
+        content = {
+            "inputs": [asdict(spec) for spec in self.inputs],
+            "outputs": [asdict(output) for output in self.outputs],
+            "layers": dict(self.layers),
+            "graph": self.module.script(show_meta=False),
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 of the graph and the weights."""
+        digest = hashlib.sha256(self.graph_digest.encode())
+
+        def add(expression: relax.Expr) -> None:
+            if is_tensor_constant(expression):
+                values = expression.value.numpy()
+                digest.update(f"{values.dtype}{values.shape}".encode() + values.tobytes())
+
+        relax.analysis.post_order_visit(main_function(self.module), add)
+        return digest.hexdigest()
 
     @cached_property
     def graph(self) -> LayerGraph:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import relax, tirx
+from tvm import tirx
 from tvm_ffi.structural import StructuralKey
 
+from relay_passes.ir import bindings_of, main_function, operator_name
 from rpc_runtime.errors import InputError, TvmSplitError
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.tracker import listed_servers
 from schedules import machine_of, templates_of, tuning
 from schedules.blocks import without_symbol
-from schedules.tuning import KernelResult, TunableKernel, TuningProgress
+from schedules.tuning import FixedKernel, KernelResult, TunableKernel, TuningProgress
 from tvm_split.arguments import ClusterLike, ModelLike, as_cluster, as_model
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.cuda_code import tuning_needs
@@ -31,15 +33,17 @@ from tvm_split.errors import TuningError, TuningUseError
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planning import plan as make_plan
+from tvm_split.profiling.kernels import is_safe_to_time
 from tvm_split.shown import Shown
 
 
 @dataclass(frozen=True, repr=False)
 class TuningReport(Shown):
-    """Result of a tuning run: one result per kernel, in order of time. ``stopped`` says whether it ended early.
+    """Result of a tuning run: one result per kernel with choices, in order of time.
 
-    ``trials`` is the number of trials in the database now, with those of earlier runs; ``devices`` is the number of
-    devices at the end.
+    ``fixed_seconds`` is the time of the other kernels in one run of the model, without those, ``unmeasured``, that
+    could not be timed. ``trials`` is the number of trials in the database now, with those of earlier runs; ``devices``
+    is the number of devices at the end; ``stopped`` says whether the run ended early.
     """
 
     model: str
@@ -47,18 +51,21 @@ class TuningReport(Shown):
     machines: tuple[str, ...]
     target: Mapping[str, Any]
     kernels: tuple[KernelResult, ...]
+    fixed_seconds: float
+    unmeasured: int
     trials: int
     devices: int
     stopped: bool
 
     @property
     def default_seconds(self) -> float:
-        """Total seconds of the tunable kernels in one run of the model, with their default choices."""
-        return sum(kernel.count * (kernel.default_seconds or 0.0) for kernel in self.kernels)
+        """Seconds of all measured kernels in one run of the model, with the default choices."""
+        return self.fixed_seconds + sum(kernel.count * (kernel.default_seconds or 0.0) for kernel in self.kernels)
 
     @property
     def tuned_seconds(self) -> float:
-        return sum(kernel.count * (kernel.tuned_seconds or 0.0) for kernel in self.kernels)
+        """Seconds of all measured kernels in one run of the model, with the fastest choices."""
+        return self.fixed_seconds + sum(kernel.count * (kernel.tuned_seconds or 0.0) for kernel in self.kernels)
 
 
 def tune(
@@ -116,9 +123,9 @@ def tune(
             tuning.Measurer(built_for, where_measured, effort, linker, gpu, own_cores().count) as measurer,
         ):
             # Prepare the kernels only after a device of the right kind was found, because it takes long.
-            kernels = tunable_kernels(model, planned, [tuned_machine.name for tuned_machine in machines], target)
+            kernels, fixed = kernels_to_tune(model, planned, [tuned.name for tuned in machines], target)
             run = tuning.Tuner(
-                kernels, built_for, measurer, writer, seed=seed, on_progress=on_progress, should_stop=should_stop
+                kernels, fixed, built_for, measurer, writer, seed=seed, on_progress=on_progress, should_stop=should_stop
             )
             results = run.run(trials)
             return TuningReport(
@@ -127,6 +134,8 @@ def tune(
                 machines=tuple(tuned_machine.name for tuned_machine in machines),
                 target=target,
                 kernels=results,
+                fixed_seconds=run.fixed_seconds,
+                unmeasured=run.unmeasured,
                 trials=sum(kernel.trials for kernel in results),
                 devices=measurer.devices,
                 stopped=run.stopped,
@@ -182,42 +191,41 @@ def merge_databases(into: str | Path, other: str | Path) -> int:
         return writer.merge(other)
 
 
-def tunable_kernels(
+def kernels_to_tune(
     model: Model, plan: Plan, machines: Sequence[str], target: Mapping[str, Any]
-) -> tuple[TunableKernel, ...]:
-    """Return the distinct tunable kernels of these machines' stages, with the number of calls in one run."""
+) -> tuple[tuple[TunableKernel, ...], tuple[FixedKernel, ...]]:
+    """Return the distinct kernels of these machines' stages: those with choices, and those without.
+
+    Kernels that may not end on made-up values are left out.
+    """
     whole = partition(in_precision(model, plan.precision), plan)
     compiler, built_for = StageCompiler(target), tvm_target(target)
     templates, machine = templates_of(built_for), machine_of(built_for)
-    kernels: dict[StructuralKey, TunableKernel] = {}
+    counts: Counter[StructuralKey] = Counter()
+    called: dict[StructuralKey, tuple[str, tirx.PrimFunc]] = {}
     for stage, computation in whole.parts:
-        if not set(stage.machines) & set(machines):
-            continue
-        for name, function, count in _called_kernels(compiler.lower(computation.function, until="fuse")["fuse"]):
-            template = next(
-                (candidate for candidate in templates if candidate.space(function, machine) is not None), None
-            )
-            if template is None:
-                continue
-            workload = StructuralKey(function)
-            kernel = kernels.get(workload, TunableKernel(name, function, template, 0))
-            kernels[workload] = replace(kernel, count=kernel.count + count)
-    return tuple(kernels.values())
+        if set(stage.machines) & set(machines):
+            modules = compiler.lower(computation.function)
+            for name, count in _calls_of(modules["fuse"]).items():
+                workload = StructuralKey(without_symbol(modules["fuse"][name]))
+                counts[workload] += count
+                called.setdefault(workload, (name, modules["schedule"][name]))
+    tunable: list[TunableKernel] = []
+    fixed: list[FixedKernel] = []
+    for workload, (name, scheduled) in called.items():
+        function, count = workload.key, counts[workload]
+        template = next((known for known in templates if known.space(function, machine) is not None), None)
+        if template is not None:
+            tunable.append(TunableKernel(name, function, template, count))
+        elif is_safe_to_time(function):
+            fixed.append(FixedKernel(function, scheduled, count))
+    return tuple(tunable), tuple(fixed)
 
 
-def _called_kernels(module: tvm.IRModule) -> Iterator[tuple[str, tirx.PrimFunc, int]]:
-    """Yield name, PrimFunc (without its symbol) and number of calls of every kernel that a lowered stage calls."""
-    counts: dict[str, int] = {}
-
-    def count(expression: Any) -> None:
-        if isinstance(expression, relax.Call) and expression.args and isinstance(expression.args[0], tvm.ir.GlobalVar):
-            name = str(expression.args[0].name_hint)
-            counts[name] = counts.get(name, 0) + 1
-
-    relax.analysis.post_order_visit(module["main"].body, count)
-    for variable, function in module.functions_items():
-        if isinstance(function, tirx.PrimFunc) and counts.get(variable.name_hint):
-            yield variable.name_hint, without_symbol(function), counts[variable.name_hint]
+def _calls_of(module: tvm.IRModule) -> Counter[str]:
+    """Return the number of calls of each kernel of a lowered stage, by name."""
+    calls = (binding.value for binding in bindings_of(main_function(module)))
+    return Counter(str(call.args[0].name_hint) for call in calls if operator_name(call) == "relax.call_tir")
 
 
 def _machines_to_tune(plan: Plan, machine: str | None) -> list[PlannedMachine]:

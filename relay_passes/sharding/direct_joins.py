@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import NamedTuple
 
 import tvm
 from tvm import relax
 
 from relay_passes.ir import (
+    free_name,
     main_function,
     names_of,
     operations_of,
@@ -214,5 +214,4 @@ class _Spreading:
         return name if is_own else self._unused(part_name(f"{name}_whole", "_".join(machines)))
 
     def _unused(self, hint: str) -> str:
-        names = (hint if number == 1 else f"{hint}_{number}" for number in count(1))
-        return next(name for name in names if name not in self._original and name not in self._source_of)
+        return free_name(hint, {*self._original, *self._source_of})

@@ -37,6 +37,7 @@ from tvm import relax
 from relay_passes.ir import (
     constant,
     emit_operations,
+    free_name,
     is_tensor_constant,
     leaves_of,
     names_of,
@@ -329,11 +330,8 @@ class _Emitter:
 
         A name that another variable of the graph has gets a number, unless it is that of ``source`` itself.
         """
-        if name != source and name in self._taken:
-            names = (f"{name}_{number}" for number in itertools.count(2))
-            name = next(free for free in names if free not in self._taken)
-        variable = self._builder.emit(expression, name_hint=name)
-        self._taken.add(variable.name)
+        free = name if name == source else free_name(name, self._taken)
+        variable = self._builder.emit(expression, name_hint=free)
         self.machine_of[variable.name] = None if machine is None else self._region.machines[machine]
         self.source_of[variable.name] = source
         return variable

@@ -11,7 +11,7 @@ from schedules.tuning.database import DatabaseWriter, Decision, TuningDatabase
 from schedules.tuning.devices import GpuNeeds, Tracker
 from schedules.tuning.errors import DatabaseError, DeviceError, TuningError
 from schedules.tuning.measuring import Effort, Measurer
-from schedules.tuning.tuner import KernelResult, TunableKernel, Tuner, TuningProgress
+from schedules.tuning.tuner import FixedKernel, KernelResult, TunableKernel, Tuner, TuningProgress
 
 __all__ = [
     "DatabaseError",
@@ -19,6 +19,7 @@ __all__ = [
     "Decision",
     "DeviceError",
     "Effort",
+    "FixedKernel",
     "GpuNeeds",
     "KernelResult",
     "Measurer",

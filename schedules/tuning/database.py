@@ -72,6 +72,11 @@ class TuningDatabase:
     def __len__(self) -> int:
         return len(self._decided.records)
 
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all decisions."""
+        return self._decided.digest
+
     def decision(self, function: tirx.PrimFunc, target: Target) -> Decision | None:
         """The decision for a kernel, which may be the default's own choices; None if there is none."""
         record = self._best(function, target)

@@ -6,6 +6,7 @@ needs the few records of its own kernels. MetaSchedule writes the files.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,13 +49,15 @@ class StoredRecord:
 
 
 class RecordFolder:
-    """The records of one folder at the time it was read; empty if the folder has none."""
+    """The records of one folder at the time it was read; empty if the folder has none. ``digest`` identifies them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         # A running tuner writes a workload before its records, so reading the records first finds all their workloads.
         recorded = list(_lines(folder / RECORDS))
-        self.workloads = [_workload(place, content) for place, content in _lines(folder / WORKLOADS)]
+        workloads = list(_lines(folder / WORKLOADS))
+        self.digest = hashlib.sha256(json.dumps([recorded, workloads]).encode()).hexdigest()
+        self.workloads = [_workload(place, content) for place, content in workloads]
         self.records = [self._record(place, content) for place, content in recorded]
         self._indices: dict[StructuralKey, set[int]] = {}
         for index, workload in enumerate(self.workloads):

@@ -45,11 +45,20 @@ class TunableKernel:
 
 
 @dataclass(frozen=True)
+class FixedKernel:
+    """A kernel without choices: as written, as scheduled, and its number of calls per run of the model."""
+
+    function: tirx.PrimFunc
+    scheduled: tirx.PrimFunc
+    count: int
+
+
+@dataclass(frozen=True)
 class KernelResult:
     """The result of tuning one kernel; seconds are per call, and None if nothing could be measured.
 
-    ``share`` is this kernel's part of the time of all tunable kernels with their default choices, counting calls.
-    ``tuned_seconds`` is the default's time if nothing faster is kept.
+    ``share`` is this kernel's part of the time of all measured kernels of the model, with their default choices and
+    counting calls. ``tuned_seconds`` is the default's time if nothing faster is kept.
     """
 
     name: str
@@ -129,11 +138,16 @@ class _Batch:
 
 
 class Tuner:
-    """A tuning run over the kernels of one target; `run` may be called once."""
+    """A tuning run over the kernels of one target; `run` may be called once.
+
+    ``fixed`` are the model's other kernels. They are measured once, so that shares are of the whole model's time:
+    ``fixed_seconds`` is their time in one run of the model, without ``unmeasured`` kernels that could not be timed.
+    """
 
     def __init__(
         self,
         kernels: Sequence[TunableKernel],
+        fixed: Sequence[FixedKernel],
         target: Target,
         measurer: Measurer,
         database: DatabaseWriter,
@@ -151,6 +165,9 @@ class Tuner:
         self._should_stop = should_stop or (lambda: False)
         decided = TuningDatabase(database.folder)
         self._states = [self._state(kernel, decided) for kernel in kernels]
+        self._fixed = fixed
+        self.fixed_seconds = 0.0
+        self.unmeasured = len(fixed)
         self._began = time.monotonic()
         self._measured_now = 0
         self.stopped = False
@@ -162,6 +179,7 @@ class Tuner:
         time.
         """
         self._measure_defaults()
+        self._measure_fixed()
         self._states.sort(key=lambda state: -state.weight)
         budgets = divide_trials(
             [state.weight for state in self._states],
@@ -181,7 +199,7 @@ class Tuner:
                 self._search(state)
                 if not self._stopping():
                     self._duel(state)
-        whole = sum(state.weight for state in self._states) or 1.0
+        whole = self.fixed_seconds + sum(state.weight for state in self._states) or 1.0
         decided = TuningDatabase(self._database.folder)
         return tuple(self._result(state, whole, decided) for state in self._states)
 
@@ -208,6 +226,23 @@ class Tuner:
         for batch, futures in zip(batches, started, strict=True):
             self._write(*self._finish(batch, futures))
             self._tell("measuring defaults", batch.state)
+
+    def _measure_fixed(self) -> None:
+        if not self._fixed or self._stopping():
+            return
+        libraries = self._measurer.build([{MAIN: kernel.scheduled} for kernel in self._fixed])
+        try:
+            started = [
+                self._measurer.start([library], kernel.function)
+                for kernel, library in zip(self._fixed, libraries, strict=True)
+            ]
+            for kernel, library, futures in zip(self._fixed, libraries, started, strict=True):
+                (timing,) = self._measurer.finish(futures, [library], kernel.function)
+                if timing.rounds is not None:
+                    self.fixed_seconds += kernel.count * median(timing.rounds)
+                    self.unmeasured -= 1
+        finally:
+            self._measurer.discard(libraries)
 
     def _search(self, state: _State) -> None:
         """Measure until the kernel's budget is spent or its space is exhausted.

@@ -20,7 +20,7 @@ from tests.helpers.schedules.gpu_kernels import nvcc, plan_for_a_gpu
 from tvm_split.compiler.cuda_code import tuning_needs
 from tvm_split.compiler.targets import tvm_target
 from tvm_split.launchers.local import InProcess
-from tvm_split.tuning import tunable_kernels
+from tvm_split.tuning import kernels_to_tune
 
 TARGET = {"kind": "cuda", "arch": "sm_90"}
 BUILT_FOR = tvm_target(TARGET)
@@ -44,7 +44,7 @@ def plan(model: tvm_split.Model, tmp_path_factory: pytest.TempPathFactory) -> tv
 
 @pytest.fixture(scope="module")
 def kernel(model, plan):
-    return tunable_kernels(model, plan, ["gpu"], TARGET)[0]
+    return kernels_to_tune(model, plan, ["gpu"], TARGET)[0][0]
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def no_process_stays():
 
 
 def refused(model, plan, lab, folder, monkeypatch):
-    monkeypatch.setattr("tvm_split.tuning.tunable_kernels", no_preparing)
+    monkeypatch.setattr("tvm_split.tuning.kernels_to_tune", no_preparing)
     with pytest.raises(tvm_split.TuningError) as caught:
         tvm_split.tune(model, plan, database=folder / "tuned", trials=3, tracker=lab.address, key=KEY)
     assert not (folder / "tuned" / "trials" / RECORDS).read_text()
@@ -73,7 +73,7 @@ def no_preparing(*_):
 
 
 def test_the_tracker_is_asked_before_anything_is_prepared(model, plan, tmp_path, monkeypatch):
-    for name in ("make_plan", "tunable_kernels"):
+    for name in ("make_plan", "kernels_to_tune"):
         monkeypatch.setattr(f"tvm_split.tuning.{name}", no_preparing)
     cluster = tvm_split.Cluster((tvm_split.Machine("gpu", 1, TARGET),), launcher=InProcess())
     for where in (plan, cluster):

@@ -151,6 +151,6 @@ def test_a_second_replica_that_computes_something_else_is_found(model: tvm_split
     wrong = bundle.blobs.add_weight(weight.tensor.name, zeros)
     stages[position] = replace(stages[position], weights=(wrong, *stages[position].weights[1:]))
     tampered = replace(bundle, program=replace(bundle.program, stages=tuple(stages)))
-    computations = partition(model, for_two_targets).computations
+    cut = partition(model, for_two_targets)
     with pytest.raises(tvm_split.VerificationError, match=r"\(with stage_1 of machine-c\)"):
-        verify_bundle(model, for_two_targets, tampered, computations)
+        verify_bundle(model, for_two_targets, tampered, lambda: cut.computations)

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
+from torch.nn import functional
 from tvm import relax
 
 from tests.helpers.schedules.properties import (
@@ -109,3 +111,50 @@ def test_dtypes(dtype):
     assert_close(
         actual, left.astype("float64") @ right.astype("float64"), tolerance=2e-3 if dtype == "float16" else 1e-6
     )
+
+
+def gelu(x):
+    return functional.gelu(torch.tensor(x)).numpy()
+
+
+BESIDE = {
+    "compared": (
+        lambda builder, x: relax.op.astype(builder.emit(relax.op.greater(x, ZERO)), "float32"),
+        lambda x: x > 0,
+    ),
+    "cast": (lambda builder, x: relax.op.astype(builder.emit(relax.op.astype(x, "int32")), "float32"), np.trunc),
+    "chosen": (
+        lambda builder, x: relax.op.where(builder.emit(relax.op.greater(x, ZERO)), x, ZERO),
+        lambda x: np.maximum(x, 0),
+    ),
+    "large": (  # each reads its operand some sixty times, so it is not inlined
+        lambda builder, x: relax.op.nn.gelu(builder.emit(relax.op.nn.gelu(builder.emit(relax.op.nn.gelu(x))))),
+        lambda x: gelu(gelu(gelu(x))),
+    ),
+}
+EPILOGUES = {
+    "sum": (relax.op.add, np.add),
+    "bool": (relax.op.greater, np.greater),
+    "int": (lambda y, z: relax.op.astype(relax.op.multiply(y, z), "int32"), lambda y, z: np.trunc(y * z)),
+    "where": (lambda y, z: relax.op.where(relax.op.greater(z, ZERO), y, z), lambda y, z: np.where(z > 0, y, z)),
+}
+ZERO = relax.const(np.float32(0))
+
+
+@pytest.mark.parametrize(
+    ("beside", "epilogue"), [("compared", "sum"), ("cast", "bool"), ("chosen", "int"), ("large", "where")]
+)
+def test_operands_of_an_epilogue_that_are_computed_before_the_product(beside, epilogue):
+    """They are in the product's kernel, and neither feed it nor depend on it: an LSTM's gates have such operands."""
+    left, right, x = normal(0, 5, 32), normal(1, 32, 40), 4 * normal(2, 5, 40)
+    (operand, exact_operand), (operator, exact_operator) = BESIDE[beside], EPILOGUES[epilogue]
+
+    def graph(builder, a, b):
+        other = builder.emit(operand(builder, b))
+        product = builder.emit(relax.op.matmul(a, relax.const(right)))
+        return builder.emit(builder.normalize(operator(product, other)))
+
+    actual, chosen = evaluate(graph, [left, x])
+    reference = exact_operator(left.astype("float64") @ right, exact_operand(x.astype("float64")))
+    assert chosen == {"matmul"}
+    assert_close(actual, np.asarray(reference, "float64"), 2e-2 if epilogue == "int" else 1e-4)

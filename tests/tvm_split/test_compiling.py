@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import tvm_split
+from rpc_runtime.files import CACHE_VARIABLE
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.bundle import Verified
@@ -61,7 +62,10 @@ def test_kernels_are_fused(bundle: tvm_split.Bundle) -> None:
     assert not any("batch_norm" in name or "divide" in name for name in names)
 
 
-def test_a_bundle_for_two_machines_is_reproducible(model: tvm_split.Model, bundle: tvm_split.Bundle) -> None:
+def test_a_bundle_for_two_machines_is_reproducible(
+    model: tvm_split.Model, bundle: tvm_split.Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))  # where nothing that was compiled is kept
     again = tvm_split.compile(model, tvm_split.plan(model, Cluster.local(2), split=SPLIT))
     assert again.program == bundle.program
     assert again.digest == bundle.digest

@@ -20,22 +20,23 @@ def cache(
     action: Annotated[Literal["show", "clear"], typer.Argument(metavar="show|clear", show_default=False)],
     json: options.JsonOption = False,
 ) -> None:
-    """Show the stored measurements of machines and links, or remove them, so that the next plan measures again.
+    """Show what is kept, or remove measurements and compiled stages, so that the next plan measures and compiles again.
 
-    Tuned kernels and the blobs that workers on this host received are shown as well, but never removed: tuning takes
-    hours, and workers limit their own caches.
+    Tuned kernels and blobs (of workers and compiled stages) are shown as well, but never removed: tuning takes hours,
+    and blobs have a limit.
 
     Example: tvm-split cache show
     """
     from rpc_runtime.files import cache_folder
-    from tvm_split.compiler import tuning_folder
+    from tvm_split.compiler import build_cache, tuning_folder
     from tvm_split.profiling import store
 
     measured = store.kept(store.default_folder())
     other_folders = {"tuned kernels": tuning_folder.default_folder(), "workers' blobs": cache_folder("blobs")}
+    compiled = list(build_cache.default_folder().glob("*"))
     if action == "clear":
-        for entry in measured:
-            entry.path.unlink(missing_ok=True)
+        for path in (*(entry.path for entry in measured), *compiled):
+            path.unlink(missing_ok=True)
     if json:
         print_json(
             {
@@ -43,6 +44,7 @@ def cache(
                 "measurements": [
                     {"path": str(entry.path), **entry.subject, "measured_at": entry.measured_at} for entry in measured
                 ],
+                "compiled": len(compiled),
                 "others": {
                     name: {"path": str(folder), "bytes": _size(folder)} for name, folder in other_folders.items()
                 },
@@ -54,6 +56,7 @@ def cache(
     lines = [
         *map(_line, measured),
         f"measurements: {whole} {done} in {store.default_folder()}",
+        f"results of compiling: {len(compiled)} {done} in {build_cache.default_folder()}",
         *(f"{name}: {bytes_text(_size(folder))} kept in {folder}" for name, folder in other_folders.items()),
     ]
     for line in lines:

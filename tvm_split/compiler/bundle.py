@@ -97,13 +97,13 @@ class Bundle(Shown):
                 raise BundleError(f"{folder} holds a folder that no bundle has: {path.relative_to(folder)}; remove it")
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
         (folder / "ir").mkdir(exist_ok=True)
-        digests = {blob.sha256 for blob in self._blob_specs()}
+        digests = {blob.sha256 for blob in self.blob_specs}
         for path in (folder / "blobs").iterdir():
             if path.name not in digests:
                 path.unlink()
         for path in (folder / "ir").iterdir():
             path.unlink()
-        for blob in self._blob_specs():
+        for blob in self.blob_specs:
             self.blobs.copy_to(folder / "blobs", blob)
         for name, text in self.ir.items():
             _ir_path(folder, name).write_text(text)
@@ -123,9 +123,8 @@ class Bundle(Shown):
         manifest = _read_manifest(folder)
         try:
             plan = Plan.from_dict(manifest["plan"], source=f"{folder}/manifest.json: plan")
-            blobs = BlobFolder(folder / "blobs")
             digests = dict(manifest["ir"])
-            content = _BUNDLE.validate_python({**manifest, "plan": plan, "blobs": blobs, "ir": {}})
+            content = cls.from_content({**manifest, "ir": {}}, plan, BlobFolder(folder / "blobs"))
             _check_program(content.program, plan)
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError, TvmSplitError) as error:
             raise BundleError(
@@ -133,7 +132,7 @@ class Bundle(Shown):
             ) from error
         ir = {name: _checked_text(_ir_path(folder, name), digest) for name, digest in digests.items()}
         bundle = dataclasses.replace(content, ir=ir)
-        for blob in bundle._blob_specs():
+        for blob in bundle.blob_specs:
             _check_blob(bundle.blob_path(blob.sha256), blob)
         return bundle
 
@@ -154,13 +153,25 @@ class Bundle(Shown):
         ir = {names.get(name, name): text for name, text in self.ir.items()}
         return dataclasses.replace(self, plan=plan, program=program, ir=ir, kernels=kernels, cuda=cuda)
 
-    def _blob_specs(self) -> tuple[BlobSpec, ...]:
+    def content(self) -> dict[str, Any]:
+        """Return the bundle as JSON values, without its plan and its blobs."""
+        return {**_BUNDLE.dump_python(self, mode="json", exclude={"plan", "blobs", "ir"}), "ir": dict(self.ir)}
+
+    @classmethod
+    def from_content(cls, content: Mapping[str, Any], plan: Plan, blobs: BlobFolder) -> Bundle:
+        """Return the bundle of a `content`; raises ValueError, LookupError or TypeError if it is damaged."""
+        bundle = _BUNDLE.validate_python({**content, "plan": plan, "blobs": blobs, "ir": {}})
+        return dataclasses.replace(bundle, ir=content["ir"])
+
+    @property
+    def blob_specs(self) -> tuple[BlobSpec, ...]:
+        """The libraries and weights of all stages, each once."""
         return tuple({blob.sha256: blob for stage in self.program.stages for blob in stage.blobs}.values())
 
     def _manifest(self) -> bytes:
         ir = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.ir.items()}
-        fields = _BUNDLE.dump_python(self, mode="json", exclude={"plan", "blobs", "ir"})
-        content = {**fields, "format": FORMAT, "version": VERSION, "plan": self.plan.to_dict(), "ir": ir}
+        fields = {"format": FORMAT, "version": VERSION, "plan": self.plan.to_dict(), "ir": ir}
+        content = {**self.content(), **fields}
         return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
 
 

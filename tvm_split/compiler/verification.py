@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,13 +84,13 @@ def difference(
 
 
 def verify_bundle(
-    model: Model, plan: Plan, bundle: Bundle, computations: Sequence[Computation]
+    model: Model, plan: Plan, bundle: Bundle, computations: Callable[[], Sequence[Computation]]
 ) -> tuple[Verified, float | None]:
     """Run the compiled stages in this process and compare their outputs with the source framework.
 
-    Stages for targets that this host cannot run (a GPU, another CPU) are compiled again for this host, so that at least
-    the import and the passes are checked. Returns how the stages were compared, and the largest difference as a share
-    of the largest magnitude of its output (None if nothing was compared).
+    Stages for targets that this host cannot run (a GPU, another CPU) are compiled again for this host, from their
+    ``computations``, so that at least the import and the passes are checked. Returns how the stages were compared, and
+    the largest difference as a share of the largest magnitude of its output (None if nothing was compared).
 
     Raises:
         VerificationError: an output differs by more than its tolerance; names it, the difference and the first layer
@@ -185,9 +185,13 @@ def _made_inputs(model: Model) -> tuple[np.ndarray, ...]:
     return tuple(inputs)
 
 
-def _runnable_here(plan: Plan, bundle: Bundle, computations: Sequence[Computation], folder: Path) -> Bundle:
+def _runnable_here(
+    plan: Plan, bundle: Bundle, computations: Callable[[], Sequence[Computation]], folder: Path
+) -> Bundle:
+    if all(runs_here(plan.machine(stage.machine).target) for stage in bundle.program.stages):
+        return bundle
     stages = []
-    for stage, part in zip(bundle.program.stages, computations, strict=True):
+    for stage, part in zip(bundle.program.stages, computations(), strict=True):
         machine = plan.machine(stage.machine)
         if not runs_here(machine.target):
             compiler, library = StageCompiler(host_target(machine.threads)), folder / f"{stage.name}.so"

@@ -100,11 +100,15 @@ def tuning_as_json(report: TuningReport) -> dict[str, Any]:
 def view_of_tuning(report: TuningReport, *, details: bool = False) -> View:
     """Return a table with a row for each kernel, and their total time."""
     numbers = ("calls", "share", "default", "tuned", "gain", "trials")
-    title = f"{report.model}: kernels that can be tuned"
+    rows = list(map(_kernel_row, report.kernels))
+    if report.fixed_seconds:
+        share = report.fixed_seconds / report.default_seconds
+        rows.append(("kernels without choices, all calls", "", f"{share:.1%}", _time(report.fixed_seconds), "", "", ""))
+    unmeasured = f", without {report.unmeasured} kernels that could not be measured" if report.unmeasured else ""
     return [
-        Table(title, ("kernel, template, choices",), numbers, list(map(_kernel_row, report.kernels))),
+        Table(f"{report.model}: kernels", ("kernel, template, choices",), numbers, rows),
         f"all of them, one run of the model: {report.default_seconds * 1e3:.3f} ms by default, "
-        f"{report.tuned_seconds * 1e3:.3f} ms tuned; records are in {report.database}",
+        f"{report.tuned_seconds * 1e3:.3f} ms tuned{unmeasured}; records are in {report.database}",
     ]
 
 

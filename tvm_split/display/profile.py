@@ -8,12 +8,14 @@ from typing import Any
 
 from rich.text import Text
 
-from tvm_split.display.view import Table, View, as_json, view
+from tvm_split.display.view import Row, Table, View, as_json, view
 from tvm_split.profiling.cluster_profile import MachineReport, MeasuredCluster
 from tvm_split.profiling.kernel_report import KernelProfile, ModelProfile
 from tvm_split.units import age_text, bytes_text, short_list
 
 MOST_LAYERS_SHOWN = 2
+ABOVE_PEAK = "*"
+"""Marks a share of the peak above 100 %."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def profile_as_json(profiled: ProfiledKernels) -> dict[str, Any]:
         "threads": profile.threads,
         "seconds": profile.seconds,
         "kernel_seconds": profile.kernel_seconds,
+        "other_seconds": profile.other_seconds,
         "operations": profile.operations,
         "operations_per_second": profile.operations / profile.seconds,
         "share_of_peak": profile.share_of_peak(profile.operations, profile.seconds),
@@ -94,7 +97,7 @@ def profile_as_json(profiled: ProfiledKernels) -> dict[str, Any]:
                 "slow": row.calls[0].kernel.is_slow,
                 "calls": len(row.calls),
                 "seconds": row.seconds,
-                "share_of_time": row.seconds / profile.kernel_seconds,
+                "share_of_time": profile.share_of_time(row.seconds),
                 "operations": row.operations,
                 "moved_bytes": row.moved_bytes,
                 "share_of_peak": profile.share_of_peak(row.operations, row.seconds),
@@ -112,14 +115,22 @@ def view_of_kernels(profiled: ProfiledKernels, *, details: bool = False) -> View
     peak, bandwidth = profile.ceilings.operations_per_second, profile.ceilings.bytes_per_second
     threads = f"{profile.threads} thread{'' if profile.threads == 1 else 's'}"
     title = f"{profile.model}: {profile.seconds * 1e3:.2f} ms, one input at a time, {threads}"
-    cells = [
+    marked = False
+
+    def share_of_peak(operations: float, seconds: float) -> str:
+        nonlocal marked
+        share = profile.share_of_peak(operations, seconds)
+        marked = marked or share > 1
+        return f"{share:.0%}{ABOVE_PEAK if share > 1 else ''}"
+
+    cells: list[Row] = [
         (
             row.name,
             str(len(row.calls)),
             f"{row.seconds * 1e3:.3f}",
-            f"{row.seconds / profile.kernel_seconds:.1%}",
+            f"{profile.share_of_time(row.seconds):.1%}",
             f"{row.operations / row.seconds / 1e9:.1f}",
-            f"{profile.share_of_peak(row.operations, row.seconds):.0%}",
+            share_of_peak(row.operations, row.seconds),
             f"{row.moved_bytes / row.seconds / 1e9:.1f}",
         )
         for row in profiled.rows
@@ -127,9 +138,21 @@ def view_of_kernels(profiled: ProfiledKernels, *, details: bool = False) -> View
     numbers = ("calls", "ms", "share", "GFLOP/s", "of peak", "GB/s")
     lines = [
         f"{profile.operations / 1e9:.2f} GFLOP at {profile.operations / profile.seconds / 1e9:.0f} GFLOP/s, "
-        f"{profile.share_of_peak(profile.operations, profile.seconds):.0%} of {peak / 1e9:.0f}; "
+        f"{share_of_peak(profile.operations, profile.seconds)} of {peak / 1e9:.0f}; "
         f"this machine reads {bandwidth / 1e9:.1f} GB/s (both measured now)"
     ]
+    other = profile.other_seconds
+    if other > 0:
+        cells.append(
+            ("besides these kernels", "", f"{other * 1e3:.3f}", f"{profile.share_of_time(other):.1%}", *[""] * 3)
+        )
+    elif profile.kernels:
+        lines.append(f"one by one the kernels take {profile.kernel_seconds * 1e3:.2f} ms, of which the shares are")
+    if marked:
+        lines.append(
+            f"{ABOVE_PEAK} faster than the measured peak: the algorithm needs fewer operations than the layer's "
+            "definition (Winograd), or other programs slowed the measurement of the peak"
+        )
     if profile.untimed:
         lines.append(f"{profile.untimed} calls are not listed: their kernels need not end on made-up values")
     if profile.slow_share > 0:

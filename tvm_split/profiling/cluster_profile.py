@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +100,6 @@ def measured_pieces(model: Model, cluster: Cluster, timing: ClusterTiming, **how
     return _measured_cluster(model, cluster, timing.measure(cluster, **how))
 
 
-def model_digest(model: Model) -> str:
-    """Return the SHA-256 of a model's graph and shapes, without the values of its weights."""
-    content = {
-        "inputs": [asdict(spec) for spec in model.inputs],
-        "outputs": [asdict(output) for output in model.outputs],
-        "layers": dict(model.layers),
-        "graph": model.module.script(show_meta=False),
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def _measured_cluster(model: Model, cluster: Cluster, times: Sequence[MachineTimes]) -> MeasuredCluster:
     codes = {id(machine_times.code): machine_times.code for machine_times in times}
     pieces = pieces_of(model.graph, [call.kernel.layers for code in codes.values() for call in code.calls])
@@ -125,7 +112,7 @@ def _measured_cluster(model: Model, cluster: Cluster, times: Sequence[MachineTim
     calls = {key: _calls_of_pieces(len(pieces), code, payers[key]) for key, code in codes.items()}
     profile = ClusterProfile(
         model=model.name,
-        model_digest=model_digest(model),
+        model_digest=model.graph_digest,
         pieces=tuple(
             ModelPiece(
                 name=piece[0],

@@ -101,7 +101,8 @@ class ClusterTiming:
         """Use the cached times of each machine unless a new measurement contradicts them."""
 
         def library_of(machine_times: MachineTimes, digest: str) -> BlobSpec:
-            return self._library(id(machine_times.code), {digest}, partial(machine_times.code.build, {digest}))
+            code = machine_times.code
+            return self._library(id(code), {digest}, partial(code.build_one, digest))
 
         for machine_times in times:
             machine_times.recall()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
 from rpc_runtime.execution.in_process import InProcessRunner
+from rpc_runtime.execution.kernel_timer import undisturbed_seconds
 from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelSet, TimingEffort
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.bundle import Bundle
@@ -41,7 +41,7 @@ class KernelProfile:
 class ModelProfile(Shown):
     """Times of every kernel of a model on one machine with ``threads`` threads, one input at a time.
 
-    ``seconds`` is the median of whole runs; ``untimed`` is the number of kernel calls that could not be timed.
+    ``seconds`` is the time of a whole run; ``untimed`` is the number of kernel calls that could not be timed.
     """
 
     model: str
@@ -56,6 +56,18 @@ class ModelProfile(Shown):
         return sum(kernel.seconds for kernel in self.kernels)
 
     @property
+    def other_seconds(self) -> float:
+        """Seconds of a run besides the timed kernels: calls, checks, untimed kernels.
+
+        Negative if the kernels, timed one by one, took longer than the whole.
+        """
+        return self.seconds - self.kernel_seconds
+
+    def share_of_time(self, seconds: float) -> float:
+        """Return the share of a run, or of all kernels if these took longer one by one."""
+        return seconds / max(self.seconds, self.kernel_seconds)
+
+    @property
     def operations(self) -> float:
         return sum(kernel.kernel.operations for kernel in self.kernels)
 
@@ -63,7 +75,7 @@ class ModelProfile(Shown):
     def slow_share(self) -> float:
         """Share of the kernel time in kernels that no schedule of this project handles."""
         slow = sum(kernel.seconds for kernel in self.kernels if kernel.kernel.is_slow)
-        return slow / self.kernel_seconds if slow else 0.0  # a network that only forwards values has no kernel
+        return self.share_of_time(slow)
 
     def share_of_peak(self, operations: float, seconds: float) -> float:
         """Return the share of the measured multiply-add peak; over 1 if an algorithm saves operations."""
@@ -121,7 +133,7 @@ def profile(
     return ModelProfile(
         model.name,
         threads,
-        statistics.median(wholes[WARM_UP_ROUNDS:]),
+        undisturbed_seconds([(seconds, seconds) for seconds in wholes[WARM_UP_ROUNDS:]]),
         tuple(KernelProfile(call.kernel, times[call.digest]) for call in timed),
         len(code.calls) - len(timed),
         ceilings,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import tvm
 import tvm_ffi
+from pydantic import TypeAdapter
 from tvm import relax, tirx
 
 import schedules
@@ -19,7 +20,9 @@ from rpc_runtime.program.kernel_times import TimedKernel
 from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.blocks import without_symbol
+from schedules.tuning import TuningDatabase
 from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.build_cache import keep, key_of, recall
 from tvm_split.compiler.describe import size_bytes, tensors_in
 from tvm_split.compiler.kernels import Kernel, kernels_of
 from tvm_split.compiler.stage import StageCompiler
@@ -141,15 +144,17 @@ SYMBOL_LETTERS = 24
 
 @dataclass(frozen=True)
 class TargetCode:
-    """The kernel calls of some stages, in order, and one function for each distinct kernel, by digest.
+    """The kernel calls of some stages, in order; ``functions`` returns the distinct kernels by digest.
 
-    ``weight_bytes`` is the size of the weights of a machine that computes them.
+    ``weight_bytes`` is the size of the weights of a machine that computes them. ``untimeable`` are the digests of the
+    kernels that must not run on made-up values.
     """
 
     target: Mapping[str, Any]
     calls: tuple[KernelCall, ...]
-    functions: Mapping[str, tirx.PrimFunc]
+    functions: Callable[[], Mapping[str, tirx.PrimFunc]]
     weight_bytes: int
+    untimeable: frozenset[str]
 
     @cached_property
     def distinct(self) -> dict[str, KernelCall]:
@@ -159,29 +164,56 @@ class TargetCode:
             first_calls.setdefault(call.digest, call)
         return first_calls
 
-    @cached_property
-    def untimeable(self) -> frozenset[str]:
-        """Digests of the kernels that must not run on made-up values."""
-        return frozenset(digest for digest, function in self.functions.items() if not is_safe_to_time(function))
-
     @property
     def device(self) -> str:
         return "cuda" if self.target["kind"] == "cuda" else "cpu"
 
     def build(self, digests: Collection[str], blobs: BlobFolder) -> BlobSpec:
-        """Build a library of the kernels with these digests."""
-        functions = {symbol(digest): self.functions[digest] for digest in self.distinct if digest in digests}
-        return library_of(functions, self.target, blobs, f"the library of {len(functions)} kernels to time")
+        """Build a library of the kernels with these digests, unless it is kept from before."""
+        key = self._library_key(digests)
+        kept = recall(key, blobs)
+        if kept is not None:
+            return BlobSpec(**kept)
+        functions = {symbol(digest): function for digest, function in self.functions().items() if digest in digests}
+        library = library_of(functions, self.target, blobs, f"the library of {len(functions)} kernels to time")
+        keep(key, asdict(library), {library: blobs.path(library.sha256)})
+        return library
+
+    def build_one(self, digest: str, blobs: BlobFolder) -> BlobSpec:
+        """Return a library with one kernel: that of all timeable kernels, if it is kept, else a new one."""
+        kept = recall(self._library_key(self.distinct.keys() - self.untimeable), blobs)
+        return self.build({digest}, blobs) if kept is None else BlobSpec(**kept)
+
+    def _library_key(self, digests: Collection[str]) -> str:
+        return key_of([self.target], library=sorted(digests), target=dict(self.target))
 
     def timed(self, digest: str) -> TimedKernel:
         call = self.distinct[digest]
         return TimedKernel(symbol(digest), call.arguments, call.weight_positions, call.results)
 
 
-def target_code(model: Model, target: Mapping[str, Any], database: schedules.TunedKernels | None) -> TargetCode:
-    """Schedule a whole model for a target, as `tvm_split.compile` would as a single stage."""
-    calls, functions = scheduled_calls(main_function(model.module), target, model.layers, database)
-    return TargetCode(target, calls, functions, shared_weight_bytes(calls))
+def target_code(model: Model, target: Mapping[str, Any], database: TuningDatabase | None) -> TargetCode:
+    """Schedule a whole model for a target, as `tvm_split.compile` would as a single stage.
+
+    If its kernels are kept from before, it is scheduled when the first function is needed.
+    """
+    scheduled = cache(lambda: scheduled_calls(main_function(model.module), target, model.layers, database))
+    key = key_of([target], calls=model.digest, target=dict(target), tuned=None if database is None else database.digest)
+    kept = recall(key)
+    if kept is None:
+        calls, functions = scheduled()
+        kept = {"calls": _CALLS.dump_python(calls, mode="json"), "untimeable": sorted(untimeable_in(functions))}
+        keep(key, kept)
+    calls = _CALLS.validate_python(kept["calls"])
+    return TargetCode(target, calls, lambda: scheduled()[1], shared_weight_bytes(calls), frozenset(kept["untimeable"]))
+
+
+_CALLS = TypeAdapter(tuple[KernelCall, ...])
+
+
+def untimeable_in(functions: Mapping[str, tirx.PrimFunc]) -> frozenset[str]:
+    """Return the digests of the kernels that must not run on made-up values."""
+    return frozenset(digest for digest, function in functions.items() if not is_safe_to_time(function))
 
 
 def scheduled_calls(

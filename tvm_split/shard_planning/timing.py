@@ -16,7 +16,7 @@ from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.step_graph import Step, StepGraph
 from tvm_split.profiling.cluster_timing import CallSeconds, ClusterTiming
-from tvm_split.profiling.kernels import KernelCall, TargetCode, scheduled_calls, shared_weight_bytes
+from tvm_split.profiling.kernels import KernelCall, TargetCode, scheduled_calls, shared_weight_bytes, untimeable_in
 from tvm_split.profiling.machines import MachineFacts
 from tvm_split.shard_planning.estimates import PartEstimates, transfers_of
 from tvm_split.steps import StepProgress
@@ -96,7 +96,7 @@ def _code(plans: Sequence[_ScheduledPlan], facts: MachineFacts) -> TargetCode:
                 weight_bytes = max(weight_bytes, sum(shared_weight_bytes(part.calls) for part in parts))
                 for part in parts:
                     functions.update(part.functions)
-    return TargetCode(facts.target, tuple(calls), functions, weight_bytes)
+    return TargetCode(facts.target, tuple(calls), lambda: functions, weight_bytes, untimeable_in(functions))
 
 
 def _timed(scheduled: _ScheduledPlan, step: Step, seconds: CallSeconds, estimates: PartEstimates, origin: int) -> Step:

@@ -27,10 +27,14 @@ def test_what_is_kept_is_shown(invoke, invoke_json):
     assert sorted(store.get("machine", "") for store in listing["measurements"]) == ["", "box", "desk"]
 
 
-def test_clearing_removes_measurements_only(invoke, tmp_path):
+def test_clearing_removes_measurements_and_what_was_compiled(invoke, tmp_path):
     (tmp_path / "mine").write_text("")
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / "compiled" / "key").write_text("{}")
+    assert "results of compiling: 1 kept" in invoke("cache", "show").stdout
     assert "removed in" in invoke("cache", "clear").stdout
     assert list(default_folder().glob("*.json")) == []
+    assert list((tmp_path / "compiled").iterdir()) == []
     assert (tmp_path / "mine").exists()
     assert "measurements: 0 B kept" in invoke("cache", "show").stdout
 

@@ -54,3 +54,28 @@ def test_layers_are_told_apart_whatever_their_names() -> None:
     products = [kernel for kernel in kernels if kernel.rule == "conv2d"]
     assert [kernel.layers for kernel in products] == [("gate",), ("gate_padded",), ("last",)]
     assert [kernel.operations for kernel in products] == [2 * 64 * 3 * 17, 2 * 64 * 17 * 32, 2 * 64 * 32 * 16]
+
+
+class PreparedFirst(nn.Module):
+    """Convolutions whose operands other kernels raise, pad or repeat first: over one axis, and in narrow groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.axis = nn.Conv1d(8, 32, 3, padding=1)
+        self.padded = nn.Conv2d(17, 17, 3, groups=17)
+        self.repeated = nn.Conv2d(6, 24, 3, groups=6)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.axis(x), self.padded(y), self.repeated(z)
+
+
+def test_work_belongs_to_the_kernel_that_does_it() -> None:
+    inputs = torch.zeros(1, 8, 40), torch.zeros(1, 17, 30, 30), torch.zeros(1, 6, 30, 30)
+    model = tvm_split.load_model(PreparedFirst().eval(), inputs)
+    bundle = tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.in_process(1, threads=1)), verify=False)
+    kernels = bundle.kernels["stage_0"]
+    products = [kernel for kernel in kernels if kernel.rule in ("conv2d", "depthwise_conv2d")]
+    assert {layer for kernel in products for layer in kernel.layers} == {"axis", "padded", "repeated"}
+    for kernel in kernels:
+        if kernel not in products:
+            assert kernel.operations <= kernel.moved_bytes, kernel

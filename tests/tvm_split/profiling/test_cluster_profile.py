@@ -18,7 +18,7 @@ from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.launchers.local import InProcess
 from tvm_split.profiling import cluster_timing
-from tvm_split.profiling.cluster_profile import MeasuredCluster, measured_pieces, model_digest, model_timing
+from tvm_split.profiling.cluster_profile import MeasuredCluster, measured_pieces, model_timing
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_timed_is_estimated(tmp_path: Path) -> None:
 
 def test_a_digest_is_of_the_graph_and_its_shapes() -> None:
     def digest(network: nn.Module, batch: int) -> str:
-        return model_digest(tvm_split.load_model(network.eval(), (torch.zeros(batch, 4),)))
+        return tvm_split.load_model(network.eval(), (torch.zeros(batch, 4),)).graph_digest
 
     assert digest(nn.Linear(4, 4), 1) == digest(nn.Linear(4, 4), 1)
     assert len({digest(nn.Linear(4, 4), 1), digest(nn.Linear(4, 4), 2), digest(nn.Linear(4, 5), 1)}) == 3

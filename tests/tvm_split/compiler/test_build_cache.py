@@ -1,0 +1,187 @@
+"""An unchanged network is compiled once; whatever changes its code, or the kept files, makes it compile again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tvm_split
+from rpc_runtime.program.program import TensorSpec
+from schedules import machine_of
+from schedules.tuning import DatabaseWriter
+from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.targets import host_target, tvm_target
+from tvm_split.planner.plan import PlannedCodec
+from tvm_split.profiling.kernels import target_code
+from tvm_split.tuning import kernels_to_tune
+
+MACHINES = ("machine-a", "machine-b")
+SPLIT = {"machine-a": ["0"], "machine-b": ["2"]}
+
+
+def model_of(scale: float = 1.0) -> tvm_split.Model:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    with torch.no_grad():
+        network[2].weight.mul_(scale)
+    return tvm_split.load_model(network, (torch.ones(1, 8),))
+
+
+def plan_of(model: tvm_split.Model, split: dict[str, list[str]] = SPLIT) -> tvm_split.Plan:
+    return tvm_split.plan(model, tvm_split.Cluster.in_process(machines=2, threads=1), split=split)
+
+
+def compiled(model: tvm_split.Model, plan: tvm_split.Plan, **options: Any) -> tuple[tvm_split.Bundle, bool]:
+    """Compile; return the bundle, and whether any stage was really compiled."""
+    steps: list[str] = []
+    bundle = tvm_split.compile(model, plan, on_progress=lambda what, done, total: steps.append(what), **options)
+    return bundle, any(step.startswith("compiling") for step in steps)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("TVM_SPLIT_CACHE", str(folder))
+    return folder
+
+
+def result_of(model: tvm_split.Model, bundle: tvm_split.Bundle) -> np.ndarray:
+    with tvm_split.deploy(bundle, tvm_split.Cluster.in_process(machines=2, threads=1)) as deployment:
+        (output,) = deployment.run(*model.example_inputs)
+    return output
+
+
+def test_an_unchanged_network_is_compiled_once(tmp_path: Path) -> None:
+    first, is_compiled = compiled(model_of(), plan_of(model_of()))
+    assert is_compiled
+    model = model_of()
+    plan = replace(plan_of(model), origin="another search")
+    second, is_compiled = compiled(model, plan)
+    assert not is_compiled
+    assert second == replace(first, plan=plan)
+    assert second.verified == "yes"
+    second.save(tmp_path / "bundle")
+    assert tvm_split.Bundle.load(tmp_path / "bundle") == second
+    np.testing.assert_array_equal(result_of(model, first), result_of(model, second))
+
+
+def other_weights(model: tvm_split.Model, plan: tvm_split.Plan) -> tuple[Any, ...]:
+    return model_of(scale=2.0), plan
+
+
+def other_split(model: tvm_split.Model, plan: tvm_split.Plan) -> tuple[Any, ...]:
+    return model, plan_of(model, {"machine-a": ["0"], "machine-b": ["1", "2"]})
+
+
+def other_target(model: tvm_split.Model, plan: tvm_split.Plan) -> tuple[Any, ...]:
+    first, *machines = plan.machines
+    slow = replace(first, target={**first.target, "opt-level": 0})
+    return model, replace(plan, machines=(slow, *machines))
+
+
+def other_codec(model: tvm_split.Model, plan: tvm_split.Plan) -> tuple[Any, ...]:
+    (tensor,) = tvm_split.compile(model, plan, verify=False).program.stages[0].outputs
+    return model, replace(plan, codecs=(PlannedCodec(tensor.name, *MACHINES, "lz4"),))
+
+
+def other_precision(model: tvm_split.Model, plan: tvm_split.Plan) -> tuple[Any, ...]:
+    return model, replace(plan, precision="float16")
+
+
+@pytest.mark.parametrize("change", [other_weights, other_split, other_target, other_codec, other_precision])
+def test_a_change_is_compiled(change: Callable[..., tuple[Any, ...]]) -> None:
+    model = model_of()
+    plan = plan_of(model)
+    compiled(model, plan, verify=False)
+    assert not compiled(model, plan, verify=False)[1]
+    assert compiled(*change(model, plan), verify=False)[1]
+
+
+def test_tuned_kernels_are_used_at_once(tmp_path: Path) -> None:
+    model = model_of()
+    plan = plan_of(model)
+    target = plan.machines[0].target
+    (kernel, *_), _ = kernels_to_tune(model, plan, MACHINES, target)
+    DatabaseWriter(tmp_path).close()
+    assert compiled(model, plan, verify=False, database=tmp_path)[1]
+    assert not compiled(model, plan, verify=False, database=tmp_path)[1]
+    machine = machine_of(tvm_target(target))
+    choices = kernel.template.space(kernel.function, machine).default
+    trace = kernel.template.schedule(kernel.function, machine, choices).trace
+    with DatabaseWriter(tmp_path) as writer:
+        writer.add_decision(kernel.function, tvm_target(target), trace, 1e-9)
+    assert compiled(model, plan, verify=False, database=tmp_path)[1]
+    assert not compiled(model, plan, verify=False, database=tmp_path)[1]
+
+
+def damage_blobs(cache: Path) -> None:
+    for path in cache.glob("blobs/blobs/*/*"):
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+
+def remove_blobs(cache: Path) -> None:
+    for path in cache.glob("blobs/blobs/*/*"):
+        path.unlink()
+
+
+def damage_keys(cache: Path) -> None:
+    for path in cache.glob("compiled/*"):
+        path.write_text(json.dumps({"sha256": "0" * 64, "size_bytes": "many"}))
+
+
+def open_to_others(cache: Path) -> None:
+    (cache / "compiled").chmod(0o777)
+
+
+def open_blobs_to_others(cache: Path) -> None:
+    (cache / "blobs").chmod(0o777)
+
+
+@pytest.mark.parametrize("harm", [damage_blobs, remove_blobs, damage_keys, open_to_others, open_blobs_to_others])
+def test_damaged_or_foreign_files_are_not_used(cache: Path, harm: Callable[[Path], None]) -> None:
+    model = model_of()
+    plan = plan_of(model)
+    first, _ = compiled(model, plan)
+    harm(cache)
+    second, is_compiled = compiled(model, plan)
+    assert is_compiled
+    assert second == first
+
+
+def test_every_bundle_is_compared_with_its_source() -> None:
+    """Another source may have the same graph, if an importer overlooks the difference."""
+    model = model_of()
+    compiled(model, plan_of(model))
+    other = replace(model, reference=model_of(scale=2.0).reference)
+    with pytest.raises(tvm_split.VerificationError, match="disagree on output"):
+        compiled(other, plan_of(other))
+
+
+def test_phases_are_dumped_again(tmp_path: Path) -> None:
+    model = model_of()
+    compiled(model, plan_of(model), verify=False)
+    assert compiled(model, plan_of(model), verify=False, dump_folder=tmp_path)[1]
+    assert list(tmp_path.rglob("*schedule.py"))
+
+
+def test_kernels_to_time_are_kept_too() -> None:
+    model, target = model_of(), host_target(1)
+    blobs = [BlobFolder.temporary() for _ in range(2)]
+    codes = [target_code(model, target, None) for _ in range(2)]
+    assert [call.kernel for call in codes[0].calls] == [call.kernel for call in codes[1].calls]
+    assert codes[0].untimeable == codes[1].untimeable
+    assert codes[0].weight_bytes == codes[1].weight_bytes
+    libraries = [code.build(code.distinct, folder) for code, folder in zip(codes, blobs, strict=True)]
+    assert libraries[0] == libraries[1]
+    assert all(folder.path(library.sha256).exists() for folder, library in zip(blobs, libraries, strict=True))
+    assert codes[1].functions().keys() == codes[1].distinct.keys()
+    assert isinstance(codes[1].calls[0].arguments[0], TensorSpec)

@@ -1,0 +1,105 @@
+"""Keep what was compiled between runs, under a key of all that it is compiled from.
+
+Results are blobs of the store that this user's workers on this host use too: it has a limit, and what was used least
+recently is removed first. A file per key, in a folder that no other user can write to, names the blob of its result.
+The store compares digests, so a changed or unfinished blob counts as missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import relay_passes
+import rpc_runtime
+import schedules
+import tvm_split
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.files import cache_folder, replacing
+from rpc_runtime.private_folder import private_folder
+from rpc_runtime.program.program import BlobSpec
+from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.cuda_code import needs_of
+
+logger = logging.getLogger(__name__)
+
+
+def default_folder() -> Path:
+    return cache_folder("compiled")
+
+
+def key_of(targets: Iterable[Mapping[str, Any]], **parts: Any) -> str:
+    """Return a key (SHA-256) of ``parts``, which are JSON values, of the targets' compilers and of this project's code.
+
+    The code matters because every pass and every schedule may change what is compiled.
+    """
+    compilers = [
+        version("apache-tvm"),
+        version("apache-tvm-ffi"),
+        *sorted({str(needs_of(target)) for target in targets}),
+    ]
+    return hashlib.sha256(json.dumps([compilers, _code_digest(), parts], sort_keys=True).encode()).hexdigest()
+
+
+@functools.cache
+def _code_digest() -> str:
+    digest = hashlib.sha256()
+    for package in (tvm_split, relay_passes, schedules, rpc_runtime):
+        for folder in package.__path__:
+            for path in sorted(Path(folder).rglob("*.py")):
+                digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def recall(key: str, blobs: BlobFolder | None = None) -> Any:
+    """Return the JSON value kept under a key, and copy its blobs to ``blobs``; None if it, or a blob, is missing."""
+    try:
+        with contextlib.closing(_store()) as store:
+            result = json.loads(bytes(store.read(_result_of(_key_file(key)))))
+            if blobs is not None:
+                for blob in result["blobs"]:
+                    blobs.add(bytes(store.read(BlobSpec(**blob))))
+            return result["content"]
+    except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
+        logger.debug("nothing that was compiled under %s can be used: %s", key, error)
+        return None
+
+
+def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyType({})) -> None:
+    """Keep a JSON value and blobs, with their files, under a key; do nothing if folder or store cannot be used."""
+    text = json.dumps({"content": content, "blobs": [asdict(blob) for blob in blobs]}).encode()
+    result = BlobSpec(hashlib.sha256(text).hexdigest(), len(text))
+    try:
+        with contextlib.closing(_store()) as store:
+            for blob in store.pin(key, (*blobs, result)):
+                store.write(blob, [text if blob == result else blobs[blob].read_bytes()])
+            for path in default_folder().iterdir():
+                if not store.path(_result_of(path)).exists():
+                    path.unlink()
+            with replacing(_key_file(key)) as file:
+                file.write(json.dumps(asdict(result)).encode())
+    except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
+        logger.info("what was compiled is not kept: %s", error)
+
+
+def _store() -> BlobStore:
+    private_folder(default_folder())
+    return BlobStore(cache_folder("blobs"))
+
+
+def _key_file(key: str) -> Path:
+    return default_folder() / key
+
+
+def _result_of(path: Path) -> BlobSpec:
+    return BlobSpec(**json.loads(path.read_bytes()))
