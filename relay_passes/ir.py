@@ -126,12 +126,21 @@ def used_variables(expression: relax.Expr) -> tuple[relax.Var, ...]:
     return tuple(variables.values())
 
 
+class Builder(relax.BlockBuilder):  # type: ignore[misc]
+    """A block builder whose function may be left by an exception: TVM's own then warns of blocks that remain."""
+
+    def _exit_function_scope(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        if kind is not None and not self._func._is_emit_func_output_called:
+            self._end_block()
+        super()._exit_function_scope(kind, error, trace)
+
+
 @one_at_a_time
 def rewrite_main(module: tvm.IRModule, replace: Replace) -> tvm.IRModule:
     """Return the module with ``main`` rewritten as one dataflow block that returns a tuple of variables."""
     function = main_function(module)
     result_name = getattr(function.body.body, "name", "")
-    builder = relax.BlockBuilder()
+    builder = Builder()
     values: dict[str, relax.Expr] = {}
     with builder.function("main", list(function.params)):
         with builder.dataflow():
@@ -162,7 +171,7 @@ def new_function(
     name: str, parameters: Iterable[relax.Var], emit: Callable[[relax.BlockBuilder], Iterable[relax.Expr]]
 ) -> relax.Function:
     """Return a function of one dataflow block with the bindings that ``emit`` makes; it returns a tuple of results."""
-    builder = relax.BlockBuilder()
+    builder = Builder()
     with builder.function(name, list(parameters)):
         with builder.dataflow():
             outputs = builder.emit_output(relax.Tuple(list(emit(builder))), name_hint="outputs")

@@ -18,6 +18,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import (
+    Builder,
     free_name,
     main_function,
     names_of,
@@ -112,7 +113,7 @@ class _Spreading:
         self._lazy = joins.union(self._ranges)
         """Names of the slices and joins that are computed where they are used."""
         self._users = self._first_users()
-        self._builder = relax.BlockBuilder()
+        self._builder = Builder()
         self._emitted: dict[str, relax.Expr] = {}
         self._made: dict[tuple[str, tuple[str, ...]], relax.Expr] = {}
         self._pieces: dict[SliceRange, relax.Expr] = {}

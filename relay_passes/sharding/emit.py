@@ -35,6 +35,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import (
+    Builder,
     constant,
     emit_operations,
     free_name,
@@ -69,7 +70,7 @@ def shard(module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: Ex
     """
     layout = layout_of(module, region, axis, exchange)
     contents, function = layout.contents, layout.contents.function
-    builder = relax.BlockBuilder()
+    builder = Builder()
     values: dict[str, relax.Expr] = {parameter.name: parameter for parameter in function.params}
     with builder.function("main", list(function.params)):
         with builder.dataflow():
