@@ -274,6 +274,7 @@ class _Probing:
         except CompileError:
             raise
         except TvmSplitError as error:
+            describe_all({name: self._endpoints[name] for name in machines})  # a worker that has gone is the cause
             raise ProfileError(
                 f"the link from {ends[0]!r} to {ends[1]!r} cannot be measured: {error}. If nothing may pass between "
                 "the two, say so in the cluster file: bytes_per_second: 0"

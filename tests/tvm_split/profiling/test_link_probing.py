@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import permutations
@@ -18,6 +20,7 @@ import pytest
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe, describe_all
+from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.execution.loaded_stage import LoadedStage, tensor_bytes, tensor_slot
 from rpc_runtime.program.program import BlobSpec, Program
 from rpc_runtime.program.routes import CLIENT
@@ -79,6 +82,13 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
         assert cost.transfer_seconds >= 0
     assert [done for _, done, _ in seen] == list(range(7))
     assert seen[4] == ("links machine-a to machine-b", 4, 6)
+
+
+def test_a_worker_that_dies_meanwhile_is_no_matter_of_its_links() -> None:
+    with LocalWorkers([A, B]) as own_workers:
+        kill = lambda *step: os.kill(own_workers.process_ids[B], signal.SIGKILL)  # noqa: E731
+        with pytest.raises(WorkerUnavailableError, match=f"machine '{B}'.*cannot be reached"):
+            probe(cluster(own_workers), on_progress=kill)
 
 
 def gpus_described(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
