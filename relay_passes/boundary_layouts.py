@@ -13,7 +13,6 @@ operations and weights in between.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +23,7 @@ from tvm.tirx import IndexMap
 from relay_passes.ir import (
     bindings_of,
     emit_operations,
+    free_name,
     names_of,
     new_function,
     operations_of,
@@ -147,10 +147,7 @@ def with_layouts(computation: Computation, layouts: Mapping[str, Layout]) -> Com
     def changed(
         builder: relax.BlockBuilder, value: relax.Expr, index_map: IndexMap, tensor: str, form: str
     ) -> relax.Var:
-        # Passes look variables up by name, so the name must be new.
-        names = (f"{tensor}_{number}_{form}" if number else f"{tensor}_{form}" for number in itertools.count())
-        free = next(name for name in names if name not in used_names)
-        used_names.add(free)
+        free = free_name(f"{tensor}_{form}", used_names)
         origins[free] = tensor
         return builder.emit(relax.op.layout_transform(value, index_map), name_hint=free)
 

@@ -24,7 +24,7 @@ from tvm import relax
 from tvm.ir import StringImm
 from tvm.relax.global_info import VDevice
 
-from relay_passes.ir import emit_operations, new_function, operations_of, returned_fields, substitute
+from relay_passes.ir import Builder, emit_operations, new_function, operations_of, returned_fields, substitute
 from relay_passes.partition import Computation
 
 RECEIVE = "tvm_split.receive"
@@ -111,7 +111,7 @@ def machine_modules(parts: Parts, outputs: Sequence[str], devices: Mapping[str, 
     for stage, part in parts:
         for replica, machine in enumerate(stage.machines):
             turns = {"replica": replica, "turns": list(stage.turns)} if len(stage.machines) > 1 else {}
-            builder = relax.BlockBuilder()
+            builder = Builder()
             with builder.function(part.name, [], attrs={"machine": machine, **turns}, pure=False):
                 values: dict[str, relax.Expr] = {}
                 for parameter, name in zip(part.function.params, part.received, strict=True):

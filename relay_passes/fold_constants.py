@@ -54,7 +54,17 @@ def _dequantized(call: relax.Call, data: Array, scale: Array, zero_point: Array)
     return np.asarray(whole * (scale.reshape(shape) if scale.ndim else scale))
 
 
-_OTHERS: dict[str, Callable[..., Array]] = {"relax.flip": _flipped, "relax.dequantize": _dequantized}
+def _taken(call: relax.Call, data: Array, places: Array) -> Array | None:
+    mode = str(call.attrs.mode)
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    return None if mode == "nan" else np.take(data, places, axis, mode="wrap" if mode == "wrap" else "clip")
+
+
+_OTHERS: dict[str, Callable[..., Array | None]] = {
+    "relax.flip": _flipped,
+    "relax.dequantize": _dequantized,
+    "relax.take": _taken,
+}
 MOST_ELEMENTS = 1 << 20
 """Maximum elements of a folded result that is larger than its operands; a larger one is computed where it is used."""
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

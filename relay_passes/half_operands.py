@@ -15,14 +15,21 @@ result types are unchanged. New variables are named after the value that they ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, count
 from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from relay_passes.ir import CONVOLUTIONS, convolution_like, main_function, names_of, operator_name, rewrite_main
+from relay_passes.ir import (
+    CONVOLUTIONS,
+    convolution_like,
+    free_name,
+    main_function,
+    names_of,
+    operator_name,
+    rewrite_main,
+)
 
 MULTIPLYING = ("relax.matmul", *CONVOLUTIONS)
 OTHERS = ("relax.einsum", "relax.nn.attention", "relax.nn.attention_bias")
@@ -48,9 +55,8 @@ class HalfOperands:
             key = operand.name if isinstance(operand, relax.Var) else (taker, place)
             if key not in halves:
                 hint = f"{operand.name if isinstance(operand, relax.Var) else f'{taker}_{place}'}_{self._dtype}"
-                name = next(free for free in chain([hint], (f"{hint}_{n}" for n in count(2))) if free not in used_names)
-                used_names.add(name)
-                halves[key] = builder.emit(relax.op.astype(operand, self._dtype), name_hint=name)
+                rounded = relax.op.astype(operand, self._dtype)
+                halves[key] = builder.emit(rounded, name_hint=free_name(hint, used_names))
                 self.rounded[halves[key].name] = taker
             return halves[key]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,13 @@ def names_of(function: relax.Function) -> list[str]:
     return [variable.name for variable in (*function.params, *(binding.var for binding in bindings_of(function)))]
 
 
+def free_name(name: str, taken: set[str]) -> str:
+    """Return the name, with a number if it is taken, and add it to ``taken``: passes look variables up by name."""
+    free = next(free for free in chain([name], (f"{name}_{number}" for number in count(2))) if free not in taken)
+    taken.add(free)
+    return free
+
+
 def operations_of(function: relax.Function) -> list[relax.VarBinding]:
     """Return all bindings of a function except that of the returned tuple."""
     return [binding for binding in bindings_of(function) if not binding.var.same_as(function.body.body)]
@@ -88,8 +96,8 @@ def require_whole_graph(module: tvm.IRModule) -> None:
         ContractError: the module has another form; the message says where.
     """
     function = main_function(module)
-    for name, count in Counter(names_of(function)).items():
-        if count > 1:
+    for name, bound in Counter(names_of(function)).items():
+        if bound > 1:
             raise ContractError(f"two variables are named {name!r}")
     returned_fields(function)
 
@@ -118,12 +126,21 @@ def used_variables(expression: relax.Expr) -> tuple[relax.Var, ...]:
     return tuple(variables.values())
 
 
+class Builder(relax.BlockBuilder):  # type: ignore[misc]
+    """A block builder whose function may be left by an exception: TVM's own then warns of blocks that remain."""
+
+    def _exit_function_scope(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        if kind is not None and not self._func._is_emit_func_output_called:
+            self._end_block()
+        super()._exit_function_scope(kind, error, trace)
+
+
 @one_at_a_time
 def rewrite_main(module: tvm.IRModule, replace: Replace) -> tvm.IRModule:
     """Return the module with ``main`` rewritten as one dataflow block that returns a tuple of variables."""
     function = main_function(module)
     result_name = getattr(function.body.body, "name", "")
-    builder = relax.BlockBuilder()
+    builder = Builder()
     values: dict[str, relax.Expr] = {}
     with builder.function("main", list(function.params)):
         with builder.dataflow():
@@ -154,7 +171,7 @@ def new_function(
     name: str, parameters: Iterable[relax.Var], emit: Callable[[relax.BlockBuilder], Iterable[relax.Expr]]
 ) -> relax.Function:
     """Return a function of one dataflow block with the bindings that ``emit`` makes; it returns a tuple of results."""
-    builder = relax.BlockBuilder()
+    builder = Builder()
     with builder.function(name, list(parameters)):
         with builder.dataflow():
             outputs = builder.emit_output(relax.Tuple(list(emit(builder))), name_hint="outputs")

@@ -7,5 +7,11 @@ import os
 # use the parent's connections (`processes.OwnProcess`). gRPC reads this variable at import.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# gRPC logs refused handshakes and closed connections to standard error; callers get them as errors. gRPC reads this
+# variable when it is first used.
+DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
+if os.environ.get(DEBUG_VARIABLE, "") in ("", "0"):
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 # The default poller of grpcio 1.80 needs a third more CPU time for small messages (grpc#41432).
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")

@@ -20,6 +20,8 @@ from rpc_runtime.errors import InputError
 CACHE_VARIABLE = "TVM_SPLIT_CACHE"
 WRITING = ".writing-"
 """Prefix of the names of files that are being written."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Error numbers of failed writes. Python's exception then names no file, or the one that is copied."""
 LOCK_SECONDS = 10.0
 """Timeout of a lock: longer than any process holds it to change a file."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0005, 0.05

@@ -47,6 +47,18 @@ def require_private(path: Path) -> None:
     _require_private(folder, may_be_roots=False)
 
 
+def all_can_read(path: Path) -> bool:
+    """Return whether every user of this host can read an existing file, by its mode and those of the folders above it.
+
+    False for a file on a read-only mount: Kubernetes and container engines mount secrets so, with modes that let the
+    container's own user read them.
+    """
+    *_, file = _links_and_target(path.absolute())
+    if os.statvfs(file).f_flag & os.ST_RDONLY or not file.stat().st_mode & stat.S_IROTH:
+        return False
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in file.parents)
+
+
 def _links_and_target(path: Path) -> list[Path]:
     """Return the symbolic links on the way to a path, in order, and its target, all with resolved parents."""
     links: list[Path] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 from tvm.relax.expr_functor import PyExprMutator
 
@@ -118,6 +118,30 @@ def default_legalization(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     """TVM's lowering of the operator, or the call itself if TVM has none."""
     legalize = call.op.get_attr("FLegalize")
     return call if legalize is None else legalize(builder, call)
+
+
+def _legalize_take(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Lower ``relax.take``; the lowering that checks no index is TVM's without its warning."""
+    if str(call.attrs.mode) != "fast":
+        return builder.call_te(topi.take, *call.args, call.attrs.axis, mode=call.attrs.mode)
+
+    def compute(data: te.Tensor, places: te.Tensor) -> te.Tensor:
+        extents, count = list(data.shape), len(places.shape)
+        if call.attrs.axis is None:
+            return te.compute(places.shape, lambda *index: data(*unravel(places(*index), extents)), name="T_take")
+        axis = int(call.attrs.axis) % len(extents)
+
+        def element(*index: Any) -> Any:
+            place = places(*index[axis : axis + count])
+            return data(*index[:axis], place, *index[axis + count :])
+
+        return te.compute([*extents[:axis], *places.shape, *extents[axis + 1 :]], element, name="T_take")
+
+    return builder.call_te(compute, *call.args, primfunc_name_hint="take")
+
+
+# Instead of TVM's own lowering (level 10), which TVM's FoldConstant calls for every `take` that it sees.
+tvm.ir.register_op_attr("relax.take", "FLegalize", _legalize_take, level=11)
 
 
 def accumulator_dtype(out_dtype: str) -> str:

@@ -91,7 +91,8 @@ def test_to_containers_of_compose(folder: Path) -> None:
     split = {"worker-a": ["conv_1"], "worker-b": ["conv_2"]}
     text = (ROOT.parent / "deploy/compose/cluster.yaml").read_text()
     with LocalWorkers(["worker-a", "worker-b"], token="open-sesame") as workers:
-        (folder / "token").write_text("open-sesame")
+        (folder / "secrets").mkdir()
+        (folder / "secrets/token").write_text("open-sesame")
         ends = {name: end.address for name, end in workers.endpoints.items()}
         for published, name in (("127.0.0.1:7001", "worker-a"), ("127.0.0.1:7011", "worker-b")):
             text = text.replace(published, ends[name]).replace(f"{name}:7001", ends[name])

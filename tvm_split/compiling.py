@@ -31,6 +31,7 @@ from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verify_bundle
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
+from tvm_split.outputs import write_text
 from tvm_split.planner.plan import Plan
 from tvm_split.progress import says_progress
 from tvm_split.steps import StepProgress
@@ -181,4 +182,4 @@ def _dump(modules: Mapping[str, tvm.IRModule], folder: Path) -> None:
     """Write the IR after every phase into a folder of the stage."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, (phase, module) in enumerate(modules.items(), 1):
-        (folder / f"{number}-{phase}.py").write_text(module.script(show_meta=False))
+        write_text(folder / f"{number}-{phase}.py", module.script(show_meta=False))

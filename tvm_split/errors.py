@@ -52,6 +52,10 @@ class ReferenceFailedError(VerificationError):
     """The source framework's own run of a model crashed, did not end, or needed too much memory."""
 
 
+class OutputError(TvmSplitError):
+    """A result cannot be written; the message names its path, and what to do on a full disk."""
+
+
 class ProfileError(TvmSplitError):
     """A compiled model cannot be timed here."""
 

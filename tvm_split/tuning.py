@@ -169,10 +169,9 @@ def ask_first(
 def _require_measurable_here(target: Mapping[str, Any]) -> None:
     if target["kind"] == "cuda":
         raise TuningError(
-            f"kernels for CUDA ({dict(target)}) are measured through a tracker alone: start one (`python -m "
-            "tvm.exec.rpc_tracker --host 0.0.0.0 --port 9190`), start `tvm-split worker --tracker HOST:9190 --key "
-            f"KEY --insecure-tuning` on a machine with a GPU of {target.get('arch')}, and give both: --tracker "
-            "HOST:9190 --key KEY"
+            f"kernels for CUDA ({dict(target)}) are measured through a tracker alone: start one (`tvm-split tracker "
+            "--listen 0.0.0.0:9190`), start `tvm-split worker --tracker HOST:9190 --key KEY --insecure-tuning` on "
+            f"a machine with a GPU of {target.get('arch')}, and give both: --tracker HOST:9190 --key KEY"
         )
     if not runs_here(target):
         raise TuningError(

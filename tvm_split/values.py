@@ -8,7 +8,8 @@ Error messages give the file, the line and what is expected there::
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from rpc_runtime.errors import TvmSplitError
+from tvm_split.outputs import write_text
 from tvm_split.units import few_lines
 
 Value = TypeVar("Value")
@@ -69,12 +71,14 @@ class Document:
             TvmSplitError: the document is invalid; says what is wrong in which lines.
         """
         try:
-            return cast(Value, _adapter(form).validate_json(json.dumps(self.content)))
-        except (ValueError, RecursionError) as failure:
-            if not isinstance(failure, ValidationError):
-                raise self.error(f"{self.source}: this is no JSON: {failure}") from failure
+            return cast(Value, _adapter(form).validate_json(json.dumps(self.content, allow_nan=False)))
+        except ValidationError as failure:
             wrong = [(problem["loc"], sentence(problem)) for problem in failure.errors(include_url=False)]
             raise self.complaint(wrong) from failure
+        except (ValueError, RecursionError) as failure:
+            wrong = [(location, "Input should be a finite number") for location in _not_finite(self.content)]
+            unreadable = self.error(f"{self.source}: this is no JSON: {failure}")
+            raise (self.complaint(wrong) if wrong else unreadable) from failure
 
     def complaint(self, wrong: Iterable[tuple[Location, str]]) -> TvmSplitError:
         """Return the error that says what is wrong, and in which lines of the file."""
@@ -107,8 +111,8 @@ def content_of(value: Any) -> dict[str, Any]:
 
 
 def write(content: Any, path: str | Path) -> None:
-    """Write the result of `content_of` as an indented JSON file."""
-    Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    """Write the result of `content_of` as an indented JSON file. Raises `OutputError`."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def line_of(node: yaml.Node | None, location: Location) -> int:
@@ -130,6 +134,15 @@ def line_of(node: yaml.Node | None, location: Location) -> int:
 
 
 _adapter: Callable[..., TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+def _not_finite(content: Any) -> Iterator[Location]:
+    """Yield the locations of infinities and NaN, which Python reads but JSON does not have."""
+    entries = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in entries:
+        if isinstance(value, float) and not math.isfinite(value):
+            yield (key,)
+        yield from ((key, *rest) for rest in _not_finite(value))
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

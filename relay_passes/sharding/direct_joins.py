@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import NamedTuple
 
 import tvm
 from tvm import relax
 
 from relay_passes.ir import (
+    Builder,
+    free_name,
     main_function,
     names_of,
     operations_of,
@@ -112,7 +113,7 @@ class _Spreading:
         self._lazy = joins.union(self._ranges)
         """Names of the slices and joins that are computed where they are used."""
         self._users = self._first_users()
-        self._builder = relax.BlockBuilder()
+        self._builder = Builder()
         self._emitted: dict[str, relax.Expr] = {}
         self._made: dict[tuple[str, tuple[str, ...]], relax.Expr] = {}
         self._pieces: dict[SliceRange, relax.Expr] = {}
@@ -214,5 +215,4 @@ class _Spreading:
         return name if is_own else self._unused(part_name(f"{name}_whole", "_".join(machines)))
 
     def _unused(self, hint: str) -> str:
-        names = (hint if number == 1 else f"{hint}_{number}" for number in count(1))
-        return next(name for name in names if name not in self._original and name not in self._source_of)
+        return free_name(hint, {*self._original, *self._source_of})

@@ -35,8 +35,10 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import (
+    Builder,
     constant,
     emit_operations,
+    free_name,
     is_tensor_constant,
     leaves_of,
     names_of,
@@ -68,7 +70,7 @@ def shard(module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: Ex
     """
     layout = layout_of(module, region, axis, exchange)
     contents, function = layout.contents, layout.contents.function
-    builder = relax.BlockBuilder()
+    builder = Builder()
     values: dict[str, relax.Expr] = {parameter.name: parameter for parameter in function.params}
     with builder.function("main", list(function.params)):
         with builder.dataflow():
@@ -329,11 +331,8 @@ class _Emitter:
 
         A name that another variable of the graph has gets a number, unless it is that of ``source`` itself.
         """
-        if name != source and name in self._taken:
-            names = (f"{name}_{number}" for number in itertools.count(2))
-            name = next(free for free in names if free not in self._taken)
-        variable = self._builder.emit(expression, name_hint=name)
-        self._taken.add(variable.name)
+        free = name if name == source else free_name(name, self._taken)
+        variable = self._builder.emit(expression, name_hint=free)
         self.machine_of[variable.name] = None if machine is None else self._region.machines[machine]
         self.source_of[variable.name] = source
         return variable

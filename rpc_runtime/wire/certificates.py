@@ -15,7 +15,7 @@ from typing import Any
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.security import TlsFiles, pem_content
+from rpc_runtime.wire.security import PRIVATE_KEY, TlsFiles, pem_content
 
 WARNING_DAYS = 14
 PROBE_SECONDS = 2.0
@@ -171,7 +171,7 @@ def _load_pair(context: ssl.SSLContext, tls: TlsFiles) -> None:
     if tls.certificate is None:
         return
     pem_content(tls.certificate)
-    pem_content(tls.key, "private key")
+    pem_content(tls.key, PRIVATE_KEY)
     try:
         context.load_cert_chain(tls.certificate, tls.key, no_password)
     except ssl.SSLError as error:

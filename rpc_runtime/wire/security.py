@@ -23,7 +23,7 @@ import grpc
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.files import WRITING, is_kept, keep, reason_of, replacing, state_folder
-from rpc_runtime.private_folder import private_folder, require_private
+from rpc_runtime.private_folder import all_can_read, private_folder, require_private
 from rpc_runtime.wire.addresses import Address
 
 TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"  # noqa: S105 (a name, no secret)
@@ -53,7 +53,7 @@ class TlsFiles:
             raise InputError(f"TLS needs both a certificate and its key, or neither, got only {only}")
 
     def channel_credentials(self) -> Any:
-        key = pem_content(self.key, "private key")
+        key = pem_content(self.key, PRIVATE_KEY)
         return grpc.ssl_channel_credentials(pem_content(self.authority), key, pem_content(self.certificate))
 
     def server_credentials(self) -> Any:
@@ -66,7 +66,7 @@ class TlsFiles:
             raise InputError("TLS of a worker needs both a certificate and its key")
         authority = pem_content(self.authority)
         return grpc.ssl_server_credentials(
-            [(pem_content(self.key, "private key"), pem_content(self.certificate))],
+            [(pem_content(self.key, PRIVATE_KEY), pem_content(self.certificate))],
             root_certificates=authority,
             require_client_auth=authority is not None,
         )
@@ -76,18 +76,31 @@ class TlsFiles:
         return TlsFiles(self.authority or self.certificate, self.certificate, self.key)
 
 
+PRIVATE_KEY = "private key"
+
+
+def _require_secret(path: Path, what: str) -> None:
+    if all_can_read(path):
+        raise InputError(
+            f"every user of this host can read the {what} in {path}: `chmod 600 {path}`, or keep it in a folder that "
+            "they cannot enter"
+        )
+
+
 def pem_content(path: Path | None, what: str = "certificate") -> bytes | None:
     """Return the content of a TLS file, checked to have PEM of kind ``what``; None without a file.
 
     The check is needed because gRPC ends the process if a file has none.
 
     Raises:
-        InputError: the file cannot be read, or has no such PEM.
+        InputError: the file cannot be read, has no such PEM, or is a private key that every user can read.
     """
     if path is None:
         return None
     try:
         content = path.read_bytes()
+        if what == PRIVATE_KEY:
+            _require_secret(path, what)
     except OSError as error:
         raise InputError(f"cannot read the TLS file {path}: {error.strerror}") from error
     if f"{what.upper()}-----".encode() not in content:
@@ -126,11 +139,13 @@ def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -
     """Return the token in ``file``, else in the environment variable ``TVM_SPLIT_TOKEN``, else None.
 
     Raises:
-        InputError: the file cannot be read, or has no valid token.
+        InputError: the file cannot be read, has no valid token, or every user of this host can read it.
     """
     if file is not None:
         try:
-            return Token(file.read_text(encoding="utf-8").strip(), file)
+            text = file.read_text(encoding="utf-8").strip()
+            _require_secret(file, "token")
+            return Token(text, file)
         except OSError as error:
             raise InputError(f"cannot read the token file {file}: {error.strerror}") from error
         except UnicodeDecodeError as error:

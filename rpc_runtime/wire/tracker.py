@@ -214,7 +214,7 @@ class TrackerConnection(Closing):
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return WorkerUnavailableError(
             f"no tracker can be reached at {self._address} ({reason}); start one there: "
-            f"`python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port {self._address.port}`"
+            f"`tvm-split tracker --listen 0.0.0.0:{self._address.port}`"
         )
 
 

@@ -63,9 +63,7 @@ def hop(transport: str, size_bytes: int) -> Iterator[Prepared]:
         endpoints = workers.endpoints()
         machines = tuple(tvm_split.Machine(name, 1, endpoint=endpoints[name]) for name in workers.machine_names)
         link = tvm_split.Link(*workers.machine_names, transport=transport)
-        # In checkouts from before launchers, the kind of the cluster is the first argument.
-        kind = () if hasattr(tvm_split.Cluster, "at") else ("remote",)
-        cluster = tvm_split.Cluster(*kind, machines, (link,))
+        cluster = tvm_split.Cluster(machines, (link,))
 
         def deployed(products: int) -> tvm_split.Deployment:
             module = torch.nn.Sequential(Sender(products), Receiver()).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -53,9 +54,8 @@ def changed(content: Any, source: random.Random) -> bytes:
         if not all_places:
             break
         (holder, key), (from_holder, from_key) = source.choice(all_places), source.choice(all_places)
-        value: Any = source.choice(
-            (None, True, -1, 1.5, 1e999, [], {}, [[]], source.choice(NUMBERS), source.choice(TEXTS), _number(source))
-        )
+        values = (None, True, -1, 1.5, [], {}, [[]], *map(source.choice, (NUMBERS, TEXTS)), _number(source))
+        value: Any = source.choice(values)
         match source.randrange(4):
             case 0:
                 del holder[key]
@@ -70,8 +70,9 @@ def changed(content: Any, source: random.Random) -> bytes:
 
 
 def _number(source: random.Random) -> float:
-    """Return a float near the limits of its range, or between them."""
-    return source.choice((5e-324, 1e-308, 1e-18, 1e-9, 1e18, 1.1e18, 1e30, 1e200, 1.7e308, 10**400, -1e308))
+    """Return a float near the limits of its range or between them, or one that JSON does not have."""
+    numbers = (5e-324, 1e-308, 1e-18, 1e-9, 1e18, 1.1e18, 1e30, 1e200, 1.7e308, 10**400, -1e308)
+    return source.choice((*numbers, math.inf, -math.inf, math.nan))
 
 
 def random_message(kind: Any, source: random.Random, known_texts: tuple[str, ...], depth: int = 0) -> Any:

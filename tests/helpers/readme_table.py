@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +34,27 @@ def run(what: str, **names: Any) -> Any:
     addresses.
     """
     line = lines()[what]
-    if line.startswith("tvm-split "):
-        words = [names.get(word, word) for word in shlex.split(line)[1:]]
-        result = CliRunner().invoke(app, words, catch_exceptions=False)
-        assert result.exit_code == 0, f"{line}\n{result.output}"
-        return result.stdout
-    namespace = {"tvm_split": tvm_split, **names}
-    exec(line, namespace)
-    return namespace[line.partition(" ")[0]]
+    with _nothing_from_libraries():
+        if line.startswith("tvm-split "):
+            words = [names.get(word, word) for word in shlex.split(line)[1:]]
+            result = CliRunner().invoke(app, words, catch_exceptions=False)
+            assert result.exit_code == 0, f"{line}\n{result.output}"
+            return result.stdout
+        namespace = {"tvm_split": tvm_split, **names}
+        exec(line, namespace)
+        return namespace[line.partition(" ")[0]]
+
+
+@contextmanager
+def _nothing_from_libraries() -> Iterator[None]:
+    """Fail if anything is written to descriptor 2, which no Python code in a test uses."""
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+        written.seek(0)
+        assert written.read().decode(errors="replace") == ""

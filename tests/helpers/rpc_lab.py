@@ -15,6 +15,7 @@ from rpc_runtime.processes import Closing
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from schedules.tuning import DeviceError, Tracker
+from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.tuning import tracker_at
 
@@ -34,13 +35,13 @@ class RpcLab(Closing):
         self._log = (folder / "lab.log").open("ab")
         (folder / "modules").mkdir()
         (folder / "modules/torch.py").write_text(NO_TORCH)
-        path = os.pathsep.join(filter(None, (str(folder / "modules"), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(folder / "modules"), str(ROOT), os.environ.get("PYTHONPATH"))))
         self.environment = {**os.environ, "PYTHONPATH": path}
         self._processes: list[subprocess.Popen[bytes]] = []
         self.port = free_port()
         self.servers: list[subprocess.Popen[bytes]] = []
         try:
-            self._tracker = self._start("rpc_tracker", self.port)
+            self._tracker = self._start_tracker()
             # A server that does not reach the tracker retries only after five seconds.
             self._wait_for(self._tracker_answers)
             for _ in range(servers):
@@ -65,8 +66,10 @@ class RpcLab(Closing):
             return 0
 
     def start_server(self, threads: int = 1) -> None:
-        options = ("--tracker", self.address, "--key", KEY, "--custom-addr", "127.0.0.1")
-        self.servers.append(self._start("rpc_server", free_port(), *options, threads=threads))
+        port = free_port()
+        options = ("--host", "127.0.0.1", "--silent", "--port", str(port), "--port-end", str(port + 1))
+        options += ("--tracker", self.address, "--key", KEY, "--custom-addr", "127.0.0.1")
+        self.servers.append(self._run("tvm.exec.rpc_server", *options, threads=threads))
 
     def start_worker(self, name: str, *options: str) -> subprocess.Popen[bytes]:
         """Start a worker of key `KEY` that trusts all callers, unless ``options`` say otherwise."""
@@ -91,9 +94,7 @@ class RpcLab(Closing):
     def restart_tracker(self) -> None:
         """Restart a server, as if its machine were switched off and on again."""
         kill_group(self._tracker)
-        # Its child has the socket, and may answer a moment longer.
-        eventually(lambda: not self._tracker_answers(), "the tracker that was killed has gone")
-        self._tracker = self._start("rpc_tracker", self.port)
+        self._tracker = self._start_tracker()
         self._wait_for(self._tracker_answers)
 
     def kill_server(self, index: int) -> None:
@@ -105,9 +106,8 @@ class RpcLab(Closing):
             kill_group(process)
         self._log.close()
 
-    def _start(self, module: str, port: int, *options: str, threads: int = 1) -> subprocess.Popen[bytes]:
-        where = ("--host", "127.0.0.1", "--silent", "--port", str(port), "--port-end", str(port + 1))
-        return self._run(f"tvm.exec.{module}", *where, *options, threads=threads)
+    def _start_tracker(self) -> subprocess.Popen[bytes]:
+        return self._run("tvm_split", "tracker", "--listen", self.address)
 
     def _run(self, module: str, *options: str, threads: int = 1) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", module, *options]

@@ -75,22 +75,6 @@ def shared_bundle(model: tvm_split.Model) -> tvm_split.Bundle:
     return tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.local(2), shards=[shard]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"split": {"machine-a": ["conv9"]}}, r"'conv9', which the model does not have; near it are 'conv"),
-        ({"split": {"machine-z": ["conv1"]}}, r"'machine-z'; the cluster has machine-a, machine-b"),
-        ({"split": {"machine-a": ["conv1", "fc"], "machine-b": ["conv2"]}, "stages": 2}, r"would wait on itself"),
-        ({"stages": 99}, r"99 stages were asked for, but the model can be cut into \d+ at most"),
-        ({"stages": 0}, r"stages is 0"),
-        ({"objective": "speed"}, r"objective is 'speed'.*'throughput' or 'latency'"),
-    ],
-)
-def test_wrong_plans(model: tvm_split.Model, arguments: dict, message: str) -> None:
-    with pytest.raises(tvm_split.PlanError, match=message):
-        tvm_split.plan(model, tvm_split.Cluster.local(2), **arguments)
-
-
 def test_an_edited_plan_that_would_wait_on_itself(model: tvm_split.Model, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     tvm_split.plan(model, tvm_split.Cluster.local(2), split=SPLIT).save(path)
@@ -112,12 +96,12 @@ def test_a_wrong_input_in_a_stream_does_not_break_the_deployment(
         np.testing.assert_array_equal(deployment.run(X)[0], expected)
 
 
-def test_a_worker_that_is_not_there(bundle: tvm_split.Bundle) -> None:
+def test_workers_that_are_not_there_are_all_named(bundle: tvm_split.Bundle) -> None:
     machines = tuple(
         Machine(name, endpoint=WorkerEndpoint(name, f"127.0.0.1:{port}", None, None))
         for name, port in (("machine-a", 1), ("machine-b", 2))
     )
-    with pytest.raises(tvm_split.WorkerUnavailableError, match=r"machine-[ab].*127\.0\.0\.1:[12]"):
+    with pytest.raises(tvm_split.WorkerUnavailableError, match=r"(?s)machine-a.*127\.0\.0\.1:1.*machine-b.*:2"):
         tvm_split.deploy(bundle, tvm_split.Cluster(machines), timeout_seconds=PATIENCE_SECONDS)
 
 

@@ -103,7 +103,7 @@ def test_other_forms_take_no_name_that_is_taken() -> None:
     )
     computation = Computation("stage", subtracted, ("x", "x_plain"), ("y",))
     function = with_layouts(computation, {"x": BLOCKED, "y": BLOCKED}).function
-    assert names_of(function) == ["x", "x_plain", "x_1_plain", "y_sent", "y_1_sent", "outputs"]
+    assert names_of(function) == ["x", "x_plain", "x_plain_2", "y_sent", "y_sent_2", "outputs"]
 
 
 def test_layouts_are_read_off_both_ends() -> None:

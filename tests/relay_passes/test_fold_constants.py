@@ -35,6 +35,8 @@ CASES = {
     "permute": lambda a, b: relax.op.permute_dims(a, [1, 0]),
     "expand": lambda a, b: relax.op.expand_dims(b, [0, 2]),
     "broadcast": lambda a, b: relax.op.broadcast_to(b, (4, 3)),
+    "take": lambda a, b: relax.op.take(a, relax.const(np.array([[1, 0, 1]])), 0),
+    "take of all": lambda a, b: relax.op.take(relax.op.reshape(a, [6]), relax.const(np.array(5))),
     "cast": lambda a, b: relax.op.astype(relax.op.astype(a, "float16"), "float32"),
 }
 

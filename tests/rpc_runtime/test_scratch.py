@@ -70,7 +70,7 @@ def test_a_new_folder_is_no_orphan_whenever_it_is_looked_at() -> None:
     assert sweeper.stdout is not None
     sweeper.stdout.readline()
     try:
-        for _ in range(300):
+        for _ in range(150):
             with ScratchFolder("test") as folder:
                 (folder.path / "file").touch()
     finally:

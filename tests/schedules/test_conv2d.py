@@ -8,8 +8,6 @@ from torch.nn import functional
 from tvm import relax, tirx
 
 import schedules
-from schedules.cpu.narrow_groups import Widening, choose_widening
-from schedules.traits import Traits
 from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.properties import (
     TOLERANCE,
@@ -34,7 +32,6 @@ from tests.helpers.schedules.schedule_harness import (
     run,
 )
 
-AVX512 = Traits(lanes=16, registers=32)
 KINDS = {1: (relax.op.nn.conv1d, functional.conv1d), 2: (relax.op.nn.conv2d, functional.conv2d)}
 pads = st.sampled_from([0, 0, 1, 2, 3])
 steps = st.sampled_from([1, 1, 2, 3])
@@ -202,25 +199,6 @@ def test_what_reads_a_value_often_does_not_compute_it_as_often(activation):
     for _ in range(3):
         right = getattr(torch.nn.functional, name)(right)
     assert_close(run(lowered, [x]), right.numpy())
-
-
-@pytest.mark.parametrize(
-    ("groups", "inputs", "outputs", "width", "widening"),
-    [
-        (32, 4, 4, 56, Widening(merged=2)),
-        (3, 80, 20, 28, Widening(merged=3)),
-        (3, 20, 80, 28, Widening(merged=3)),
-        (3, 80, 80, 28, None),
-        (65, 2, 2, 28, Widening(merged=4, added=3)),
-        (130, 1, 1, 28, Widening(added=6)),
-        (64, 1, 1, 28, None),
-        (64, 1, 4, 28, Widening(repeats=True)),
-        (64, 1, 4, 56, None),
-        (3, 1, 32, 56, Widening(merged=3)),
-    ],
-)
-def test_the_cheapest_way(groups, inputs, outputs, width, widening):
-    assert choose_widening(groups, inputs, outputs, width, AVX512) == widening
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,13 @@ def test_transpose_and_concatenate(shape, axes):
     assert chosen == {"elementwise"}
 
 
-def test_gather():
-    table, indices = normal(0, 50, 17), np.array([[3, 0, 49], [7, 7, 1]], "int64")
-    actual, _ = evaluate(lambda builder, a, b: builder.emit(relax.op.take(a, b, axis=0)), [table, indices])
-    assert np.array_equal(actual, table[indices])
+@pytest.mark.parametrize(("shape", "axis"), [((50, 17), 0), ((3, 50), 1), ((3, 50), -1), ((50,), None)])
+def test_gather(capfd: pytest.CaptureFixture[str], shape: tuple[int, ...], axis: int | None) -> None:
+    table = normal(0, *shape)
+    for indices in (np.array([[3, 0, 49], [7, 7, 1]], "int64"), np.array(5, "int32")):
+        actual, _ = evaluate(lambda builder, a, b: builder.emit(relax.op.take(a, b, axis)), [table, indices])
+        assert np.array_equal(actual, np.take(table, indices, axis))
+    assert capfd.readouterr().err == ""  # TVM's own lowering warns
 
 
 def test_gates_grow_with_their_number_not_with_its_power():

@@ -8,7 +8,6 @@ from hypothesis import given, settings, strategies as st
 from tvm import relax, tirx
 
 import schedules
-from schedules.views import view_of
 from tests.helpers.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal
 
 
@@ -90,18 +89,6 @@ def test_slices_on_the_way_to_both_sides(rows, depth, columns, begin, stride):
 
     actual, _ = evaluate(graph, [left, right])
     assert_close(actual, left[begin : rows + 3 : stride].astype("float64") @ right[1].T)
-
-
-def test_a_view_ends_at_what_computes() -> None:
-    module = graph_of(
-        lambda builder, x: builder.emit(relax.op.permute_dims(builder.emit(relax.op.nn.relu(x)))), [normal(0, 3, 4)]
-    )
-    bindings = {binding.var.name: binding.value for binding in module["main"].body.blocks[0].bindings}
-    result = module["main"].body.body
-    view = view_of(result, lambda variable: bindings.get(variable.name))
-    assert [int(extent) for extent in view.source.ty.shape.values] == [3, 4]
-    assert view.shape == (4, 3)
-    assert not view.is_copy
 
 
 def test_a_transposed_left_operand_is_copied_first() -> None:

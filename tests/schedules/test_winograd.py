@@ -7,14 +7,7 @@ from hypothesis import given, settings, strategies as st
 from tvm import relax, te, tirx
 
 import schedules
-from schedules.cpu.winograd.layout import (
-    Winograd,
-    Workload,
-    choose_winograd,
-    direct_nanoseconds,
-    winograd_nanoseconds,
-)
-from schedules.cpu.winograd.lowering import winograd_conv2d
+from schedules.cpu.winograd.lowering import Winograd, winograd_conv2d
 from schedules.cpu.winograd.schedule import schedule_winograd
 from schedules.cpu.winograd.transform import (
     input_matrix,
@@ -22,7 +15,7 @@ from schedules.cpu.winograd.transform import (
     transformed_kernel,
     weight_matrix,
 )
-from schedules.traits import Traits, traits_of
+from schedules.traits import traits_of
 from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.schedule_harness import (
     HOST,
@@ -36,7 +29,6 @@ from tests.helpers.schedules.schedule_harness import (
     run,
 )
 
-AVX512 = Traits(lanes=16, registers=32)
 TOLERANCE = 1e-5
 
 
@@ -157,43 +149,3 @@ def test_weights_that_are_no_constant_stay_direct():
 
     module = graph_of(graph, [normal(0, 1, 64, 56, 56), normal(1, 64, 64, 3, 3)])
     assert "winograd" not in rules(lower(module, HOST))
-
-
-def square(channels, extent, batch=1):
-    return Workload(batch, channels // 16, channels // 16, extent, extent, 16, 16)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 4])
-def test_direct_where_transformed_weights_cost_more_than_products_save(threads):
-    assert choose_winograd(square(512, 7), AVX512, threads) is None
-
-
-def test_more_images_make_large_weights_worth_it():
-    assert choose_winograd(square(512, 7, batch=16), AVX512, 1) is not None
-
-
-@pytest.mark.parametrize(("channels", "extent"), [(64, 56), (64, 224), (128, 112), (256, 56), (512, 28)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_tiles_of_four_for_large_images(channels, extent, threads):
-    choice = choose_winograd(square(channels, extent), AVX512, threads)
-    assert choice is not None
-    assert choice.outputs == 4
-
-
-def test_few_channels_are_grouped_and_many_staged():
-    assert not choose_winograd(square(64, 224), AVX512, 2).staged
-    assert choose_winograd(square(512, 28), AVX512, 2).staged
-
-
-@settings(max_examples=60, derandomize=True)
-@given(
-    blocks=st.tuples(st.integers(1, 40), st.integers(1, 40)),
-    extent=st.tuples(st.integers(1, 60), st.integers(1, 60)),
-    batch=st.integers(1, 4),
-    threads=st.integers(1, 8),
-)
-def test_chosen_only_where_the_rule_sees_a_gain(blocks, extent, batch, threads):
-    workload = Workload(batch, *blocks, *extent, 16, 16)
-    choice = choose_winograd(workload, AVX512, threads)
-    if choice is not None:
-        assert winograd_nanoseconds(workload, choice, AVX512, threads) < direct_nanoseconds(workload, threads)

@@ -327,8 +327,6 @@ def test_the_first_wishes_can_be_given_by_position(model):
     split = {"machine-a": ["conv_1"], "machine-b": ["conv_2"]}
     plan = tvm_split.plan(model, cluster, "latency", 2, split)
     assert (plan.objective, [stage.machine for stage in plan.stages]) == ("latency", ["machine-a", "machine-b"])
-    with pytest.raises(tvm_split.PlanError, match="request is a PlanRequest"):
-        tvm_split.plan(model, cluster, request=split)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

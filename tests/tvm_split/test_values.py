@@ -17,6 +17,7 @@ from tvm_split.values import Document, content_of, read, write
 class Wheel:
     spokes: Annotated[int, Field(ge=3)]
     color: str = "black"
+    load: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         ('{"name": "a",\n "name": "b"}', "the key 'name' is there twice"),
         ('{"name": "a",\n\t"wheels": [{"spokes": 1}]}', ":2: wheels"),
         ('{"name": "a",\n,}', ":2: this is no JSON"),
+        ('{"name": "a", "wheels":\n [{"spokes": 9, "load": Infinity}]}', ":2: wheels.0.load: .*finite number"),
+        ('{"name": "a", "wheels": [{"spokes": 9,\n "load": 1e999}]}', ":2: wheels.0.load: .*finite number"),
+        ('{"name": NaN}', ":1: name: .*finite number"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, message: str) -> None:

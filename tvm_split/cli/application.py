@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import gc
 import importlib
@@ -17,7 +16,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import tvm_split
+from rpc_runtime import DEBUG_VARIABLE
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.files import FULL
 from rpc_runtime.processes import take_stdout
 from rpc_runtime.registry import PluginWarning, Registry
 from tvm_split.cli.interrupts import ended_by_signals
@@ -25,11 +26,8 @@ from tvm_split.cli.options import has_hidden, with_groups
 from tvm_split.display.console import STDOUT, print_error, print_note
 from tvm_split.errors import MeasurementsWarning, UntriedVersionWarning
 
-DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
 FAILED = 1
 WRONG_USE = 2
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Error numbers of failed writes, for which Python's exception has no file name."""
 PLANS_TOO = "It takes the planning options of `tvm-split plan` as well."
 START, PLAN, BUILD, RUN, MACHINES = "Start", "Plan", "Build", "Run", "Machines"
 
@@ -68,6 +66,7 @@ COMMANDS = (
     Command("worker-kit", MACHINES, "Pack a worker for a machine without internet."),
     Command("up", MACHINES, "Start workers over ssh."),
     Command("down", MACHINES, "End the workers that `up` started.", "tvm_split.cli.up"),
+    Command("tracker", MACHINES, "Run a TVM RPC tracker until Ctrl-C or SIGTERM."),
     Command("status", MACHINES, "Ask workers what they are."),
     Command("cache", MACHINES, "Show or clear what is kept on this host."),
 )
@@ -97,7 +96,7 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             raise  # the reader of the output has gone; typer ends without a message
         except OSError as error:
-            if error.filename is None and error.errno not in UNWRITABLE:
+            if error.filename is None and error.errno not in FULL:
                 raise
             _end_with(error, _os_error_text(error), wrong_use=False)
 
@@ -170,10 +169,12 @@ def _common(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_print_version)
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error was raised.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error was raised, and what libraries log.")
+    ] = False,
 ) -> None:
     if debug:
-        os.environ[DEBUG_VARIABLE] = "1"
+        os.environ.update({DEBUG_VARIABLE: "1", "GRPC_VERBOSITY": "ERROR"})
 
 
 def run_application() -> None:
@@ -207,6 +208,6 @@ def _flush(stream: TextIO) -> None:
         stream.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        if error.errno in UNWRITABLE:
+        if error.errno in FULL:
             print_error(_os_error_text(error))
             raise SystemExit(FAILED) from error

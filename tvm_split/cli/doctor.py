@@ -189,22 +189,23 @@ def _memory() -> Check:
 def _deployment() -> Check:
     """Compile a network of two stages for this host's target, run it on two workers, and compare."""
     import numpy as np
+    import tvm
     from tvm import relax
 
     import tvm_split
+    from relay_passes.ir import new_function
     from rpc_runtime.program.program import TensorSpec
 
     weights = [np.random.default_rng(seed).standard_normal((16, 16), dtype="float32") for seed in (0, 1)]
-    builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((4, 16), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            first = builder.emit(relax.op.matmul(x, relax.const(weights[0])), "first")
-            second = builder.emit_output(relax.op.matmul(first, relax.const(weights[1])), "second")
-        builder.emit_func_output(relax.Tuple([second]))
-    layers = {"first": "first", "second": "second"}
+
+    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
+        first = builder.emit(relax.op.matmul(x, relax.const(weights[0])), "first")
+        return [builder.emit(relax.op.matmul(first, relax.const(weights[1])), "second")]
+
+    module = tvm.IRModule({"main": new_function("main", [x], emit)})
     specs = tuple(TensorSpec(name, (4, 16), "float32") for name in ("x", "second"))
-    model = tvm_split.Model("doctor", "Relax", builder.get(), specs[:1], specs[1:], layers)
+    model = tvm_split.Model("doctor", "Relax", module, specs[:1], specs[1:], {"first": "first", "second": "second"})
     array = np.random.default_rng(2).standard_normal((4, 16), dtype="float32")
     with tvm_split.Cluster.local(workers=2) as cluster:
         plan = tvm_split.plan(model, cluster, split={"machine-a": ["first"], "machine-b": ["second"]})

@@ -13,6 +13,7 @@ import numpy as np
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import TensorSpec
+from tvm_split.outputs import written
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -83,7 +84,8 @@ def save_outputs(path: Path, results: Sequence[Outputs]) -> dict[str, list[int]]
         stacked = np.stack([outputs[name] for outputs in results])
         arrays[name] = stacked.astype(np.float32) if stacked.dtype.kind == "V" else stacked
     path.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(path, "w") as file:  # like numpy.savez, which rejects an array named "file"
+    # Like numpy.savez, which rejects an array named "file".
+    with written(path) as beside, zipfile.ZipFile(beside, "w") as file:
         for name, array in arrays.items():
             with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)

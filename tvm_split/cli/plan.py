@@ -11,12 +11,13 @@ from typing import Annotated, Any
 import typer
 
 import tvm_split
+from tvm_split import values
 from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.plan_output import PlanOutput
 from tvm_split.cli.source import ModelOptions, load_tvm, planned
-from tvm_split.display.console import print_json, print_json_file, print_note, print_unwrapped
+from tvm_split.display.console import print_json, print_note, print_unwrapped
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.problem_file import problem_to_dict
 from tvm_split.planner.request import PlanRequest
@@ -87,7 +88,8 @@ def _sizes(
 
 
 def _write_problem(path: Path, problem: Problem) -> None:
-    print_json_file(path, problem_to_dict(problem))
+    values.write(problem_to_dict(problem), path)
+    print_note(f"written to {path}")
 
 
 def _list_layers(model: tvm_split.Model, json: bool) -> None:

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+import tvm_split
 from tvm_split.cli import options
 from tvm_split.display.console import print_json, print_line, print_note
+from tvm_split.ssh.ssh_cluster import SshCluster, stop_workers
 
 FileArgument = Annotated[
     Path,
@@ -30,11 +32,9 @@ def up(
 
     Example: tvm-split up lab.yaml
     """
-    from tvm_split.cluster.cluster import Cluster
-    from tvm_split.compiler.machine_targets import require_fit, require_known_targets
-    from tvm_split.ssh.ssh_cluster import SshCluster
+    from tvm_split.compiler.machine_targets import require_fit, require_known_targets  # loads TVM
 
-    cluster = Cluster.from_yaml(file)
+    cluster = tvm_split.Cluster.from_yaml(file)
     require_known_targets(cluster)
     with SshCluster(cluster, require_fit, lambda machine, text: print_line(f"{machine}: {text}"), detach) as started:
         if detach or not started.started:
@@ -55,10 +55,7 @@ def down(
 
     Example: tvm-split down lab.yaml
     """
-    from tvm_split.cluster.cluster import Cluster
-    from tvm_split.ssh.ssh_cluster import stop_workers
-
-    ended = stop_workers(Cluster.from_yaml(file), remove)
+    ended = stop_workers(tvm_split.Cluster.from_yaml(file), remove)
     if json:
         print_json({"ended": ended})
         return

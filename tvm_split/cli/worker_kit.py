@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -19,7 +19,6 @@ from tvm_split.progress import step_progress
 from tvm_split.worker_kit.distributions import Platform
 from tvm_split.worker_kit.kit import write_kit
 
-PYTHONS = ((3, 11), (3, 12), (3, 13))
 DEVICES = {"llvm": "cpu", "cuda": "cuda"}
 ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 """The processors with wheels of TVM: their names in LLVM's target triples, and in wheels."""
@@ -37,7 +36,7 @@ def worker_kit(
         ),
     ] = "llvm",
     python: Annotated[
-        str | None, typer.Option(metavar="3.12", help="The Python there, 3.11 to 3.13 (default: as this one).")
+        Literal["3.11", "3.12", "3.13"] | None, typer.Option(help="The Python there (default: as this one).")
     ] = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -46,7 +45,7 @@ def worker_kit(
     Example: tvm-split worker-kit worker.tar.gz --target llvm
     """
     device, architecture = _device_of(target)
-    made_for = Platform(_python_of(python), architecture)
+    made_for = Platform(sys.version_info[:2] if python is None else (3, int(python[2:])), architecture)
     with step_progress("packing a worker") as report:
         kit = write_kit(output, device, made_for, report)
     write(kit, json=json)
@@ -55,15 +54,6 @@ def worker_kit(
             f"there, without internet: {kit.folder}/worker --listen HOST:PORT, with the options of `tvm-split worker`"
         )
         print_note(note)
-
-
-def _python_of(text: str | None) -> tuple[int, int]:
-    if text is None:
-        return sys.version_info[:2]
-    for version in PYTHONS:
-        if text == f"{version[0]}.{version[1]}":
-            return version
-    raise WrongUseError(f"a worker runs with Python 3.11, 3.12 or 3.13, got {text!r}", "--python")
 
 
 def _device_of(text: str) -> tuple[str, str]:

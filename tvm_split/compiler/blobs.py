@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from pathlib import Path
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
@@ -43,8 +42,3 @@ class BlobFolder:
         """Store the bytes of a tensor, so equal weights share one blob."""
         values = weight.numpy()
         return WeightSpec(TensorSpec(name, tuple(values.shape), str(weight.dtype)), self.add(values.tobytes()))
-
-    def copy_to(self, folder: Path, blob: BlobSpec) -> None:
-        target = folder / blob.sha256
-        if not target.exists():
-            shutil.copyfile(self.path(blob.sha256), target)

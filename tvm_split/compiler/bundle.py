@@ -14,6 +14,7 @@ import dataclasses
 import enum
 import hashlib
 import json
+import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.cuda_code import CudaNeeds
 from tvm_split.compiler.kernels import Kernel
 from tvm_split.errors import BundleError
+from tvm_split.outputs import is_unfinished, written
 from tvm_split.planner.plan import Plan, with_machine_names
 from tvm_split.shown import Shown
 
@@ -87,29 +89,25 @@ class Bundle(Shown):
 
         Raises:
             BundleError: the folder holds other files, a link or an unknown folder; nothing is written.
+            OutputError: it cannot be written; an older bundle is still there.
         """
         folder = Path(folder)
-        if folder.exists() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
+        if not (folder / "manifest.json").exists() and any(not is_unfinished(path) for path in folder.glob("*")):
             raise BundleError(f"{folder} holds other files; give a new folder, or one with a bundle")
         _require_plain(folder)
         for path in (*folder.glob("blobs/*"), *folder.glob("ir/*")):
             if path.is_dir():
                 raise BundleError(f"{folder} holds a folder that no bundle has: {path.relative_to(folder)}; remove it")
-        (folder / "blobs").mkdir(parents=True, exist_ok=True)
-        (folder / "ir").mkdir(exist_ok=True)
-        digests = {blob.sha256 for blob in self.blob_specs}
-        for path in (folder / "blobs").iterdir():
-            if path.name not in digests:
-                path.unlink()
-        for path in (folder / "ir").iterdir():
-            path.unlink()
-        for blob in self.blob_specs:
-            self.blobs.copy_to(folder / "blobs", blob)
-        for name, text in self.ir.items():
-            _ir_path(folder, name).write_text(text)
-        for name, content in (("manifest.json", self._manifest()), ("manifest.sha256", f"{self.digest}\n".encode())):
-            (folder / name).unlink(missing_ok=True)  # a hard link would also change a file of another name
-            (folder / name).write_bytes(content)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with written(folder) as beside:
+            for directory in (beside, beside / "blobs", beside / "ir"):
+                directory.mkdir()
+            for blob in self.blob_specs:
+                shutil.copyfile(self.blob_path(blob.sha256), beside / "blobs" / blob.sha256)
+            for name, text in self.ir.items():
+                _ir_path(beside, name).write_text(text)
+            (beside / "manifest.json").write_bytes(self._manifest())
+            (beside / "manifest.sha256").write_text(f"{self.digest}\n")
 
     @classmethod
     def load(cls, folder: str | Path) -> Bundle:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -25,11 +24,6 @@ STDOUT = Console()
 def print_json(value: Any) -> None:
     """Print a value as JSON on stdout; a command with ``--json`` prints nothing else there."""
     STDOUT.file.write(json.dumps(value, indent=2) + "\n")
-
-
-def print_json_file(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
-    print_note(f"written to {path}")
 
 
 def print_line(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
@@ -15,10 +14,12 @@ from rich.text import Text
 
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.program.measurements import COMPUTE
+from tvm_split import values
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, Demonstration
 from tvm_split.display.console import STDOUT
 from tvm_split.display.report import statistics_table
 from tvm_split.display.view import as_json, print_parts, show
+from tvm_split.outputs import write_text
 from tvm_split.pictures.timeline_picture import draw_picture
 from tvm_split.pictures.timeline_text import LANES, columns_in, drawn_timeline, machines_at_once
 from tvm_split.units import seconds_text
@@ -57,8 +58,8 @@ def write_files(demo: Demonstration, folder: Path) -> None:
     title = f"{demo.bundle.model} on {len(machines)} machines: the first {SHOWN_MICRO_BATCHES} micro-batches"
     pictures = [folder / "timeline.png", folder / "timeline.svg"]
     draw_picture(demo.ran.first_events, machines, title, pictures)
-    (folder / "timeline.txt").write_text(drawn_timeline(demo.ran.first_events, machines).plain + "\n")
-    (folder / "report.json").write_text(json.dumps(content_of(demo, folder), indent=2) + "\n")
+    write_text(folder / "timeline.txt", drawn_timeline(demo.ran.first_events, machines).plain + "\n")
+    values.write(content_of(demo, folder), folder / "report.json")
 
 
 def print_report(demo: Demonstration, folder: Path, console: Console = STDOUT) -> None:

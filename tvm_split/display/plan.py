@@ -232,7 +232,9 @@ def _best_others(plan: Plan, prediction: Prediction) -> list[str]:
 
 def memory_text(used: float, limit: float | None) -> str:
     """Return the used memory as text, with its share of the limit if there is one."""
-    return bytes_text(used) if limit is None else f"{bytes_text(used)} {used / limit:.0%}"
+    if not limit:
+        return bytes_text(used) if limit is None else f"{bytes_text(used)} of 0 B"
+    return f"{bytes_text(used)} {used / limit:.0%}"
 
 
 def _stages_table(plan: Plan, shares: Sequence[float], *, by_machine: bool) -> Table:

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import relax
 
 from relay_passes.fold_constants import folded
-from relay_passes.ir import bindings_of, constant
+from relay_passes.ir import Builder, bindings_of, constant
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier
@@ -75,7 +75,7 @@ def _spec(name: str, kind: Any) -> TensorSpec:
     return TensorSpec(name, tuple(int(size) for size in kind.shape), str(kind.dtype))
 
 
-class ModelBuilder(relax.BlockBuilder):  # type: ignore[misc]
+class ModelBuilder(Builder):
     """A block builder that binds every call, also nested ones, to a variable of the current ``layer``.
 
     Calls on constants are computed at once. Within `main`, set ``outputs``.

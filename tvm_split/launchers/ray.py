@@ -53,7 +53,7 @@ class Ray(Launcher):
     address: str | None = None
     workers: int = 2
     threads: int = 1
-    resources: Mapping[str, float] | None = None
+    resources: Any = None  # `worker_resources` checks it
     strategy: str = "SPREAD"
     timeout_seconds: float = 60.0
 

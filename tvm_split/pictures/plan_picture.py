@@ -17,6 +17,7 @@ from rich.cells import cell_len
 
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
+from tvm_split.outputs import written
 from tvm_split.pictures.colours import COLOURS, text_colour
 from tvm_split.pictures.picture_graph import PictureEdge, PictureGraph, PictureNode, picture_graph
 from tvm_split.planner.plan import Plan
@@ -51,6 +52,7 @@ def draw_plan(model: Model, plan: Plan, path: str | Path) -> None:
 
     Raises:
         PlanError: the path has another ending, or the plan does not fit the model.
+        OutputError: it cannot be written.
     """
     path = Path(path)
     if path.suffix.lower() != ".svg":
@@ -60,7 +62,8 @@ def draw_plan(model: Model, plan: Plan, path: str | Path) -> None:
         raise PlanError(f"the plan places no layer {min(missing)!r}, which model {model.name!r} has")
     tree = ElementTree(_picture(picture_graph(model, plan), plan))
     indent(tree)
-    tree.write(path, encoding="utf-8", xml_declaration=True)
+    with written(path) as beside:
+        tree.write(beside, encoding="utf-8", xml_declaration=True)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, TraceEvent
+from tvm_split.outputs import written
 from tvm_split.pictures.colours import COLOURS
 from tvm_split.pictures.timeline_text import LANES
 
@@ -83,4 +84,5 @@ def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: s
     )
     axes.set_title(title)
     for path in paths:
-        figure.savefig(path, dpi=150)
+        with written(path) as beside:
+            figure.savefig(beside, dpi=150)

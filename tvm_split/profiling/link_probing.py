@@ -315,6 +315,7 @@ class _Probing:
         except CompileError:
             raise
         except TvmSplitError as error:
+            describe_all({name: self._endpoints[name] for name in machines})  # a worker that has gone is the cause
             ends = (CLIENT, *machines) if len(machines) == 1 else machines
             raise ProfileError(
                 f"the link from {ends[0]!r} to {ends[1]!r} cannot be measured: {error}. If nothing may pass between "

@@ -37,19 +37,11 @@ class Kits:
         key = "" if has_packages else (platform, device)
         with self._lock:
             if key not in self._packed:
-                self._packed[key] = _own() if has_packages else _kit(platform, device)
+                with ScratchFolder("kit") as folder:
+                    packed = folder.path / "kit.tar.gz"
+                    if has_packages:
+                        pack({f"kit/packages/{name}": path for name, path in own_files().items()}, packed)
+                    else:
+                        write_kit(packed, device, platform)
+                    self._packed[key] = packed.read_bytes()
             return self._packed[key]
-
-
-def _own() -> bytes:
-    with ScratchFolder("kit") as folder:
-        packed = folder.path / "kit.tar.gz"
-        pack({f"kit/packages/{name}": path for name, path in own_files().items()}, packed)
-        return packed.read_bytes()
-
-
-def _kit(platform: Platform, device: str) -> bytes:
-    with ScratchFolder("kit") as folder:
-        packed = folder.path / "kit.tar.gz"
-        write_kit(packed, device, platform)
-        return packed.read_bytes()

@@ -64,7 +64,14 @@ class Machine:
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
-        self.folder = Path(request["folder"]).expanduser().absolute()
+        try:
+            self.folder = Path(request["folder"]).expanduser().absolute()
+            with contextlib.suppress(OSError):
+                self.folder.lstat()  # raises a ValueError for a name that no folder can have
+        except (RuntimeError, ValueError) as error:  # a RuntimeError, if there is no such user or the user has no home
+            raise Refusal(
+                f"there is no folder {request['folder']!r}: {error} Name one with folder: in the cluster file"
+            ) from None
         self.process_file = self.folder / "process"
         self.worker: subprocess.Popen[bytes] | None = None
         """The worker that ends with this program."""
@@ -213,17 +220,19 @@ def installed(name: str) -> str:
 def main() -> None:
     os.umask(0o077)
     incoming = os.fdopen(os.dup(0), "rb")
-    machine = Machine(json.loads(incoming.readline()))
+    request, machine = json.loads(incoming.readline()), None
     try:
-        if machine.request["do"] == "up":
+        machine = Machine(request)
+        if request["do"] == "up":
             machine.up(incoming)
         else:
             machine.down()
     except Refusal as refusal:
         say("refused", text=str(refusal))
     except OSError as error:
-        say("refused", text=f"{error.filename or machine.folder}: {error.strerror}")
-    machine.leave()
+        say("refused", text=f"{error.filename or request['folder']}: {error.strerror}")
+    if machine is not None:
+        machine.leave()
 
 
 if __name__ == "__main__":

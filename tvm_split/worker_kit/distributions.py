@@ -70,13 +70,8 @@ class Distribution:
 
 def needed_versions() -> dict[str, str]:
     """Return the packages that a worker imports, with the versions installed here."""
-    needs = {name: metadata.version(name) for name in NEEDED}
-    for name in IF_HERE:
-        try:
-            needs[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return needs
+    here = {distribution.name for name in IF_HERE for distribution in metadata.distributions(name=name)}
+    return {name: metadata.version(name) for name in (*NEEDED, *sorted(here))}
 
 
 def installed_for(name: str, versions: str, platform: Platform) -> Distribution | None:
@@ -121,9 +116,7 @@ def downloaded(requirements: Mapping[str, str], platform: Platform, folder: Path
         )
     wheels = {canonicalize_name(path.name.partition("-")[0]): path for path in folder.glob("*.whl")}
     for name in requirements:
-        path = wheels.get(canonicalize_name(name))
-        if path is None:
-            raise KitError(f"pip says that it got {name}, and {folder} has no such wheel")
+        path = wheels[canonicalize_name(name)]
         yield _unpacked(name, path, folder / path.stem)
 
 

@@ -12,20 +12,16 @@ from __future__ import annotations
 import io
 import json
 import os
-import secrets
 import shutil
 import tarfile
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
-from rpc_runtime.processes import before_end, cleared
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.errors import KitError
+from tvm_split.outputs import written
 from tvm_split.steps import StepProgress
 from tvm_split.worker_kit import start
 from tvm_split.worker_kit.distributions import Distribution, Platform, downloaded, installed_for, needed_versions
@@ -38,7 +34,6 @@ from tvm_split.worker_kit.needed_files import (
     place_of,
 )
 
-REMOVALS = 50
 FORMAT = "tvm-split worker kit"
 OWN = "tvm-split"
 ALSO = ("typing_extensions",)
@@ -120,7 +115,8 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
     no files behind.
 
     Raises:
-        KitError: the output exists or cannot be written, a package cannot be downloaded, or it lacks a library.
+        KitError: the output exists, a package cannot be downloaded, or it lacks a library.
+        OutputError: the output cannot be written.
     """
     report = on_progress or (lambda what, done, steps: None)
     name, compression = _form(output)
@@ -131,10 +127,10 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
     requirements = {name: f"=={version}" for name, version in installed_versions.items()}
     if device == "cuda":
         requirements[CUDA_PACKAGE] = CUDA_VERSIONS
-    with ScratchFolder("kit") as scratch, _beside(output) as beside:
+    with ScratchFolder("kit") as scratch, written(output) as beside:
         report("finding packages", 0, len(requirements) + 2)
         distributions = list(_distributions(requirements, platform, scratch.path))
-        folder = beside / name
+        folder = beside if compression is None else beside.with_name(f"{name}.folder")
         for directory in (folder, folder / "packages"):
             directory.mkdir()
         parts = []
@@ -147,40 +143,11 @@ def write_kit(output: Path, device: str, platform: Platform, on_progress: StepPr
         packed_bytes = None
         if compression is not None:
             report("packing", len(requirements) + 1, len(requirements) + 2)
-            packed = beside / output.name
             content = {f"{name}/{path.relative_to(folder)}": path for path in folder.rglob("*") if path.is_file()}
-            pack(content, packed, compression)
-            packed_bytes = packed.stat().st_size
-            packed.rename(output)
-        else:
-            folder.rename(output)
+            pack(content, beside, compression)
+            packed_bytes = beside.stat().st_size
         report("done", len(requirements) + 2, len(requirements) + 2)
     return WorkerKit(output, name, device, platform, glibc_minor, tuple(parts), packed_bytes)
-
-
-@contextmanager
-def _beside(output: Path) -> Iterator[Path]:
-    """Yield a temporary folder on the output's file system; it is removed at the end, except after SIGKILL."""
-    folder = output.absolute().parent / f".tvm-split-kit-{secrets.token_hex(8)}"
-    before_end(folder, partial(_remove, folder))  # before it exists, so that a signal never leaves it behind
-    try:
-        try:
-            folder.mkdir(mode=0o700)
-        except OSError as error:  # for example below /proc, where no folder can be made
-            raise KitError(f"{output} cannot be written: {output.absolute().parent}: {error.strerror}") from None
-        yield folder
-    finally:
-        _remove(folder)
-        cleared(folder)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder, with retries, since another thread may still write there; it fails once the folder is gone."""
-    for _ in range(REMOVALS):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        time.sleep(0.02)
 
 
 def _form(output: Path) -> tuple[str, str | None]:

@@ -56,7 +56,7 @@ class Busy:
 def test_a_data_loader_with_processes(workers: LocalWorkers, maker: ProgramMaker) -> None:
     with open_on(workers, chain(maker), maker, timeout_seconds=PATIENCE_SECONDS) as pipeline, Busy(pipeline):
         expected = [pipeline.run([number])[0] for number in map(Numbers().__getitem__, range(30))]
-        for _ in range(3):
+        for _ in range(2):
             loader = DataLoader(Numbers(), batch_size=None, num_workers=2, multiprocessing_context="fork")
             results = [result[0] for result in pipeline.stream([number] for number in loader)]
             assert all((a == b).all() for a, b in zip(results, expected, strict=True))

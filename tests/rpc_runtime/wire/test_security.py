@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +22,8 @@ from rpc_runtime.wire.security import (
     published,
     token_from,
 )
-from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE
+from tests.helpers.empty_root import OUTSIDE, can_make_roots
+from tests.helpers.rpc_runtime.worker_process import ROOT, STATE_VARIABLE
 
 TOKEN = Token("open-sesame")
 
@@ -36,6 +41,47 @@ def test_a_file_comes_before_the_variable(tmp_path: Path) -> None:
     assert token_from(None, {TOKEN_VARIABLE: " open-sesame "}) == TOKEN
     assert token_from(None, {TOKEN_VARIABLE: " "}) is None
     assert token_from(None, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("of_file", "of_folder", "accepted"),
+    [
+        (0o644, 0o755, False),
+        (0o604, 0o711, False),
+        (0o644, 0o700, True),
+        (0o644, 0o750, True),
+        (0o440, 0o755, True),
+        (0o600, 0o777, True),
+    ],
+)
+def test_a_secret_that_every_user_can_read(shared: Path, of_file: int, of_folder: int, accepted: bool) -> None:
+    folder = shared / "folder"
+    folder.mkdir()
+    token, key, link = folder / "token", folder / "key", shared / "link"
+    token.write_text("open-sesame")
+    key.write_text("-----BEGIN PRIVATE KEY-----")
+    link.symlink_to(token)
+    for path in (token, key):
+        path.chmod(of_file)
+    folder.chmod(of_folder)
+    for read, path in ((token_from, token), (token_from, link), (partial(pem_content, what="private key"), key)):
+        with (
+            nullcontext() if accepted else pytest.raises(InputError, match=rf"every user .*{path}: `chmod 600 {path}`")
+        ):
+            assert read(path)
+
+
+@pytest.mark.skipif(not can_make_roots(), reason="mounts in a namespace of its own")
+def test_a_secret_on_a_read_only_mount(shared: Path) -> None:
+    """Kubernetes (0444, 0440) and compose mount secrets so; in the container, no other user reads them."""
+    (shared / "token").write_text("open-sesame")
+    (shared / "token").chmod(0o444)
+    code = "import sys, pathlib, rpc_runtime.wire.security as s; print(s.token_from(pathlib.Path(sys.argv[1]), {}))"
+    for options, word in (("remount,ro,bind", "Token("), ("remount,rw,bind", "InputError")):
+        lines = f'mount --bind {shared} {shared}; mount -o {options} {shared}; exec "$@"'
+        command = [*OUTSIDE, "unshare", "--mount", "sh", "-c", lines, "sh", sys.executable, "-c", code]
+        ended = subprocess.run([*command, str(shared / "token")], capture_output=True, text=True, check=False, cwd=ROOT)
+        assert word in ended.stdout + ended.stderr
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_tracker_that_hangs_up_or_does_not_listen() -> None:
     hang_up = lambda caller: caller.shutdown(socket.SHUT_RDWR)  # noqa: E731
     with tracker_that(hang_up) as address, pytest.raises(WorkerUnavailableError, match="closed the connection"):
         listed_servers(address)
-    with pytest.raises(WorkerUnavailableError, match=r"start one there: `python -m tvm\.exec\.rpc_tracker"):
+    with pytest.raises(WorkerUnavailableError, match="start one there: `tvm-split tracker --listen"):
         listed_servers(address)
 
 

@@ -12,7 +12,7 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports import links
-from rpc_runtime.wire.framing import FrameKind, control_frame, tensor_frames
+from rpc_runtime.wire.framing import tensor_frames
 from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, endless
@@ -49,31 +49,6 @@ def test_a_link_is_opened_by_its_own_secret_only(workers: LocalWorkers, maker: P
         assert speak(without_token, hello(deployment, A, B, secret=secret)) is LET_IN
         assert speak(without_token, hello(deployment, A, B, secret=secret, version=3)) is LET_IN
         assert (pipe.run(batch)[0] == expected[0]).all()
-
-
-def test_garbage_on_a_data_stream_does_not_hurt_a_worker(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    random = np.random.default_rng(7)
-    program = chain(maker)
-    batch = batches_for(program, 1)[0]
-    with open_on(workers, program, maker) as pipe:
-        expected = pipe.run(batch)
-        deployment = pipe.deployment
-        refused = [
-            None,
-            b"",
-            *(random.bytes(int(size)) for size in random.integers(1, 300, 20)),
-            b"x" * 5000,
-            control_frame(FrameKind.CREDIT),
-            hello("0" * 32, CLIENT, A),
-            hello(deployment, CLIENT, A, version=99),
-            hello(deployment, CLIENT, B),
-            hello(deployment, "nobody", A),
-            hello(deployment, A, "nobody"),
-            hello(deployment, CLIENT, A),  # which is already open
-        ]
-        for greeting in refused:
-            assert speak(workers.endpoints[A], greeting, [b"more"]) is grpc.StatusCode.INVALID_ARGUMENT
-        assert same(pipe.run(batch), expected)
 
 
 def test_a_peer_that_breaks_the_protocol_fails_only_its_deployment(

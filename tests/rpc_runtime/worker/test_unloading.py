@@ -15,7 +15,7 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from tests.helpers.mappings import mappings, removed_libraries
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, B, batches_for, double
+from tests.helpers.rpc_runtime.programs import A, B, batches_for, chain, double
 from tests.helpers.waiting import eventually
 
 
@@ -25,15 +25,13 @@ def two_workers() -> Iterator[LocalWorkers]:
         yield started
 
 
-def test_stages_of_closed_deployments(two_workers: LocalWorkers, maker: ProgramMaker) -> None:
-    x = maker.input("x")
-    first = maker.stage("one", A, [x], double)
-    program = maker.program([maker.stage("two", B, [first], double)])
+def test_stages_of_closed_deployments(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
     for _ in range(5):
-        with open_on(two_workers, program, maker) as pipe:
+        with open_on(workers, program, maker) as pipe:
             pipe.run(batches_for(program, 1)[0])
-            assert all(removed_libraries(process_id) for process_id in two_workers.process_ids.values())
-    require_no_libraries(two_workers)
+            assert all(removed_libraries(process_id) for process_id in workers.process_ids.values())
+    require_no_libraries(workers)
 
 
 def require_no_libraries(workers: LocalWorkers) -> None:

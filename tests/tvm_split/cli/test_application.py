@@ -97,6 +97,17 @@ def test_a_full_disk_is_one_sentence():
     ]
 
 
+@pytest.mark.parametrize("option", ["plan --output", "plan --write-problem", "plan --picture", "run --output"])
+def test_a_file_on_a_full_disk_is_named(invoke, onnx_path, bundle, tmp_path, option):
+    full = tmp_path / "full.svg"
+    full.symlink_to("/dev/full")
+    command, name = option.split()
+    source = [onnx_path, "--estimate"] if command == "plan" else [bundle]
+    result = invoke(command, *source, "--cluster", "in-process", name, full, code=1)
+    text = f"error: {full} cannot be written: No space left on device; make room, or write it elsewhere"
+    assert result.stderr.splitlines()[-1] == text
+
+
 @pytest.mark.parametrize("name", ["schedules", "relay_passes", "rpc_runtime"])
 def test_a_file_that_hides_a_package_of_ours_is_named(tmp_path, name):
     (tmp_path / f"{name}.py").write_text("")

@@ -10,7 +10,6 @@ from tests.models.small_onnx_model import small_model
 from tvm_split.planner.plan import Plan
 
 A, B = "machine-a", "machine-b"
-LAYERS = ["conv_1", "relu_1", "conv_2", "flatten", "dense"]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def test_what_is_packed_is_told(invoke, invoke_json, tmp_path):
 
 def test_wrong_options(invoke, tmp_path):
     for options, expected in (
-        (["--python", "3.9"], "3.11, 3.12 or 3.13"),
+        (["--python", "3.9"], "Invalid value for '--python'"),
         (["--target", "metal"], "'llvm' or 'cuda'"),
         (["--target", "{kind"], "is not JSON"),
         (["--target", '{"kind": "llvm", "mtriple": "nonsense"}'], "and mtriple is 'nonsense'"),
@@ -36,7 +36,7 @@ def test_wrong_options(invoke, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     assert "exists already" in invoke("worker-kit", tmp_path / "link", code=1).stderr
     assert "is in no folder that exists" in invoke("worker-kit", tmp_path / "link/kit", code=1).stderr
-    assert "/proc/kit cannot be written: /proc: " in invoke("worker-kit", "/proc/kit", code=1).stderr
+    assert "/proc/kit cannot be written: " in invoke("worker-kit", "/proc/kit", code=1).stderr
     assert "has a name before" in invoke("worker-kit", tmp_path / ".tar.gz", code=1).stderr
 
 

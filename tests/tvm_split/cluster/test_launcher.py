@@ -27,7 +27,7 @@ from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError
 
 
-@pytest.mark.parametrize("location", ["local:2", "in-process:2", "toy:xy", "at:ADDRESSES", "file:FILE", "FILE"])
+@pytest.mark.parametrize("location", ["local:2", "in-process:2", "toy:xy", "at:ADDRESSES", "FILE"])
 def test_every_launcher_deploys(location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network, x = (
         torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval(),

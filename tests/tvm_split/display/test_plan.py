@@ -44,6 +44,13 @@ def test_it_fits_80_columns(machine):
     assert "12.000" in text  # numbers are never cut
 
 
+@pytest.mark.parametrize(("limit", "text"), [(12e6, "6.0 MB 50%"), (0.0, "6.0 MB of 0 B"), (None, "6.0 MB  ")])
+def test_memory_is_shown_beside_its_limit(limit, text):
+    """A plan file may say 0, as for a machine that holds nothing."""
+    machines = machine_prediction(A, 0.012, memory_limit_bytes=limit), machine_prediction(B, 0.010)
+    assert text in shown(dataclasses.replace(plan(), prediction=prediction(machines)))
+
+
 def test_print_and_notebooks_show_a_plan():
     assert "Predicted: 83.33 micro-batches a second" in str(plan())
     assert "Predicted: 83.33 micro-batches a second" in plan()._repr_html_()

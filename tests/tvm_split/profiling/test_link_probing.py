@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -16,6 +18,7 @@ import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe, describe_all
+from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.gpu_driver import require_toolkit
@@ -79,6 +82,13 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
     assert [done for _, done, _ in seen] == [0, 1, 2, 3, 4, 5]
     assert seen[2] == ("links machine-a to machine-b", 2, 5)
     assert seen[4] == ("streams through machine-a, machine-b", 4, 5)
+
+
+def test_a_worker_that_dies_meanwhile_is_no_matter_of_its_links() -> None:
+    with LocalWorkers([A, B]) as own_workers:
+        kill = lambda *step: os.kill(own_workers.process_ids[B], signal.SIGKILL)  # noqa: E731
+        with pytest.raises(WorkerUnavailableError, match=f"machine '{B}'.*cannot be reached"):
+            probe(cluster(own_workers), on_progress=kill)
 
 
 @pytest.mark.slow

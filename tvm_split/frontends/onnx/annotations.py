@@ -18,6 +18,7 @@ import onnx
 
 from tvm_split.errors import PlanError
 from tvm_split.frontends.onnx.graph import layers_of_nodes
+from tvm_split.outputs import written
 from tvm_split.planner.plan import Plan
 
 CONFIGURATION = "tvm-split"
@@ -117,6 +118,7 @@ def save_model(model: onnx.ModelProto, source: str | Path, path: str | Path) -> 
 
     Raises:
         PlanError: weights are in other files, which would not be found from the folder of ``path``.
+        OutputError: it cannot be written.
     """
     external = next((t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL), None)
     if external is not None and Path(path).resolve().parent != Path(source).resolve().parent:
@@ -124,7 +126,8 @@ def save_model(model: onnx.ModelProto, source: str | Path, path: str | Path) -> 
             f"weight {external!r} is in a file next to {str(source)!r}; write the annotated model into the same "
             f"folder, {str(Path(source).resolve().parent)!r}"
         )
-    Path(path).write_bytes(model.SerializeToString())
+    with written(path) as beside:
+        beside.write_bytes(model.SerializeToString())
 
 
 def _stages_of_nodes(model: onnx.ModelProto, plan: Plan) -> list[int]:

@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from tvm_split.errors import ModelImportError, first_line
 from tvm_split.frontends.torch.conversions.resampling import RESAMPLINGS
-from tvm_split.frontends.torch.tensors import IMPORTABLE, dtype_name, remedy_for, to_numpy
+from tvm_split.frontends.torch.tensors import IMPORTABLE, require_importable, to_numpy
 
 aten = torch.ops.aten
 
@@ -165,16 +165,6 @@ def check_no_state(program: ExportedProgram, names: LayerNames) -> None:
             )
 
 
-def check_inputs(program: ExportedProgram) -> None:
-    """Raise ModelImportError if an input has a dtype that cannot be imported."""
-    for node in user_inputs(program):
-        dtype = node.meta["val"].dtype
-        if dtype not in IMPORTABLE:
-            raise ModelImportError(
-                f"input {node.name!r} has the dtype {dtype_name(dtype)}, which cannot be imported; {remedy_for(dtype)}"
-            )
-
-
 def arrays_of(
     program: ExportedProgram, tensors: Mapping[fx.Node, torch.Tensor], names: LayerNames
 ) -> dict[fx.Node, np.ndarray[Any, Any]]:
@@ -185,12 +175,10 @@ def arrays_of(
     for node, value in tensors.items():
         # Assertions have no users, and are not imported.
         readers = [user for user in node.users if user not in tensors and (user.users or user.op == "output")]
-        if readers and value.dtype not in IMPORTABLE:
-            raise ModelImportError(
-                f"layer {names.layer_of(readers[0])!r} reads {targets.get(node.name, node.name)!r} of the dtype "
-                f"{dtype_name(value.dtype)}, which cannot be imported; {remedy_for(value.dtype)}"
-            )
         if readers:
+            require_importable(
+                value.dtype, f"layer {names.layer_of(readers[0])!r} reads {targets.get(node.name, node.name)!r}, which"
+            )
             arrays[node] = to_numpy(value)
     return arrays
 

@@ -23,10 +23,10 @@ from tvm_split.frontends.dimensions import checked_examples, open_sizes, with_ro
 from tvm_split.frontends.names import output_names, paths_in
 from tvm_split.frontends.reference import Arranged
 from tvm_split.frontends.torch.export import Arguments, Called, export
-from tvm_split.frontends.torch.graph import LayerNames, check_inputs, check_no_state, decomposed, fixed, user_inputs
+from tvm_split.frontends.torch.graph import LayerNames, check_no_state, decomposed, fixed, user_inputs
 from tvm_split.frontends.torch.importer import import_graph
 from tvm_split.frontends.torch.reference import TorchReference
-from tvm_split.frontends.torch.tensors import dtype_name, to_numpy, to_torch
+from tvm_split.frontends.torch.tensors import dtype_name, require_importable, to_numpy, to_torch
 from tvm_split.model import Model, Reference
 
 
@@ -74,14 +74,15 @@ def _model(
     request: ImportRequest,
     has_channels_last: bool,
 ) -> Model:
-    check_inputs(program)
+    for node in user_inputs(program):
+        require_importable(node.meta["val"].dtype, f"input {node.name!r}")
     sizes, examples = _bound_sizes(program, arguments, request)
     if examples is None and program.example_inputs is not None:
         leaves = pytree.tree_leaves(program.example_inputs)
         examples = [to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
     lowered = decomposed(program)
     fixed(lowered, sizes)
-    names = LayerNames(lowered, getattr(run, "only_part", ""))
+    names = LayerNames(lowered, run.only_part if isinstance(run, Called) else "")
     check_no_state(lowered, names)
     built = import_graph(lowered, names)
     if has_channels_last:

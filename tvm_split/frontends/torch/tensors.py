@@ -8,6 +8,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from tvm_split.errors import ModelImportError
+
 IMPORTABLE = frozenset(
     (
         torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
@@ -51,3 +53,11 @@ def remedy_for(dtype: torch.dtype) -> str:
     if dtype.is_complex:
         return "compute with real and imaginary parts apart (tensor.real, tensor.imag)"
     return "compute in float32 instead (tensor.float())"
+
+
+def require_importable(dtype: torch.dtype, holder: str) -> None:
+    """Raise ModelImportError, which begins with the ``holder`` of a tensor, for a dtype that cannot be imported."""
+    if dtype not in IMPORTABLE:
+        raise ModelImportError(
+            f"{holder} has the dtype {dtype_name(dtype)}, which cannot be imported; {remedy_for(dtype)}"
+        )

@@ -1,0 +1,95 @@
+"""Write the files and folders that a user names: the whole result beside its path, then in its place by renaming.
+
+So a full disk or Ctrl-C leaves what was there before, and nothing else.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from rpc_runtime.files import FULL
+from rpc_runtime.processes import before_end, cleared
+from tvm_split.errors import OutputError
+
+PREFIX = ".tvm-split-"
+"""Prefix of the names of folders that are being written; one is left behind only if its process is killed."""
+REMOVALS = 50
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a file or folder was being written by a process that was killed."""
+    return path.name.startswith(PREFIX)
+
+
+@contextmanager
+def written(path: str | Path) -> Iterator[Path]:
+    """Yield the path at which to write a file or folder; it gets to ``path`` if the body raises nothing.
+
+    The body makes no parents of the yielded path, which a signal may have removed. A file keeps the mode of the file
+    that it replaces. An existing folder gets another content, since it may be a mounted volume. A pipe or device is
+    written directly.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    path = Path(path)
+    target = path.resolve()
+    scratch = (target if target.is_dir() else target.parent) / f"{PREFIX}{secrets.token_hex(8)}"
+    before_end(scratch, partial(_remove, scratch))  # before it exists, so that a signal never leaves it behind
+    try:
+        if target.exists() and not target.is_dir() and not target.is_file():
+            yield path
+            return
+        scratch.mkdir(mode=0o700)
+        yield scratch / target.name
+        cleared(scratch)  # from here on a signal would remove what is replaced
+        _put(scratch / target.name, target, scratch / "replaced")
+    except OSError as error:
+        is_ours = error.filename is None or str(scratch) in str(error.filename) or error.errno in FULL
+        if not is_ours:
+            raise
+        advice = "; make room, or write it elsewhere" if error.errno in FULL else ""
+        raise OutputError(f"{path} cannot be written: {error.strerror}{advice}") from error
+    finally:
+        _remove(scratch)
+        cleared(scratch)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a text file in UTF-8. Raises `OutputError`."""
+    with written(path) as beside:
+        beside.write_text(text, encoding="utf-8")
+
+
+def _put(new: Path, target: Path, replaced: Path) -> None:
+    if target.is_dir():
+        replaced.mkdir()
+        try:
+            for entry in target.iterdir():
+                if entry != replaced.parent:
+                    entry.rename(replaced / entry.name)
+        except OSError:
+            for entry in replaced.iterdir():
+                entry.rename(target / entry.name)
+            raise
+        for entry in new.iterdir():
+            entry.rename(target / entry.name)
+        return
+    if target.exists():
+        shutil.copymode(target, new)
+    new.replace(target)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, with retries, since another thread may still write there; it fails once the folder is gone."""
+    for _ in range(REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.02)
