@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -116,10 +117,15 @@ def padded_with_rows(op: Operators, data: relax.Expr, axis: int, widths: tuple[i
     return op.take(data, constant(rows, "int64"), axis)
 
 
+ROWS_PER_WEIGHT = 16
+"""From that many rows for each weight that is not 0, gathers are faster than a matrix product. Measured on AVX-512 with
+bilinear weights: 0.8 times as fast for 28 rows, 2.7 times for 65, 12 times for 256."""
+
+
 def weighted(op: Operators, data: relax.Expr, weights: np.ndarray[Any, Any], axis: int) -> relax.Expr:
     """Return the sums of the rows of ``data`` along ``axis`` with the ``weights`` [rows of the result, rows].
 
-    Weights that only choose rows become a gather.
+    Weights that only choose rows become a gather, and a few weights for many rows a gather for each.
     """
     target, size = weights.shape
     if target == size and np.array_equal(weights, np.eye(size)):
@@ -129,6 +135,15 @@ def weighted(op: Operators, data: relax.Expr, weights: np.ndarray[Any, Any], axi
         return op.take(data, constant(chosen, "int64"), axis)
     dtype, rank = dtype_of(data), len(shape_of(data))
     data = op.cast(data, wide(dtype))
+    used = np.argsort(weights == 0, axis=1, kind="stable")[:, : np.count_nonzero(weights, axis=1).max()]
+    if size >= ROWS_PER_WEIGHT * used.shape[1]:
+        factors = np.take_along_axis(weights, used, axis=1)
+        shape = [-1 if place == axis else 1 for place in range(rank)]
+        parts = [
+            op.multiply(op.take(data, constant(rows, "int64"), axis), constant(factor.reshape(shape), wide(dtype)))
+            for rows, factor in zip(used.T, factors.T, strict=True)
+        ]
+        return op.cast(reduce(op.add, parts), dtype)
     if axis == rank - 2:
         return op.cast(op.matmul(constant(weights, wide(dtype)), data), dtype)
     order = [*range(axis), *range(axis + 1, rank), axis]

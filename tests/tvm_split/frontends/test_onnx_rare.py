@@ -294,6 +294,7 @@ def test_resizing_with_weights(method: str) -> None:
             options = {"mode": method, "coordinate_transformation_mode": mode}
             check("Resize", x, constants=[None, None, sizes], opset=19, **options)
             check("Resize", x, constants=[None, SCALES[2]], antialias=1, opset=19, **options)
+        check("Resize", random(1, 1, 70, 66), constants=[None, SCALES[0]], mode=method, opset=19)
 
 
 def test_resizing_with_rare_attributes() -> None:
