@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.helpers.scripted_kernels import Noise, ScriptedKernels
-from tvm_split.profiling import cluster_timing, link_model, link_probing, link_timing
+from tvm_split.profiling import cluster_timing, link_model, link_probing
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,5 @@ def busy_machine() -> Iterator[None]:
             lambda cluster, timeout_seconds, machine: ScriptedKernels(machine.name, Noise()),
         )
         patch.setattr(link_model, "DISAGREEMENT", math.inf)
-        patch.setattr(link_model, "SLOWEST_STREAM", math.inf)
         patch.setattr(link_probing, "SERIES_SECONDS", 0.01)
-        patch.setattr(link_timing, "ROUNDS", 1)
         yield

@@ -9,6 +9,7 @@ from typing import Annotated
 import pytest
 from pydantic import ConfigDict, Field
 
+from tests.helpers.mutations import WRONG_FILES
 from tvm_split.errors import PlanError
 from tvm_split.values import Document, content_of, read, write
 
@@ -63,6 +64,14 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, message:
 def test_what_comes_from_no_file_has_no_lines() -> None:
     with pytest.raises(PlanError, match="manifest: name: Field required"):
         Document("manifest", {}, PlanError).value(Bicycle)
+
+
+@pytest.mark.parametrize("content", WRONG_FILES, ids=lambda content: repr(content[:6]))
+def test_what_is_no_file_of_values_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match=r"file\.json"):
+        read(Bicycle, path, PlanError)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

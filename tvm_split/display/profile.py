@@ -193,10 +193,7 @@ def view_of_cluster(measured: MeasuredCluster, *, details: bool = False) -> View
     lines = []
     for machine in profile.machines:
         cost = machine.streaming
-        lines.append(
-            f"{machine.machine}: a stream takes {cost.transfer_seconds * 1e3:.2f} ms of it per tensor and makes "
-            f"computing {cost.ratio:.2f} times as long"
-        )
+        lines.append(f"{machine.machine}: a stream takes {cost.transfer_seconds * 1e3:.2f} ms of it per tensor")
     for report in measured.reports:
         for problem in report.problems:
             lines.append(f"{report.machine}: estimated where a kernel could not be timed: {problem}")

@@ -92,7 +92,7 @@ def _machine(machine: MachineProfile, limit: int | None) -> ProblemMachine:
         memory_bytes=limit if limit is not None else machine.memory_free_bytes,
         transfer_seconds=streaming.transfer_seconds,
         transfer_seconds_per_byte=streaming.transfer_seconds_per_byte,
-        contention=slower * streaming.ratio,
+        contention=slower,
         cores=machine.cores,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.graph import LayerGraph, grouped
@@ -34,7 +33,12 @@ def stages_by_hand(
     groups = group_stages(graph, machine_of)
     if stages is not None and len(groups) != stages:
         raise PlanError(_wrong_count(machine_of, groups, stages))
-    return named(Stage((machine_of[group[0]],), tuple(group)) for group in groups)
+    return named(Stage((_owner(graph, group, machine_of),), tuple(group)) for group in groups)
+
+
+def _owner(graph: LayerGraph, group: Sequence[str], owner_of: Mapping[str, str]) -> str:
+    """The owner of a group's layers that depend on an input; the others may be of another owner."""
+    return owner_of[next((layer for layer in group if layer not in graph.independent), group[0])]
 
 
 def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str]) -> dict[str, str]:
@@ -58,7 +62,7 @@ def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str])
 
 
 def group_stages(graph: LayerGraph, machine_of: Mapping[str, str]) -> list[list[str]]:
-    """Stages as lists of layers, in topological order, each convex and on one machine.
+    """Stages as lists of layers, in topological order, each convex and on one machine, or in one shard.
 
     Every layer first gets a level, which rises by one where a value changes machines. Layers of one level and machine
     form a stage, since a path that leaves the machine and comes back ends on a higher level. Then stages of one machine
@@ -188,11 +192,10 @@ def stages_with_shards(
             nearest = holder
         else:
             owner[place] = machine_of.get(layer) or max(nearest.shares, key=nearest.shares.__getitem__)
-    stages = (
-        _stage(key, [layer for layer, _ in group])
-        for key, group in groupby(zip(graph.layers, owner, strict=True), lambda pair: pair[1])
-    )
-    return tuple(_with_independent(graph, stages))
+    owner_of = dict(zip(graph.layers, map(str, owner), strict=True))
+    holders = {str(holder): holder for holder in owner}
+    groups = group_stages(graph, owner_of)
+    return tuple(_stage(holders[_owner(graph, group, owner_of)], group) for group in groups)
 
 
 def _check(shard: Shard, machine_names: Sequence[str]) -> None:
@@ -223,18 +226,3 @@ def _stage(key: Shard | str | None, layers: Sequence[str]) -> Stage:
     whole = sum(key.shares.values())
     shares = tuple(share / whole for share in key.shares.values())
     return Stage(tuple(key.shares), tuple(layers), shares, sharding=Sharding(key.axis, key.exchange))
-
-
-def _with_independent(graph: LayerGraph, stages: Iterable[Stage]) -> Iterable[Stage]:
-    """The stages, with each one whose layers all depend on no input merged into the next stage, or the last one."""
-    waiting: tuple[str, ...] = ()
-    last: Stage | None = None
-    for stage in stages:
-        if all(layer in graph.independent for layer in stage.layers):
-            waiting += stage.layers
-            continue
-        if last is not None:
-            yield last
-        last, waiting = replace(stage, layers=(*waiting, *stage.layers)), ()
-    if last is not None:
-        yield replace(last, layers=(*last.layers, *waiting))

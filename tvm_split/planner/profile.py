@@ -43,16 +43,10 @@ class PieceTime:
 
 @dataclass(frozen=True)
 class StreamingCost:
-    """The slowdown of computing in a stream: seconds for every tensor that is sent or received, and a ratio.
-
-    A stage that computes for ``c`` seconds alone takes ``ratio * c`` in a stream, plus ``transfer_seconds`` for each
-    tensor. With other machines on its host, that includes the time of the host's cores that each end of a transfer
-    takes, the client's included. The costs are 0 where there are spare cores.
-    """
+    """The computing time that every tensor which is sent or received costs in a stream; 0 where cores are spare."""
 
     transfer_seconds: float = 0.0
     transfer_seconds_per_byte: float = 0.0
-    ratio: float = 1.0
 
 
 @dataclass(frozen=True)

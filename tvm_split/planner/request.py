@@ -37,20 +37,10 @@ SOURCE = "source"
 SPLIT_FORM = "{'machine-a': ['first', 'second'], 'machine-b': ['third']}"
 SPLITTING = ("split", "shards")
 """The fields with which the user, not the planner, decides the split."""
-SEARCHING = (
-    "auto_shards",
-    "pin",
-    "keep_off",
-    "replicas",
-    "maximum_machines",
-    "maximum_latency_seconds",
-    "minimum_throughput",
-    "strategy",
-    "time_limit_seconds",
-)
-"""The fields that have no effect if the user decides the split."""
 DEMANDS = ("pin", "keep_off", "replicas", "maximum_machines", "maximum_latency_seconds", "minimum_throughput")
 """The fields that only a search can satisfy."""
+SEARCHING = ("auto_shards", *DEMANDS, "strategy", "time_limit_seconds")
+"""The fields that have no effect if the user decides the split."""
 
 
 class RequestError(PlanError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise, product
@@ -276,12 +276,6 @@ def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
         else:
             joined.append(segment)
     return tuple(joined)
-
-
-def in_proportion(seconds: Iterable[float]) -> list[float]:
-    """Shares with which machines that take ``seconds`` each for the whole finish at the same time."""
-    rates = [1.0 / duration if duration > 0 else 1.0 for duration in seconds]
-    return [rate / sum(rates) for rate in rates]
 
 
 def rounded(shares: Sequence[float]) -> tuple[float, ...]:

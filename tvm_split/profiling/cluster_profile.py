@@ -169,8 +169,8 @@ def _machine_profile(
 
 
 def _oldest(times: MachineTimes) -> float:
-    used: list[dict[str, Any]] = [times.alone, times.contended, times.ceiling_times]
-    return min((cached.measured_at for cached_times in used for cached in cached_times.values()), default=time.time())
+    used = (*times.alone.values(), *times.contended.values())
+    return min((cached.measured_at for cached in used), default=time.time())
 
 
 def _report(times: MachineTimes) -> MachineReport:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.execution.kernel_timer import InProcessKernels
-from rpc_runtime.program.program import BlobSpec
 from tvm_split.cluster.cluster import Cluster, Workers
-from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import ProfileError
 from tvm_split.planner.profile import SHORTEST_SECONDS, PieceTime
-from tvm_split.profiling.host_timing import HostTiming, KernelSession
+from tvm_split.profiling.host_timing import HostTiming, KernelSession, Libraries
 from tvm_split.profiling.kernels import KernelCall, TargetCode
 from tvm_split.profiling.machine_times import MachineTimes
 from tvm_split.profiling.machines import MachineFacts, machine_facts
@@ -39,8 +37,7 @@ class ClusterTiming:
         self._code_of = code_of
         self._codes: dict[str, TargetCode] = {}
         self._ceilings: dict[tuple[str, int], CeilingCode | None] = {}
-        self._blobs = BlobFolder.temporary()
-        self._libraries: dict[tuple[int, frozenset[str]], BlobSpec] = {}
+        self._libraries = Libraries()
 
     def measure(
         self,
@@ -69,9 +66,22 @@ class ClusterTiming:
             _require_runnable(workers, machines)
             self._compile(machines, steps)
             times = self._times(machines, Path(cache_folder) if cache_folder is not None else default_folder())
+            hosts: dict[str, list[MachineTimes]] = {}
+            for machine_times in times:
+                hosts.setdefault(machine_times.machine.host, []).append(machine_times)
+            opened = partial(open_session, workers, timeout_seconds)
+            timings = [
+                HostTiming(group, opened, self._libraries, timeout_seconds, steps.begin) for group in hosts.values()
+            ]
             if not refresh:
-                self._recall(times, workers, timeout_seconds, steps)
-            self._measure(times, workers, timeout_seconds, steps)
+                for machine_times in times:
+                    machine_times.recall()
+                steps.total += sum(machine_times.checked_kernel is not None for machine_times in times)
+                for timing in timings:
+                    timing.check()
+            steps.total += sum(timing.steps for timing in timings)
+            with ThreadPoolExecutor(len(timings)) as pool:  # different hosts at the same time
+                list((map if cluster.launcher.in_process else pool.map)(HostTiming.measure, timings))
             steps.done()
             return times
 
@@ -96,56 +106,6 @@ class ClusterTiming:
             cache = Store(folder, machine.identity)
             all_times.append(MachineTimes(machine, self._codes[key[0]], self._ceilings[key], cache, companions))
         return all_times
-
-    def _recall(self, times: Sequence[MachineTimes], cluster: Workers, timeout_seconds: float, steps: Steps) -> None:
-        """Use the cached times of each machine unless a new measurement contradicts them."""
-
-        def library_of(machine_times: MachineTimes, digest: str) -> BlobSpec:
-            code = machine_times.code
-            return self._library(id(code), {digest}, partial(code.build_one, digest))
-
-        for machine_times in times:
-            machine_times.recall()
-        recalled = [time for time in times if time.checked_kernel is not None]
-        steps.total += len(recalled)
-        if recalled:
-            HostTiming(recalled, partial(open_session, cluster, timeout_seconds), timeout_seconds, steps.begin).check(
-                library_of, self._blobs
-            )
-
-    def _measure(self, times: Sequence[MachineTimes], cluster: Workers, timeout_seconds: float, steps: Steps) -> None:
-        """Measure missing times; different hosts at the same time."""
-        hosts: dict[str, list[MachineTimes]] = {}
-        for machine_times in times:
-            hosts.setdefault(machine_times.machine.host, []).append(machine_times)
-        opened = partial(open_session, cluster, timeout_seconds)
-        timings = [HostTiming(group, opened, timeout_seconds, steps.begin) for group in hosts.values()]
-        digests: dict[int, set[str]] = {}
-        for timing, group in zip(timings, hosts.values(), strict=True):
-            for machine_times in group:
-                digests.setdefault(id(machine_times.code), set()).update(timing.wanted[machine_times.machine.name])
-        to_build = {id(time.code): time.code for time in times if digests[id(time.code)]}
-        ceilings = {id(time.ceilings): time.ceilings for time in times if time.lacks_ceilings and time.ceilings}
-        steps.total += bool(to_build or ceilings) + sum(timing.steps for timing in timings)
-        if not to_build and not ceilings:
-            return
-        steps.begin("building kernels")
-        libraries = {
-            key: self._library(key, digests[key], partial(code.build, digests[key])) for key, code in to_build.items()
-        }
-        ceiling_libraries = {key: self._library(key, (), code.build) for key, code in ceilings.items()}
-        if not cluster.launcher.in_process:
-            with ThreadPoolExecutor(len(timings)) as pool:
-                list(pool.map(lambda timing: timing.measure(libraries, ceiling_libraries, self._blobs), timings))
-        else:
-            for timing in timings:
-                timing.measure(libraries, ceiling_libraries, self._blobs)
-
-    def _library(self, code: int, digests: Collection[str], build: Callable[[BlobFolder], BlobSpec]) -> BlobSpec:
-        key = (code, frozenset(digests))
-        if key not in self._libraries:
-            self._libraries[key] = build(self._blobs)
-        return self._libraries[key]
 
 
 def open_session(cluster: Workers, timeout_seconds: float, machine: MachineFacts) -> KernelSession:
@@ -212,7 +172,7 @@ def _ceilings(times: MachineTimes) -> Ceilings:
     """Return peak operations and bytes per second: measured, or else the best that any kernel reached."""
     code = times.ceilings
     if code is not None and not times.lacks_ceilings:
-        return code.ceilings({digest: cached.seconds for digest, cached in times.ceiling_times.items()})
+        return code.ceilings({digest: times.alone[digest].seconds for digest in code.kernels})
     measured_rates = [
         (call.kernel.operations / times.alone[digest].seconds, call.kernel.moved_bytes / seconds)
         for digest, call in times.code.distinct.items()

@@ -11,9 +11,10 @@ machines compute at the same time as have cores of their own: waiting for a core
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,10 +22,11 @@ from rpc_runtime.hardware import usable_together
 from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelSet, KernelTime, TimingEffort
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.profiling.kernels import TargetCode
 from tvm_split.profiling.machine_times import MachineTimes
 from tvm_split.profiling.machines import MachineFacts
-from tvm_split.profiling.peaks import EFFORT as PEAK_EFFORT
-from tvm_split.profiling.rounds import ROUNDS, WITHIN, confirmed_fastest
+from tvm_split.profiling.peaks import EFFORT as PEAK_EFFORT, CeilingCode
+from tvm_split.profiling.rounds import ROUNDS, WITHIN, confirmed_fastest, first_of
 
 ROUND_EFFORT = TimingEffort(minimum_rounds=2, minimum_seconds=0.12)
 CHECK_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.05)
@@ -47,6 +49,33 @@ class KernelSession(Protocol):
     def close(self) -> None: ...
 
 
+class Libraries:
+    """Builds libraries of kernels, each once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.blobs = BlobFolder.temporary()
+        self._built: dict[tuple[int, frozenset[str]], BlobSpec] = {}
+        self._lock = threading.Lock()
+
+    def of_kernels(self, code: TargetCode, digests: frozenset[str]) -> BlobSpec:
+        digest = next(iter(digests))
+        return self._once(
+            code,
+            digests,
+            lambda: code.build(digests, self.blobs) if len(digests) > 1 else code.build_one(digest, self.blobs),
+        )
+
+    def of_peaks(self, code: CeilingCode) -> BlobSpec:
+        return self._once(code, frozenset(), lambda: code.build(self.blobs))
+
+    def _once(self, code: object, digests: frozenset[str], build: Callable[[], BlobSpec]) -> BlobSpec:
+        with self._lock:
+            key = id(code), digests
+            if key not in self._built:
+                self._built[key] = build()
+            return self._built[key]
+
+
 class HostTiming:
     """Measures the missing times of the machines of one host.
 
@@ -58,42 +87,52 @@ class HostTiming:
         self,
         machines: Sequence[MachineTimes],
         open_session: Callable[[MachineFacts], KernelSession],
+        libraries: Libraries,
         timeout_seconds: float,
         on_step: Callable[[str], None],
     ) -> None:
         self._machines = machines
         self._open_session = open_session
+        self._libraries = libraries
         self._timeout_seconds = timeout_seconds
         self._on_step = on_step
         self._round_seconds: dict[str, float] = {}
-        # Machines of one target measure the same kernels, so that all have the same contention.
-        self.wanted = {
+
+    @cached_property
+    def wanted(self) -> dict[str, frozenset[str]]:
+        """Digests of the kernels to measure, by machine; those of one target have the same, for equal contention."""
+        machines = self._machines
+        wanted = {
             machine.name: frozenset().union(*(peer.missing for peer in machines if peer.code is machine.code))
             & machine.timeable
             for machine in machines
         }
-        if len(machines) > 1 and any(self.wanted.values()):
-            self.wanted = {machine.name: self.wanted[machine.name] or machine.timeable for machine in machines}
+        if len(machines) > 1 and any(wanted.values()):
+            wanted = {machine.name: wanted[machine.name] or machine.timeable for machine in machines}
+        return wanted
 
     @property
     def steps(self) -> int:
-        count = sum(bool(self.wanted[machine.name]) for machine in first_and_last(self._machines))
+        count = sum(bool(self.wanted[machine.name]) for machine in first_of(self._machines, _kind))
         return ROUNDS[0] * (count + 1 if count > 1 else count)
 
-    def check(self, library_of: Callable[[MachineTimes, str], BlobSpec], blobs: BlobFolder) -> None:
+    def check(self) -> None:
         """Time one cached kernel on two machines of every kind; discard the times of a kind that has changed."""
         recalled = [machine for machine in self._machines if machine.checked_kernel is not None]
         changed = set()
-        for machine in first_and_last(recalled):
+        for machine in first_of(recalled, _kind):
             self._on_step(f"checking what is known of {machine.name}")
-            digest = machine.checked_kernel or ""
             with contextlib.closing(self._open_session(machine.machine)) as session:
-                session.load(machine.kernel_set(frozenset({digest}), library_of(machine, digest)), blobs.path)
+                self._load(session, machine, frozenset({machine.checked_kernel or ""}))
                 if not machine.is_consistent(session.measure(CHECK_EFFORT)[0]) and self._has_changed(machine, session):
                     changed.add(machine.kind)
         for machine in recalled:
             if machine.kind in changed:
                 machine.forget()
+
+    def _load(self, session: KernelSession, machine: MachineTimes, digests: frozenset[str]) -> None:
+        kernels = machine.kernel_set(digests, self._libraries.of_kernels(machine.code, digests))
+        session.load(kernels, self._libraries.blobs.path)
 
     def _has_changed(self, times: MachineTimes, session: KernelSession) -> bool:
         """Whether a kernel is now faster than its cached time, or is confirmed to be slower."""
@@ -103,11 +142,11 @@ class HostTiming:
         is_faster = now[0].seconds < times.alone[times.checked_kernel or ""].seconds
         return not times.is_consistent(now[0]) and (is_confirmed or is_faster)
 
-    def measure(self, libraries: Mapping[int, BlobSpec], peaks: Mapping[int, BlobSpec], blobs: BlobFolder) -> None:
-        """Measure the missing times; ``libraries`` are by ``id`` of the code, ``peaks`` by ``id`` of the peak code."""
+    def measure(self) -> None:
+        """Measure the missing times."""
         lacking = [machine for machine in self._machines if self.wanted[machine.name] or machine.lacks_ceilings]
-        timed = first_and_last(lacking)
-        self._time(timed, libraries, peaks, blobs)
+        timed = first_of(lacking, _kind)
+        self._time(timed)
         for machine in lacking:
             if machine not in timed:
                 machine.take_from(
@@ -117,27 +156,17 @@ class HostTiming:
                     )
                 )
 
-    def _time(
-        self,
-        machines: Sequence[MachineTimes],
-        libraries: Mapping[int, BlobSpec],
-        peaks: Mapping[int, BlobSpec],
-        blobs: BlobFolder,
-    ) -> None:
+    def _time(self, machines: Sequence[MachineTimes]) -> None:
         with contextlib.ExitStack() as stack:
-            sessions: dict[str, KernelSession] = {}
-            for machine in machines:
-                sessions[machine.name] = stack.enter_context(contextlib.closing(self._open_session(machine.machine)))
-            self._time_peaks(machines, sessions, peaks, blobs)
             timed = [machine for machine in machines if self.wanted[machine.name]]
             together = self._finding_cores(timed)
+            sessions = {
+                machine.name: stack.enter_context(contextlib.closing(self._open_session(machine.machine)))
+                for machine in dict.fromkeys((*machines, *together))
+            }
+            self._time_peaks([machine for machine in machines if machine.lacks_ceilings], sessions)
             for machine in dict.fromkeys((*timed, *together)):
-                if machine.name not in sessions:
-                    sessions[machine.name] = stack.enter_context(
-                        contextlib.closing(self._open_session(machine.machine))
-                    )
-                kernels = machine.kernel_set(self.wanted[machine.name], libraries[id(machine.code)])
-                sessions[machine.name].load(kernels, blobs.path)
+                self._load(sessions[machine.name], machine, self.wanted[machine.name])
             measures: dict[str, Callable[[], Times]] = {
                 machine.name: partial(self._measure_alone, machine, sessions[machine.name]) for machine in timed
             }
@@ -158,29 +187,17 @@ class HostTiming:
             if machine.companions:
                 machine.take(contended.fastest[machine.name], machine.companions, is_confirmed=contended.is_confirmed)
 
-    def _time_peaks(
-        self,
-        machines: Sequence[MachineTimes],
-        sessions: Mapping[str, KernelSession],
-        peaks: Mapping[int, BlobSpec],
-        blobs: BlobFolder,
-    ) -> None:
-        lacking = {
-            machine: machine.ceilings for machine in machines if machine.lacks_ceilings and machine.ceilings is not None
-        }
-
+    def _time_peaks(self, machines: Sequence[MachineTimes], sessions: Mapping[str, KernelSession]) -> None:
         def load(machine: MachineTimes) -> None:
-            code = lacking[machine]
-            sessions[machine.name].load(code.kernel_set(machine.name, peaks[id(code)]), blobs.path)
+            assert machine.ceilings is not None  # noqa: S101  (it lacks their times)
+            kernels = machine.ceilings.kernel_set(machine.name, self._libraries.of_peaks(machine.ceilings))
+            sessions[machine.name].load(kernels, self._libraries.blobs.path)
 
-        if len(lacking) > 1:
-            # Before its first library, a worker starts the process that tests libraries. Load all at the same time.
-            with ThreadPoolExecutor(len(lacking), thread_name_prefix="load") as pool:
-                list(pool.map(load, lacking))
-        elif lacking:
-            load(*lacking)
-        for machine in lacking:
-            machine.take_ceilings(sessions[machine.name].measure(PEAK_EFFORT))
+        # Before its first library, a worker starts the process that tests libraries. Load all at the same time.
+        with ThreadPoolExecutor(max(len(machines), 1), thread_name_prefix="load") as pool:
+            list(pool.map(load, machines))
+        for machine in machines:
+            machine.take(sessions[machine.name].measure(PEAK_EFFORT), (), is_confirmed=True)
 
     def _finding_cores(self, timed: Sequence[MachineTimes]) -> list[MachineTimes]:
         """Return the machines to run at the same time, timed ones first, as long as each has cores of its own."""
@@ -216,12 +233,8 @@ class HostTiming:
         return TimingEffort(ROUND_EFFORT.minimum_rounds, min(minimum_seconds, limit), limit)
 
 
-def first_and_last(machines: Iterable[MachineTimes]) -> list[MachineTimes]:
-    """Return the first and the last machine of every kind: the two most likely to differ."""
-    kinds: dict[tuple[int, str], list[MachineTimes]] = {}
-    for machine in machines:
-        kinds.setdefault(machine.kind, []).append(machine)
-    return [machine for kind in kinds.values() for machine in dict.fromkeys((kind[0], kind[-1]))]
+def _kind(machine: MachineTimes) -> Hashable:
+    return machine.kind
 
 
 def seconds_of(times: Sequence[KernelTime]) -> float:

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.execution.kernel_timer import undisturbed_seconds
-from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelSet, TimingEffort
-from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiler.kernels import Kernel
-from tvm_split.compiler.targets import runs_here, target_text
+from tvm_split.compiler.targets import runs_here
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verification_inputs
 from tvm_split.errors import ProfileError
 from tvm_split.model import Model
-from tvm_split.profiling.kernels import TargetCode, target_code
-from tvm_split.profiling.peaks import Ceilings, measure_ceilings, time_here
+from tvm_split.profiling.cluster_timing import CallSeconds, ClusterTiming
+from tvm_split.profiling.kernels import target_code
+from tvm_split.profiling.peaks import Ceilings
 from tvm_split.shown import Shown
 from tvm_split.steps import StepProgress, Steps
 
@@ -27,7 +27,7 @@ WARM_UP_ROUNDS = 3
 
 @dataclass(frozen=True)
 class KernelProfile:
-    """Time of one kernel call: ``seconds`` is the median over the rounds."""
+    """Time of one kernel call."""
 
     kernel: Kernel
     seconds: float
@@ -93,14 +93,13 @@ def profile(
 ) -> ModelProfile:
     """Run a bundle of one stage in this process, and time each of the model's kernels, as planning does.
 
-    Kernels that may not end on made-up values are not timed, and are counted in ``untimed``.
+    Kernels that fail, or may not end on made-up values, are counted in ``untimed``.
 
     Args:
         database: the tuned kernels with which the bundle was compiled.
 
     Raises:
-        ProfileError: the stage is compiled for another kind of machine, the model has no inputs to run on, or a kernel
-            fails.
+        ProfileError: the stage is compiled for another kind of machine, or the model has no inputs to run on.
     """
     (stage,) = bundle.program.stages
     target = bundle.plan.machine(stage.machine).target
@@ -115,9 +114,7 @@ def profile(
             "example inputs"
         )
     steps = Steps(on_progress)
-    steps.total = WARM_UP_ROUNDS + rounds + 2
-    steps.begin("measuring the machine")
-    ceilings = measure_ceilings(threads)
+    steps.total = WARM_UP_ROUNDS + rounds
     wholes: list[float] = []
     with InProcessRunner(bundle.program, bundle.blob_path, threads) as pipeline:
         for _ in range(WARM_UP_ROUNDS + rounds):
@@ -125,29 +122,16 @@ def profile(
             before = pipeline.statistics()[0].compute_seconds
             pipeline.run(inputs)
             wholes.append(pipeline.statistics()[0].compute_seconds - before)
-    steps.begin("timing kernels")
-    code = target_code(model, target, open_database(database))
-    times = _kernel_seconds(code, threads, rounds)
     steps.done()
-    timed = [call for call in code.calls if call.digest in times]
+    timing = ClusterTiming(model.name, lambda _: target_code(model, target, open_database(database)))
+    (times,) = timing.measure(Cluster.in_process(1, threads), refresh=True, on_progress=on_progress)
+    calls = times.code.calls
+    timed = [call for call in calls if call.digest in times.alone]
     return ModelProfile(
         model.name,
         threads,
         undisturbed_seconds([(seconds, seconds) for seconds in wholes[WARM_UP_ROUNDS:]]),
-        tuple(KernelProfile(call.kernel, times[call.digest]) for call in timed),
-        len(code.calls) - len(timed),
-        ceilings,
+        tuple(KernelProfile(call.kernel, times.alone[call.digest].seconds) for call in timed),
+        len(calls) - len(timed),
+        CallSeconds(times).ceilings,
     )
-
-
-def _kernel_seconds(code: TargetCode, threads: int, rounds: int) -> dict[str, float]:
-    """Return the seconds of the kernels that can be timed, by digest."""
-    timeable = [digest for digest in code.distinct if digest not in code.untimeable]
-    if not timeable:
-        return {}
-    blobs = BlobFolder.temporary()
-    kernels = tuple(map(code.timed, timeable))
-    library, target = code.build(timeable, blobs), target_text(code.target)
-    kernel_set = KernelSet("here", code.device, library, kernels, code.weight_bytes, target)
-    times = time_here(kernel_set, blobs, threads, TimingEffort(rounds, 0.0, MAXIMUM_LIMIT_SECONDS))
-    return {digest: kernel_time.seconds for digest, kernel_time in zip(timeable, times, strict=True)}

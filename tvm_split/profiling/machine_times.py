@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from rpc_runtime.program.kernel_times import KernelSet, KernelTime
+from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.compiler.targets import target_text
 from tvm_split.profiling.kernels import TargetCode, symbol
@@ -38,7 +38,10 @@ _CACHED_TIME = TypeAdapter(CachedTime)
 
 @dataclass(eq=False)
 class MachineTimes:
-    """Known times of one machine by digest, alone and under contention, and why others are unknown."""
+    """Known times of one machine by digest, alone and under contention, and why others are unknown.
+
+    The times alone include those of the kernels of ``ceilings``.
+    """
 
     machine: MachineFacts
     code: TargetCode
@@ -47,7 +50,6 @@ class MachineTimes:
     companions: tuple[str, ...]
     alone: dict[str, CachedTime] = field(default_factory=dict)
     contended: dict[str, CachedTime] = field(default_factory=dict)
-    ceiling_times: dict[str, CachedTime] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     measured: set[str] = field(default_factory=set)
     doubt: str = ""
@@ -58,15 +60,15 @@ class MachineTimes:
 
     def recall(self) -> None:
         """Load the times that the cache has."""
-        for digest in self.code.distinct:
+        for digest in (*self.code.distinct, *self._peaks):
             for times, companions in ((self.alone, ()), (self.contended, self.companions)):
                 cached = self.cache.get(self._key(digest, companions), _CACHED_TIME)
                 if cached is not None:
                     times[digest] = cached
-        for digest in self.ceilings.kernels if self.ceilings is not None else ():
-            cached = self.cache.get(self._ceiling_key(digest), _CACHED_TIME)
-            if cached is not None:
-                self.ceiling_times[digest] = cached
+
+    @property
+    def _peaks(self) -> Mapping[str, TimedKernel]:
+        return {} if self.ceilings is None else self.ceilings.kernels
 
     @property
     def checked_kernel(self) -> str | None:
@@ -79,14 +81,14 @@ class MachineTimes:
         return bool(now.error) or cached_seconds / CHANGED <= now.seconds <= cached_seconds * CHANGED
 
     def forget(self) -> None:
-        """Discard all known kernel times."""
-        self.alone.clear()
+        """Discard all known times of the code's kernels."""
+        self.alone = {digest: cached for digest, cached in self.alone.items() if digest in self._peaks}
         self.contended.clear()
 
     @property
     def known(self) -> frozenset[str]:
         """Digests of the kernels whose times alone and under contention are known."""
-        return frozenset(self.alone.keys() & self.contended.keys())
+        return frozenset(self.code.distinct.keys() & self.alone.keys() & self.contended.keys())
 
     @property
     def missing(self) -> frozenset[str]:
@@ -109,7 +111,7 @@ class MachineTimes:
 
     @property
     def lacks_ceilings(self) -> bool:
-        return self.ceilings is not None and len(self.ceiling_times) < len(self.ceilings.kernels)
+        return not self._peaks.keys() <= self.alone.keys()
 
     def kernel_set(self, digests: frozenset[str], library: BlobSpec) -> KernelSet:
         ordered = [digest for digest in self.code.distinct if digest in digests]
@@ -122,6 +124,7 @@ class MachineTimes:
     def take(self, times: Sequence[KernelTime], companions: tuple[str, ...], *, is_confirmed: bool) -> None:
         """Use measured times. The cache keeps them if they are confirmed, or faster than the cached ones."""
         by_symbol = {symbol(digest): digest for digest in self.code.distinct}
+        by_symbol |= {kernel.function: digest for digest, kernel in self._peaks.items()}
         new_times: dict[str, CachedTime] = {}
         for kernel_time in times:
             digest = by_symbol[kernel_time.function]
@@ -157,24 +160,9 @@ class MachineTimes:
                 self.cache.put({self._key(digest, companions): cached for digest, cached in copied.items()})
         self.problems.update(equal.problems)
         self.measured |= equal.measured
-        self.ceiling_times.update(equal.ceiling_times)
-        self.cache.put({self._ceiling_key(digest): cached for digest, cached in equal.ceiling_times.items()})
-
-    def take_ceilings(self, times: Sequence[KernelTime]) -> None:
-        kernels = self.ceilings.kernels if self.ceilings else {}
-        by_symbol = {kernel.function: digest for digest, kernel in kernels.items()}
-        new_times = {
-            by_symbol[kernel_time.function]: CachedTime(kernel_time.seconds, time.time())
-            for kernel_time in times
-            if not kernel_time.error
-        }
-        self.ceiling_times.update(new_times)
-        self.cache.put({self._ceiling_key(digest): cached for digest, cached in new_times.items()})
 
     def _key(self, digest: str, companions: tuple[str, ...]) -> str:
         # Other cache contents matter only by their size; a power of two is precise enough.
-        warmth = self.code.weight_bytes.bit_length() if self.code.distinct[digest].weights else 0
+        has_weights = digest in self.code.distinct and self.code.distinct[digest].weights
+        warmth = self.code.weight_bytes.bit_length() if has_weights else 0
         return entry_key(kernel=digest, target=dict(self.code.target), with_=list(companions), warmth=warmth)
-
-    def _ceiling_key(self, digest: str) -> str:
-        return entry_key(ceiling=digest, target=dict(self.code.target))

@@ -10,15 +10,13 @@ import tvm
 from tvm import relax
 
 from relay_passes.one_at_a_time import one_at_a_time
-from rpc_runtime.execution.kernel_timer import InProcessKernels
-from rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
+from rpc_runtime.program.kernel_times import NETWORK, KernelSet, TimedKernel, TimingEffort
 from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.ceilings import CeilingKernel, memory_read_kernel, multiply_add_kernel, smallest_kernel
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.stage import StageCompiler
-from tvm_split.compiler.targets import host_target, target_text, tvm_target
-from tvm_split.errors import ProfileError
+from tvm_split.compiler.targets import target_text, tvm_target
 from tvm_split.profiling.kernels import kernel_digest, symbol
 
 CALLS, WEIGHTS = 64, 2
@@ -108,28 +106,6 @@ def _network(kernel: CeilingKernel) -> tvm.IRModule:
             result = builder.emit_output(value)
         builder.emit_func_output(result)
     return builder.get()
-
-
-def measure_ceilings(threads: int) -> Ceilings:
-    """Measure the peaks of this machine with ``threads`` threads.
-
-    Raises:
-        ProfileError: the kernels do not run here.
-    """
-    code, blobs = ceiling_code(host_target(threads), threads), BlobFolder.temporary()
-    times = time_here(code.kernel_set("here", code.build(blobs)), blobs, threads, EFFORT)
-    return code.ceilings(dict(zip(code.kernels, (time.seconds for time in times), strict=True)))
-
-
-def time_here(kernels: KernelSet, blobs: BlobFolder, threads: int, effort: TimingEffort) -> tuple[KernelTime, ...]:
-    """Time kernels in this process; raises a ProfileError if one of them cannot be timed."""
-    with InProcessKernels(threads) as session:
-        session.load(kernels, blobs.path)
-        times = session.measure(effort)
-    for time in times:
-        if time.error:
-            raise ProfileError(f"{time.function} cannot be timed on this machine: {time.error}")
-    return times
 
 
 def _timed(function: str, shapes: Sequence[tuple[int, ...]], results: int) -> TimedKernel:

@@ -21,7 +21,7 @@ from tvm_split.compiler.sharding import partition
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.by_hand import named, with_independent_layers
-from tvm_split.planner.evaluate import evaluate, limit_violations, memory_shortage
+from tvm_split.planner.evaluate import evaluate, limit_violations, memory_shortage, shares_by_speed
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import ComparedPlan
 from tvm_split.planner.problem import Axis, Evaluation, Problem, Sharding, Stage, Timed, objective_seconds
@@ -33,7 +33,6 @@ from tvm_split.planner.shard_search import (
     ShardOption,
     blocks_of,
     cheapest,
-    in_proportion,
     lightened,
     rebalanced,
     rounded,
@@ -177,7 +176,7 @@ class ShardCandidates:
         deadline = time.monotonic() + self._request.time_limit_seconds
         groups: list[list[ShardOption]] = []
         for machines in self._teams():
-            shares = rounded(in_proportion([self._seconds[machine] for machine in machines]))
+            shares = rounded(shares_by_speed([self._seconds[machine] for machine in machines]))
             for sharding in _shardings(self._model):
                 if groups and time.monotonic() > deadline:
                     return groups

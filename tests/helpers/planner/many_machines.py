@@ -14,7 +14,7 @@ from typing import Literal
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.planner.round_robin import with_turns
-from tvm_split.planner.strategy import FirstFit
+from tvm_split.planner.search.simple_plans import FirstFit
 
 MachineKinds = Literal["equal", "three kinds", "unlike"]
 LinkKinds = Literal["alike", "two racks", "four sites", "a third slow"]

@@ -86,11 +86,11 @@ def test_machines_of_one_host_slow_each_other_down():
 
 
 def test_streams_take_from_computing_on_top_of_contention():
-    streaming = StreamingCost(0.003, 1e-9, 1.1)
+    streaming = StreamingCost(0.003, 1e-9)
     for contention in (1.0, 1.25):
         problem = chain_problem(with_streaming(chain_profile(TWO, contention=contention), streaming))
         machine = problem.machines[0]
-        assert machine.contention == pytest.approx(contention * 1.1)
+        assert machine.contention == pytest.approx(contention)
         assert (machine.transfer_seconds, machine.transfer_seconds_per_byte) == (0.003, 1e-9)
 
 

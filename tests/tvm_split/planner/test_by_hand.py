@@ -50,6 +50,11 @@ def held(stages: tuple[Stage, ...]) -> Held:
         # Unnamed layers go with the layers before them, at the beginning with the first named layer.
         ({B: ["block"], A: ["conv1"]}, [((A,), ("conv1", "relu")), ((B,), ("block.0.conv", "block.0.norm", "fc"))]),
         ({A: ["block"], B: ["fc"]}, [((A,), ("conv1", "relu", "block.0.conv", "block.0.norm")), ((B,), ("fc",))]),
+        # The longest name counts.
+        (
+            {A: ["conv1", "block"], B: ["block.0.norm"]},
+            [((A,), ("conv1", "relu", "block.0.conv")), ((B,), ("block.0.norm", "fc"))],
+        ),
         # A machine may hold two stages.
         (
             {A: ["conv1", "fc"], B: ["block"]},
@@ -61,12 +66,6 @@ def test_a_split_of_a_chain(split: dict[str, tuple[str, ...]], expected: Held) -
     stages = stages_by_hand(CHAIN, split, MACHINES, None)
     assert held(stages) == expected
     assert [stage.name for stage in stages] == [f"stage_{number}" for number in range(len(expected))]
-
-
-def test_the_longest_name_counts() -> None:
-    machine_of = assign_layers(CHAIN, {"machine-a": ["conv1", "block"], "machine-b": ["block.0.norm"]}, MACHINES)
-    assert machine_of["block.0.conv"] == "machine-a"
-    assert machine_of["block.0.norm"] == "machine-b"
 
 
 def test_a_name_is_no_prefix_of_half_a_word() -> None:
@@ -214,7 +213,7 @@ def test_tables_make_no_stage_of_their_own() -> None:
     )
     for first, last, expected in (
         ("attend", "attend", [((B,), ("table", "embed", "mask")), ((A, B), ("attend", "scale"))]),
-        ("embed", "embed", [((A, B), ("table", "embed")), ((B,), ("mask", "attend", "scale"))]),
+        ("embed", "embed", [((A, B), ("table", "embed", "mask")), ((B,), ("attend", "scale"))]),
         ("table", "mask", [((A, B), ("table", "embed", "mask")), ((B,), ("attend", "scale"))]),
     ):
         assert held(stages_with_shards(layers, [shard(first, last)], None, MACHINES)) == expected

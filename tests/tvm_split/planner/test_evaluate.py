@@ -168,11 +168,6 @@ def test_a_link_that_limits_is_named() -> None:
     assert evaluate(slow, SHARDS).limiting == "receiving on a over the links from the client and b"
 
 
-def test_a_machine_that_there_is_not() -> None:
-    with pytest.raises(PlanError, match="'z'; there are a, b"):
-        evaluate(TWO, StepGraph((step("z0", "z", 1.0),), ()))
-
-
 def test_steps_that_wait_for_each_other() -> None:
     circle = (Transfer("t", "p", ("q",), 1.0), Transfer("u", "q", ("p",), 1.0))
     with pytest.raises(PlanError, match="a waits for itself"):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import tvm_split
-from tests.helpers.mutations import WRONG_FILES
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan, PlannedCodec, PlannedMachine
 from tvm_split.planner.prediction import LinkPrediction, Prediction
@@ -106,9 +105,9 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda stage: stage.__setitem__(key, value)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+REPLICATED_CASES = [
+    (REPLICATED, *case)
+    for case in (
         (_set("machines", ["machine-b", "machine-b"]), "stage_1 has two replicas on 'machine-b'"),
         (_set("machines", ["machine-b", "machine-z"]), "the plan names no machine 'machine-z'"),
         (_set("machines", ["machine-b"]), "stage_1 has 1 machines and 2 shares; give one"),
@@ -117,10 +116,27 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (_set("shares", [0.67, 1e308]), r"stages.1.shares.1: .*less than"),
         (_set("shares", [0.67, 0.001]), "stage_1 on 'machine-b', 'machine-c': the share .* one turn"),
         (_set("weights", [1]), r"stages.1.weights: there is no such key"),
-    ],
-)
-def test_replicas_that_cannot_work_are_refused(change: Callable[[dict[str, Any]], None], words: str) -> None:
-    content = planned().to_dict()
+    )
+]
+SHARDED_CASES = [
+    (SHARED, *case)
+    for case in (
+        (_set("machines", ["machine-b", "machine-b"]), "stage_1 has two shards on 'machine-b'"),
+        (_set("shares", [0.67, 0.5]), r"shares of stage_1, .*, add up to 1.17; make them 1"),
+        (_set("sharding", {"axis": "depth"}), r"stages.1.sharding.axis: .*'rows', 'columns', .* \(it is 'depth'\)"),
+        (_set("sharding", {"axis": "rows", "exchange": "all"}), r"stages.1.sharding.exchange: .*'fused' or 'each'"),
+        (_set("sharding", {"axis": "rows", "halo": 1}), r"stages.1.sharding.halo: "),
+        (_set("sharding", {}), r"stages.1.sharding.axis: "),
+        (lambda s: s.update(machines=["machine-b"], shares=[1.0]), "stage_1 has a sharding and one machine"),
+    )
+]
+
+
+@pytest.mark.parametrize(("stage", "change", "words"), [*REPLICATED_CASES, *SHARDED_CASES])
+def test_stages_that_cannot_work_are_refused(
+    stage: Stage, change: Callable[[dict[str, Any]], None], words: str
+) -> None:
+    content = dataclasses.replace(planned(), stages=(planned().stages[0], stage)).to_dict()
     change(content["stages"][1])
     with pytest.raises(tvm_split.PlanError, match=words) as caught:
         Plan.from_dict(content, source="plan.json")
@@ -150,33 +166,3 @@ def test_a_plan_with_shards_survives_its_file(tmp_path: Path) -> None:
 def test_machines_that_share_a_stage_take_no_turns() -> None:
     uneven = dataclasses.replace(SHARED, shares=(0.999, 0.001))  # there is no round-robin schedule for these
     assert dataclasses.replace(planned(), stages=(uneven,)).stages[0].turns == (0,)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (_set("machines", ["machine-b", "machine-b"]), "stage_1 has two shards on 'machine-b'"),
-        (_set("machines", ["machine-b", "machine-z"]), "the plan names no machine 'machine-z'"),
-        (_set("shares", [0.67, 0]), r"stages.1.shares.1: .*greater than 0 \(it is 0\)"),
-        (_set("shares", [0.67, 0.5]), r"shares of stage_1, .*, add up to 1.17; make them 1"),
-        (_set("shares", [0.67, "most"]), r"stages.1.shares.1: "),
-        (_set("sharding", {"axis": "depth"}), r"stages.1.sharding.axis: .*'rows', 'columns', .* \(it is 'depth'\)"),
-        (_set("sharding", {"axis": "rows", "exchange": "all"}), r"stages.1.sharding.exchange: .*'fused' or 'each'"),
-        (_set("sharding", {"axis": "rows", "halo": 1}), r"stages.1.sharding.halo: "),
-        (_set("sharding", {}), r"stages.1.sharding.axis: "),
-        (lambda s: s.update(machines=["machine-b"], shares=[1.0]), "stage_1 has a sharding and one machine"),
-    ],
-)
-def test_shards_that_cannot_work_are_refused(change: Callable[[dict[str, Any]], None], words: str) -> None:
-    content = shared().to_dict()
-    change(content["stages"][1])
-    with pytest.raises(tvm_split.PlanError, match=words):
-        Plan.from_dict(content, source="plan.json")
-
-
-@pytest.mark.parametrize("content", WRONG_FILES, ids=lambda content: repr(content[:6]))
-def test_what_is_no_plan_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "plan.json"
-    path.write_bytes(content)
-    with pytest.raises(tvm_split.PlanError, match=r"plan\.json"):
-        Plan.load(path)

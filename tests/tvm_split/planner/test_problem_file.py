@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.mutations import WRONG_FILES
 from tests.helpers.planner.problems import GOOD
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
@@ -153,21 +152,6 @@ def test_what_is_wrong_is_named_with_its_line(
 def test_what_is_null_is_not_given(tmp_path: Path) -> None:
     text = GOOD.replace('"weight_bytes": 4000', '"weight_bytes": null')
     assert [piece.weight_bytes for piece in read_problem_file(write(tmp_path, text)).pieces] == [0.0, 0.0]
-
-
-def test_a_key_that_is_there_twice_and_a_file_that_is_not(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="'objective' is there twice"):
-        read_problem_file(write(tmp_path, GOOD.replace('"replicas": false', '"objective": "latency"')))
-    with pytest.raises(PlanError, match=r"missing\.json"):
-        read_problem_file(tmp_path / "missing.json")
-
-
-@pytest.mark.parametrize("content", WRONG_FILES, ids=lambda content: repr(content[:6]))
-def test_what_is_no_problem_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "problem.json"
-    path.write_bytes(content)
-    with pytest.raises(PlanError, match=r"problem\.json"):
-        read_problem_file(path)
 
 
 def test_the_search_starts_without_the_compiler() -> None:

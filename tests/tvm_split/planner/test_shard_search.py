@@ -25,7 +25,6 @@ from tvm_split.planner.shard_search import (
     ShardOption,
     blocks_of,
     cheapest,
-    in_proportion,
     lightened,
     rebalanced,
     relayout_seconds,
@@ -259,10 +258,6 @@ def sharded(**shares: float) -> Stage:
 
 def load(machine: str, weight_bytes: float) -> MachineLoad:
     return MachineLoad(machine, 0, 0, 0, weight_bytes, 0, 0, 0, 0, 1)
-
-
-def test_a_machine_of_half_the_time_gets_twice_the_share() -> None:
-    assert in_proportion([1.0, 2.0]) == pytest.approx([2 / 3, 1 / 3])
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=2, max_size=6))

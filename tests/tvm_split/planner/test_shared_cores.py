@@ -3,17 +3,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import example, given, settings, strategies as st
 
-from tests.helpers.planner.oracle import assert_is_best, best, chain_plans, graph_plans
-from tests.helpers.planner.problems import on_one_host, one_each, random_problem
+from tests.helpers.planner.problems import on_one_host, one_each
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.search import solve
 from tvm_split.planner.search.bounds import division_bound
-
-SEEDS = st.integers(0, 2**32)
 
 
 def test_eight_workers_of_two_cores_are_as_fast_as_two() -> None:
@@ -49,22 +45,6 @@ def test_replicas_share_the_cores_too() -> None:
         problem, [Stage(tuple(machine.name for machine in problem.machines), ("layer-0",), ())]
     )
     assert evaluation.period_seconds == pytest.approx(0.005)
-
-
-@settings(max_examples=60)
-@given(SEEDS, st.integers(1, 6), st.integers(1, 3), st.booleans())
-@example(71780, 1, 1, False)  # cores that only the client uses
-@example(9, 1, 3, True)  # the plan exceeds the bound without shared cores in its last digit
-def test_chains_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int, replicas: bool) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=machines, replicas=replicas, shared_cores=True)
-    assert_is_best(problem, best(problem, chain_plans(problem)), is_exact=False)
-
-
-@settings(max_examples=30)
-@given(SEEDS, st.integers(2, 5), st.integers(1, 3), st.booleans())
-def test_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int, replicas: bool) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, replicas=replicas, shared_cores=True)
-    assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
 
 
 def test_the_bound_of_a_latency_knows_no_cores_as_no_latency_does() -> None:

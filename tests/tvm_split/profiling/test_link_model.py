@@ -7,19 +7,11 @@ from tvm_split.profiling.link_model import (
     LARGEST_BYTES,
     LEAST_LARGEST_BYTES,
     WORTHWHILE_SECONDS,
-    ChainCost,
-    ChainSample,
-    LinkLine,
     LinkSample,
-    StreamCost,
-    StreamSample,
-    chain_cost,
+    ProbedLink,
     fitted_line,
-    handed_on_bytes,
-    in_chain,
     probe_sizes,
-    stream_cost,
-    waking_seconds,
+    transfer_cost,
     worthwhile_size,
 )
 
@@ -83,82 +75,14 @@ def test_slow_links_are_probed_with_little(bytes_per_second: float, latency: flo
         assert latency + size / bytes_per_second < WORTHWHILE_SECONDS * 1.01
 
 
-def test_a_stream_costs_so_much_per_micro_batch_and_so_much_of_computing():
-    samples = [StreamSample(0.003, 0.004, 0.0043), StreamSample(0.015, 0.017, 0.0175)]
-    cost = stream_cost(samples)
-    assert cost.ratio == pytest.approx(1.1)
-    assert cost.seconds == pytest.approx(0.001)
-    assert stream_cost([StreamSample(0.003, 0.003, 0.003), StreamSample(0.015, 0.015, 0.012)]) == StreamCost(0.0, 1.0)
+def test_a_transfer_costs_half_of_what_a_machine_takes_to_receive_and_send() -> None:
+    def probed(seconds_per_byte: float) -> ProbedLink:
+        sizes = 64, 1 << 16, 1 << 20
+        return ProbedLink(
+            0.0, tuple(LinkSample(n, 0.0, None, 2e-4 + (n - 64) * seconds_per_byte) for n in sizes), "shm"
+        )
 
-
-def test_waking_is_what_a_run_takes_beyond_computing_and_a_round_trip():
-    samples = [StreamSample(0.003, 0.004, 0.0043), StreamSample(0.015, 0.017, 0.0175)]
-    assert waking_seconds(samples, 0.0006) == pytest.approx(0.0007)
-    assert waking_seconds(samples, 0.01) == 0.0
-
-
-def chain_of(machines: int) -> list[ChainSample]:
-    """Return samples: a hop takes 0.3 ms, and 0.2 ms of the cores at each end; a kilobyte more 0.01, and 0.02 ms."""
-    hops = machines + 1
-
-    def sample(size_bytes: int) -> ChainSample:
-        kilobytes = size_bytes / 1000
-        busy = hops * 2 * (0.2e-3 + kilobytes * 0.02e-3)
-        return ChainSample(size_bytes, hops * (0.3e-3 + kilobytes * 0.01e-3), busy / 2, busy)
-
-    return [sample(1), sample(8001)]
-
-
-@pytest.mark.parametrize("machines", [3, 8])
-def test_what_a_chain_takes_of_its_cores_and_what_a_single_hop_does(machines: int) -> None:
-    cost = chain_cost(chain_of(machines), machines)
-    assert cost.transfer_seconds == pytest.approx(0.2e-3, rel=1e-3)
-    assert cost.transfer_seconds_per_byte == pytest.approx(0.02e-6)
-    assert cost.hop_seconds == pytest.approx(0.3e-3, rel=1e-3)
-    assert cost.hop_seconds_per_byte == pytest.approx(0.01e-6)
-
-
-def test_a_chain_without_large_tensors_says_nothing_of_bytes() -> None:
-    cost = chain_cost(chain_of(3)[:1], 3)
-    assert (cost.transfer_seconds_per_byte, cost.hop_seconds_per_byte) == (0.0, 0.0)
-
-
-def test_a_chain_says_what_its_hops_take_together_and_slow_links_among_them_stay_slow() -> None:
-    chain = ChainCost(1e-4, 0.0, 3e-3, 1e-9)
-    near, far = LinkLine(1e-4, 1e10), LinkLine(3.9e-3, 1e6)
-    assert in_chain(near, [near, far], chain) == LinkLine(pytest.approx(1.1e-3), pytest.approx(1e9))
-    assert in_chain(far, [near, far], chain) == LinkLine(pytest.approx(4.9e-3), pytest.approx(1e6))
-    disturbed = LinkLine(3.1e-2, 1e10)
-    hop_seconds = [in_chain(line, [near, disturbed], chain).latency_seconds for line in (near, disturbed)]
-    assert sum(hop_seconds) == pytest.approx(6e-3)
-    assert hop_seconds[0] == pytest.approx(hop_seconds[1] / 310)
-
-
-def test_links_that_are_alike_by_themselves_are_equal_in_a_chain() -> None:
-    """A plan takes as long as the chain, in whatever order it uses the machines."""
-    ways = [LinkLine(seconds, 1e10) for seconds in (57e-6, 80e-6, 106e-6)]
-    for hop in (1e-4, 3e-5):
-        chain = ChainCost(1e-4, 0.0, hop, 1e-9)
-        assert [in_chain(way, ways, chain).latency_seconds for way in ways] == pytest.approx([hop] * 3)
-
-
-@pytest.mark.parametrize(
-    ("tensor_sizes", "size"),
-    [
-        ([], 0),
-        ([256] * 9, 0),
-        ([256, 200_704, 200_704], 1 << 18),
-        ([1, 1, 1 << 15], 1 << 16),
-        ([1 << 30], LARGEST_BYTES),
-    ],
-)
-def test_the_size_that_is_handed_on_is_a_middle_one(tensor_sizes: list[int], size: int) -> None:
-    assert handed_on_bytes(tensor_sizes) == size
-
-
-def test_a_stream_is_not_much_slower_than_one_by_one():
-    # As once measured on a disturbed machine: a network would have had results every 98 ms, and one alone in 24.5 ms.
-    disturbed = [StreamSample(0.003, 0.0035, 0.0035), StreamSample(0.015, 0.0155, 0.0515)]
-    cost = stream_cost(disturbed)
-    assert cost.seconds + cost.ratio * 0.015 <= 1.1 * 0.0155 * (1 + 1e-9)
-    assert cost.ratio < 1.2
+    cost = transfer_cost(probed(1e-9), probed(3e-9))
+    assert cost.transfer_seconds == pytest.approx(1e-4)
+    assert cost.transfer_seconds_per_byte == pytest.approx(2e-9)
+    assert transfer_cost(probed(-1e-10), probed(-1e-10)).transfer_seconds_per_byte == 0.0

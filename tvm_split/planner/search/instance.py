@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import graphlib
-import heapq
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +14,7 @@ from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.evaluate import missing_link
 from tvm_split.planner.faults import require_sense
+from tvm_split.planner.graph import grouped
 from tvm_split.planner.problem import Problem
 
 Floats = npt.NDArray[np.float64]
@@ -148,7 +147,7 @@ def instance_of(problem: Problem) -> Instance:
         PlanError: names are unknown or duplicate, numbers are invalid, or the edges form a cycle.
     """
     require_sense(problem)
-    order = topological_order(problem)
+    order = _topological_order(problem)
     number = {problem.pieces[old].name: new for new, old in enumerate(order)} | {CLIENT: Instance.client}
     machines = tuple(machine.name for machine in problem.machines)
     pieces = [problem.pieces[old] for old in order]
@@ -176,33 +175,19 @@ def instance_of(problem: Problem) -> Instance:
     return instance
 
 
-def topological_order(problem: Problem) -> list[int]:
-    """Return a topological order of piece indices; among ready pieces, the first in the problem comes next.
-
-    Raises:
-        PlanError: the pieces depend on each other in a cycle.
-    """
+def _topological_order(problem: Problem) -> list[int]:
+    """Return a topological order of piece indices; among ready pieces, the first in the problem comes next."""
     number = {piece.name: place for place, piece in enumerate(problem.pieces)}
     before: dict[int, set[int]] = {place: set() for place in number.values()}
     for edge in problem.edges:
         if CLIENT not in (edge.source, edge.destination):
             before[number[edge.destination]].add(number[edge.source])
-    sorter = graphlib.TopologicalSorter(before)
-    try:
-        sorter.prepare()
-    except graphlib.CycleError as error:
-        stuck = [problem.pieces[place].name for place in sorted({*error.args[1]})]
-        raise PlanError(
-            f"the edges form a circle among {', '.join(map(repr, stuck[:6]))}; no piece of it can run first"
-        ) from error
-    order: list[int] = []
-    ready: list[int] = []
-    while sorter.is_active():
-        for place in sorter.get_ready():
-            heapq.heappush(ready, place)
-        order.append(heapq.heappop(ready))
-        sorter.done(order[-1])
-    return order
+    groups = grouped(before)
+    stuck = next((group for group in groups if len(group) > 1), None)
+    if stuck is not None:
+        names = ", ".join(repr(problem.pieces[place].name) for place in stuck[:6])
+        raise PlanError(f"the edges form a circle among {names}; no piece of it can run first")
+    return [place for (place,) in groups]
 
 
 def _links(problem: Problem, machines: Sequence[str]) -> tuple[Flags, Floats, Floats]:

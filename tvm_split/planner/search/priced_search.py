@@ -21,7 +21,7 @@ from tvm_split.planner.search.candidate import Candidate, Placement, candidate, 
 from tvm_split.planner.search.instance import Floats, Instance
 from tvm_split.planner.search.mixed_integer import longest_latency
 from tvm_split.planner.search.order_costs import OrderCosts, Unit, Units, units_of
-from tvm_split.planner.search.stage_beam import MOST_NEIGHBOURHOODS, StageBeam, neighbourhoods
+from tvm_split.planner.search.stage_beam import StageBeam, neighbourhoods
 
 WIDTH = 4
 """Number of partial plans that the beam search keeps."""
@@ -37,6 +37,8 @@ SLIGHT = 1e-7
 """Relative decrease of the period that is tried after the binary search has ended."""
 NEAR_ENOUGH = 0.005
 """Relative gap to the lower bound at which the search stops."""
+MOST_NEIGHBOURHOODS = 64
+"""Most neighbourhoods of which each gets units of its own."""
 SHORTEST = 1e-9
 """Least period that is tried, as a share of the upper bound on latency."""
 Counts = npt.NDArray[np.intp]

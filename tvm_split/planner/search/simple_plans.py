@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits
-from tvm_split.planner.search.instance import Floats, Instance
+from tvm_split.planner.problem import Problem, Solution
+from tvm_split.planner.search.candidate import (
+    Candidate,
+    Placement,
+    best_of,
+    candidate,
+    fits,
+    one_machine_candidates,
+    within_limits,
+)
+from tvm_split.planner.search.instance import Floats, Instance, instance_of
 from tvm_split.planner.search.order_costs import OrderCosts, Stretches
-from tvm_split.planner.strategy import first_fit_plans
+from tvm_split.planner.strategy import Strategy, solution_of
 
 FINE = 1e-10
 """Relative width at which the binary search of periods ends."""
@@ -22,36 +33,48 @@ CLIENT_LIMITS = 9
 """Number of client link speeds below which machines are left out of a plan of whole-network replicas."""
 
 
-def simple_plans(instance: Instance) -> list[Candidate]:
-    """Return the simple plans that fit.
+class FirstFit(Strategy):
+    """First fit: fill the fastest machine with pieces up to a period, then the next. Takes milliseconds; has no bound.
 
-    First fit under the least period that works, with and without the time of links; if latency counts, also under
-    longer periods, on fewer machines; with replicas, also the whole network on all machines.
+    Pieces are placed in topological order, under the least period that works. Replicas and a number of stages are not
+    considered.
     """
-    problem = instance.problem
-    plans: list[list[Placement] | None] = []
-    place_of = {piece: place for place, piece in enumerate(instance.pieces)}
-    machine_of = {machine: number for number, machine in enumerate(instance.machines)}
-    for order in _fastest_first(instance):
-        filling = _Filling(instance, order)
-        plans.append(filling.least())
-        if problem.objective == "latency" or math.isfinite(problem.maximum_latency_seconds):
-            plans += [filling.under(problem.maximum_period_seconds), *filling.under_longer()]
-    for stages in first_fit_plans(problem):
-        plans.append(
-            [
-                Placement((machine_of[stage.machines[0]],), tuple(sorted(place_of[piece] for piece in stage.layers)))
-                for stage in stages
-            ]
-        )
-    if problem.replicas:
+
+    name: ClassVar[str] = "first-fit"
+
+    def solve(self, problem: Problem, time_limit_seconds: float) -> Solution:
+        instance = instance_of(problem)
+        plans = [*one_machine_candidates(instance), *_candidates(instance, _first_fit(instance))]
+        best = best_of(problem, [plan for plan in plans if within_limits(problem, plan.flow)])
+        if best is None:
+            raise PlanError("first fit finds no plan that keeps to all demands; the strategy 'best' looks further")
+        return solution_of(problem, best.named(instance), method="first fit, without a bound")
+
+
+def simple_plans(instance: Instance) -> list[Candidate]:
+    """Return the simple plans that fit: those of first fit, and with replicas the whole network on all machines."""
+    plans = list(_first_fit(instance))
+    if instance.problem.replicas:
         everything = tuple(range(len(instance.pieces)))
         plans += [[Placement(whole_set, everything)] for whole_set in _whole_sets(instance)]
+    return _candidates(instance, plans)
+
+
+def _candidates(instance: Instance, plans: Iterable[list[Placement]]) -> list[Candidate]:
     candidates = []
-    for placements in filter(None, plans):
+    for placements in plans:
         with contextlib.suppress(PlanError):  # a link is missing between stages that are not adjacent
             candidates.append(candidate(instance, placements))
     return [plan for plan in candidates if fits(instance, plan)]
+
+
+def _first_fit(instance: Instance) -> Iterator[list[Placement]]:
+    """Yield the plans of first fit, with and without the time of links; if latency counts, also on fewer machines."""
+    problem = instance.problem
+    has_latency = problem.objective == "latency" or math.isfinite(problem.maximum_latency_seconds)
+    for order, uses_links in itertools.product(_fastest_first(instance), (True, False)):
+        filling = _Filling(instance, order, uses_links=uses_links)
+        yield from filling.plans(has_latency=has_latency)
 
 
 def _fastest_first(instance: Instance) -> list[tuple[int, ...]]:
@@ -68,41 +91,43 @@ def _fastest_first(instance: Instance) -> list[tuple[int, ...]]:
 class _Filling:
     """First fit: each machine, in a given order, takes as many pieces as fit under a period and into its memory.
 
-    Pieces are taken in their order; tensors cross the link from the previous machine.
+    Pieces are taken in their order; if ``uses_links``, tensors cross the link from the previous machine in time.
     """
 
-    def __init__(self, instance: Instance, machines: Sequence[int]) -> None:
+    def __init__(self, instance: Instance, machines: Sequence[int], *, uses_links: bool) -> None:
         self._instance, self._machines = instance, machines
-        seconds = instance.seconds
+        seconds = instance.seconds * instance.contention
         self._stretches = Stretches(seconds)
         self._longest = 2 * float(np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum())
-        self._cut = _cut_bytes(instance)
+        self._cut = _cut_bytes(instance) if uses_links else np.zeros(len(instance.pieces) + 1)
         limited = bool(np.isfinite(instance.memory).any())
         self._costs = OrderCosts(instance, range(len(instance.pieces)), together=True) if limited else None
 
-    def under_longer(self) -> list[list[Placement] | None]:
-        """Return plans under longer and longer periods, with fewer and fewer stages."""
-        stages = self.least()
-        if not stages:
-            return []
-        low = max(float(self._instance.seconds[list(stage.pieces), stage.machines[0]].sum()) for stage in stages)
-        ratio = self._longest / max(low, FINE * self._longest)
-        return [self.under(low * ratio ** (number / PERIODS) * (1 + FINE)) for number in range(1, PERIODS)]
+    def plans(self, *, has_latency: bool) -> Iterator[list[Placement]]:
+        """Yield the plans under the periods of a bisection; with latency, also under the longest period and some less.
 
-    def least(self) -> list[Placement] | None:
-        """Return the plan under the least period that works; None if there is none."""
+        Under longer periods there are fewer stages.
+        """
         low, high = 0.0, self._longest
-        best = None
+        best: list[Placement] = []
         while high > low * (1 + FINE) and high > 0:
             period = (low + high) / 2
-            stages = self.under(period)
-            if stages is None and best is None and period > high * (1 - 1e-3):
-                return None
+            stages = self._under(period)
+            if stages is None and not best and period > high * (1 - 1e-3):
+                return
             low, high = (low, period) if stages else (period, high)
+            if stages and stages != best:
+                yield stages
             best = stages or best
-        return best
+        if has_latency and best:
+            seconds = self._instance.seconds
+            low = max(float(seconds[list(stage.pieces), stage.machines[0]].sum()) for stage in best)
+            ratio = self._longest / max(low, FINE * self._longest)
+            longer = [low * ratio ** (number / PERIODS) * (1 + FINE) for number in range(1, PERIODS)]
+            yield from filter(None, map(self._under, [self._instance.problem.maximum_period_seconds, *longer]))
 
-    def under(self, period: float) -> list[Placement] | None:
+    def _under(self, period: float) -> list[Placement] | None:
+        """Return the stages under a period; None if pieces are left over."""
         instance, cut = self._instance, self._cut
         length, client = len(instance.pieces), instance.client
         stages: list[Placement] = []

@@ -24,8 +24,6 @@ from tvm_split.planner.search.order_costs import OrderCosts, Stretches, Units, c
 Counts = npt.NDArray[np.intp]
 STEP_WORK = 500
 """Units of work to extend one partial plan by a stage, per kind of unit."""
-MOST_NEIGHBOURHOODS = 64
-"""Most neighbourhoods for which the links to the units left are checked; beyond that, any best link counts."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class StageBeam:
         self._price = prices.classes
         links = units.seconds_per_byte
         self._into, self._outof = links[:-1, :-1].min(axis=0), links[:-1, :-1].min(axis=1)
-        self._neighbourhoods = neighbourhoods(links[:-1, :-1], units.counts)
+        self._neighbourhood, _ = neighbourhoods(links[:-1, :-1], units.counts)
         self._tables: dict[int, Flags] = {}
         self._reach: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)
 
@@ -75,7 +73,7 @@ class StageBeam:
                 for grown in self._grown(partial, period):
                     if grown.end == self._length:
                         return self._placed(grown)
-                    key = grown.end, self._neighbourhoods[0][grown.kind], grown.left.tobytes()
+                    key = grown.end, self._neighbourhood[grown.kind], grown.left.tobytes()
                     if key not in following or grown.waste < following[key].waste:
                         following[key] = grown
             partials = sorted(following.values(), key=lambda partial: partial.waste)[: self._width]
@@ -111,8 +109,6 @@ class StageBeam:
         if partial.kind < len(self._price):
             arriving = self._units.seconds_per_byte[partial.kind, kinds]
             possible &= _wire(costs.received[start, columns], arriving) <= period
-        leaving = self._way_on(partial.left, kinds)
-        possible &= _wire(costs.sent[start, columns], leaving) <= period
         longest = table.shape[1] - possible[:, ::-1].argmax(axis=1)
         able = possible.any(axis=1)
         kinds, ends = kinds[able], start + longest[able]
@@ -127,17 +123,6 @@ class StageBeam:
             remaining[kinds[at]] -= 1
             partials.append(_Partial(int(ends[at]), int(kinds[at]), remaining, float(waste[at]), partial))
         return partials
-
-    def _way_on(self, remaining: Counts, kinds: Counts) -> Floats:
-        """Return seconds per byte from each kind to the best other unit that is left."""
-        group_of, links = self._neighbourhoods
-        if len(links) > MOST_NEIGHBOURHOODS:
-            return np.asarray(self._outof[kinds], dtype=np.float64)
-        counts = np.bincount(group_of, remaining, minlength=len(links))
-        open_links = np.where(counts > 0, links, np.inf)
-        alone = np.flatnonzero(counts == 1)
-        open_links[alone, alone] = np.inf
-        return np.asarray(open_links.min(axis=1)[group_of[kinds]], dtype=np.float64)
 
     def _placed(self, last: _Partial) -> list[Placement]:
         steps = [last]

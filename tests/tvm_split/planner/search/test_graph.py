@@ -23,13 +23,17 @@ LITTLE = 1.0e8
 """Work limit of a search that need not prove optimality."""
 
 
-@settings(max_examples=50)
-@given(SEEDS, st.integers(2, 6), st.integers(1, 3), st.booleans())
-@example(144, 2, 3, False)  # all periods are 0, so only the latency matters
-@example(53552, 3, 3, True)
-@example(233, 4, 3, True)
-def test_small_graphs_equal_the_best_of_all_plans(seed: int, pieces: int, machines: int, replicas: bool) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, replicas=replicas)
+@settings(max_examples=80)
+@given(SEEDS, st.integers(2, 6), st.integers(1, 3), st.booleans(), st.booleans())
+@example(144, 2, 3, False, False)  # all periods are 0, so only the latency matters
+@example(53552, 3, 3, True, False)
+@example(233, 4, 3, True, False)
+def test_small_graphs_equal_the_best_of_all_plans(
+    seed: int, pieces: int, machines: int, replicas: bool, shared_cores: bool
+) -> None:
+    problem = random_problem(
+        seed, pieces=pieces, machines=machines, chain=False, replicas=replicas, shared_cores=shared_cores
+    )
     assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
 
 
