@@ -1,5 +1,6 @@
 from importlib import metadata
 
+from rpc_runtime.files import CACHE_VARIABLE
 from tvm_split.cli.doctor import Check, Verdict, all_checks
 from tvm_split.compiler.targets import host_target, target_text
 
@@ -21,7 +22,9 @@ def test_a_failure_is_said_with_what_to_do(invoke, monkeypatch):
     assert "→ install gcc" in text
 
 
-def test_a_check_that_raises_is_a_failure(monkeypatch):
+def test_a_check_that_raises_is_a_failure(monkeypatch, tmp_path):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))  # or code that was compiled before is used
+
     def no_linker():
         raise RuntimeError("broken")
 
