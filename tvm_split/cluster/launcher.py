@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -207,9 +206,8 @@ def _endpoints(cluster: Cluster) -> dict[str, WorkerEndpoint]:
 
 
 def _listens(endpoint: WorkerEndpoint) -> bool:
-    address = Address.parse(endpoint.address)
     try:
-        socket.create_connection((address.host, address.port), LISTENS_SECONDS).close()
+        Address.parse(endpoint.address).connect(LISTENS_SECONDS).close()
     except OSError:
         return False
     return True
