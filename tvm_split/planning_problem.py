@@ -1,4 +1,4 @@
-"""Builds planning problems, of a model's pieces on a cluster's machines, and chooses plans for them."""
+"""Build the planning problem of a model and a cluster, and choose a plan for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tvm_split.steps import StepProgress
 
 
 @dataclass(frozen=True)
-class PosedProblem:
+class PlanningProblem:
     """The planning problem of a request. ``origin`` says whether its profile was measured or estimated."""
 
     model: Model
@@ -71,7 +71,7 @@ class PosedProblem:
             pass  # only sharded layers fit the machines, machines have several stages, or there is no link
         return self._shards.given(stages, bound)
 
-    def corrected(self, measured: Measured) -> PosedProblem:
+    def corrected(self, measured: Measured) -> PlanningProblem:
         """The problem with the profile corrected by measurements of a plan."""
         profile = calibrated(self.profile, corrections_of(measured))
         return replace(self, profile=profile, problem=_problem(self.model, self.cluster, profile, self.request))
@@ -112,7 +112,9 @@ class PosedProblem:
         return ShardChoice(candidates, self.profile, self.problem, cluster, self.on_progress)
 
 
-def pose(model: Model, cluster: Workers, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
+def build_planning_problem(
+    model: Model, cluster: Workers, request: PlanRequest, on_progress: StepProgress | None = None
+) -> PlanningProblem:
     """Measure or estimate the profile, unless ``request`` has one, and build the problem; errors as of `plan`."""
     profile, origin = request.profile, "measured"
     if profile is None and (request.estimate or cluster.launcher.in_process):
@@ -123,7 +125,7 @@ def pose(model: Model, cluster: Workers, request: PlanRequest, on_progress: Step
         ).profile
     profile = with_identical_averaged(profile)
     problem = _problem(model, cluster, profile, request)
-    return PosedProblem(model, cluster, request, profile, problem, origin, on_progress)
+    return PlanningProblem(model, cluster, request, profile, problem, origin, on_progress)
 
 
 def plan_of_stages(
