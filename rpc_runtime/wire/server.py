@@ -248,7 +248,7 @@ def health_servicer() -> Any:
 
 def health_quotas() -> dict[str, CallQuota]:
     """Return the quota of each method of the health service, by its path."""
-    return dict.fromkeys(HEALTH_PATHS, CallQuota("questions about health", HEALTH_CALLS, is_open=True))
+    return dict.fromkeys(HEALTH_PATHS, CallQuota("health checks", HEALTH_CALLS, is_open=True))
 
 
 def health_server(health: Any, listen: str) -> Any:
