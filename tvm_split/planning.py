@@ -196,7 +196,7 @@ def replan(
                 "nothing about this profile; make a new plan"
             )
         planning = planning.corrected(measured)
-        choice, change = planning.again(current.stages, threshold)
+        choice, change = planning.replanned(current.stages, threshold)
         plan = plan_of_stages(
             model, workers, request.objective, "corrected by measurements", choice.stages, choice.prediction
         )

@@ -36,8 +36,8 @@ def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:
     )
 
 
-def given_arrays(program: Program, inputs: Sequence[Array]) -> list[Array]:
-    """Return the tensors of a micro-batch in the order of `Program.given`: the inputs, and copies of the cuts."""
+def client_arrays(program: Program, inputs: Sequence[Array]) -> list[Array]:
+    """Return a micro-batch's values of the program's ``client_tensors``: the inputs, and copies of the cuts."""
     return [*inputs, *(inputs[index][place].copy() for index, place in program.cut_places)]
 
 

@@ -221,7 +221,7 @@ def _registered(
     )
     tuning = replace(own_address, port=config.tuning_port or 0) if config.is_tuned else None
     with TrackerRegistration(config.entry, own_address.port, own_registration, service.is_busy, tuning) as registration:
-        service.on_change = registration.look_again
+        service.on_change = registration.request_update
         if tuning is not None and not config.insecure:
             logger.warning(
                 "kernels can be tuned on port %s: anyone who can reach it can run code here", registration.tuning_port
