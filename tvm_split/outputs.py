@@ -68,18 +68,20 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def _put(new: Path, target: Path, replaced: Path) -> None:
+    """Move a file or the content of a folder to its place; the former content of a folder goes to ``replaced``."""
     if target.is_dir():
         replaced.mkdir()
+        moves = [(entry, replaced / entry.name) for entry in target.iterdir() if entry != replaced.parent]
+        moves += [(entry, target / entry.name) for entry in new.iterdir()]
+        done: list[tuple[Path, Path]] = []
         try:
-            for entry in target.iterdir():
-                if entry != replaced.parent:
-                    entry.rename(replaced / entry.name)
-        except OSError:
-            for entry in replaced.iterdir():
-                entry.rename(target / entry.name)
+            for source, destination in moves:
+                source.rename(destination)
+                done.append((source, destination))
+        except BaseException:  # Ctrl-C too
+            for source, destination in reversed(done):
+                destination.rename(source)
             raise
-        for entry in new.iterdir():
-            entry.rename(target / entry.name)
         return
     if target.exists():
         shutil.copymode(target, new)

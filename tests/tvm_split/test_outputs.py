@@ -102,6 +102,25 @@ def test_a_folder_stays_the_one_that_was_mounted_there(tmp_path: Path, bundle: t
     assert len(list(tmp_path.iterdir())) == 4
 
 
+@pytest.mark.parametrize("place", [0, 3, 4, 7])
+def test_ctrl_c_between_two_renamings_changes_nothing(
+    tmp_path: Path, bundle: tvm_split.Bundle, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    bundle.save(tmp_path)
+    rename, calls = Path.rename, iter(range(100))
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if next(calls) == place:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replace(bundle, model="other").save(tmp_path)
+    assert tvm_split.Bundle.load(tmp_path) == bundle
+    assert len(list(tmp_path.iterdir())) == 4
+
+
 def test_links_and_devices_stay(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     link, null = tmp_path / "link", tmp_path / "null"
