@@ -21,7 +21,7 @@ CACHE_VARIABLE = "TVM_SPLIT_CACHE"
 WRITING = ".writing-"
 """Prefix of the names of files that are being written."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Error numbers of failed writes. Python's exception then names no file, or the one that is copied."""
+"""Error numbers of a disk that is full or fails. Python's exception names no file, or the source of a copy."""
 LOCK_SECONDS = 10.0
 """Timeout of a lock: longer than any process holds it to change a file."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0005, 0.05

@@ -50,8 +50,8 @@ def require_private(path: Path) -> None:
 def all_can_read(path: Path) -> bool:
     """Return whether every user of this host can read an existing file, by its mode and those of the folders above it.
 
-    False for a file on a read-only mount: Kubernetes and container engines mount secrets so, with modes that let the
-    container's own user read them.
+    False for a file on a read-only mount: there Kubernetes and container engines mount secrets, which every user of the
+    container may read.
     """
     *_, file = _links_and_target(path.absolute())
     if os.statvfs(file).f_flag & os.ST_RDONLY or not file.stat().st_mode & stat.S_IROTH:

@@ -146,7 +146,7 @@ class ForkedChild:
     """A fork of this process that runs ``run`` and exits with the code that it returns, or with 0 if it raises.
 
     SIGALRM ends it after ``seconds`` (0: never). It dies with this process, writes no core file, and is the first
-    victim of the OOM killer. Only a process with one thread may make it.
+    victim of the OOM killer. Only a process with a single thread may fork so.
     """
 
     def __init__(self, run: Callable[[], int], seconds: float) -> None:
@@ -164,7 +164,7 @@ class ForkedChild:
         """A descriptor that can be read when the child has ended."""
 
     def end(self) -> int:
-        """Kill it and its process group; return its exit code, also of an earlier end (negative: a signal)."""
+        """Kill the child, if it still runs, and its process group; return its exit code (negative: a signal)."""
         for kill in (os.kill, os.killpg):
             with contextlib.suppress(OSError):
                 kill(self._process, signal.SIGKILL)

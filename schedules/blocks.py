@@ -68,7 +68,7 @@ class Block:
 class Parts:
     """The blocks of a kernel by role: those that the anchor reads, the anchor, and the others.
 
-    In the ``tail``, what is computed from the anchor precedes the other operands of that.
+    The ``tail`` has first the blocks computed from the anchor, and then blocks that they read besides it.
     """
 
     preparation: tuple[Block, ...]
@@ -161,14 +161,14 @@ def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:
     behind = _reached(schedule, anchor, schedule.get_consumers)
     preparation = tuple(block for block in blocks if block.name in before)
     tail = [block for block in blocks if block.name in behind]
-    beside = [block for block in blocks if block.name not in {anchor.name, *before, *behind}]
-    return Parts(preparation, anchor, (*tail, *beside)) if tail else None
+    operands = [block for block in blocks if block.name not in {anchor.name, *before, *behind}]
+    return Parts(preparation, anchor, (*tail, *operands)) if tail else None
 
 
 def _reached(
     schedule: s_tir.Schedule, block: Block, step: Callable[[s_tir.schedule.SBlockRV], list[s_tir.schedule.SBlockRV]]
 ) -> set[str]:
-    """The names of the blocks that one or more steps, to producers or to consumers, reach from a block."""
+    """Return the names of the blocks that a block reaches in one or more steps, to producers or to consumers."""
     names: set[str] = set()
     waiting = [block.handle]
     while waiting:
@@ -219,8 +219,8 @@ def inline_tail(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) 
     """Inline the spatial blocks after an anchor; return the others, the first of which fits a finished tile.
 
     The first remaining block has as many elements as the first block of the tail. For example, a gate with one value
-    per channel ends the tile, and the image that it multiplies is computed afterwards; so are a slice of the results,
-    and what reads an operand that does not depend on the anchor and is too large to be inlined.
+    per channel ends the tile, and the image that it multiplies is computed afterwards. So are slices of the results and
+    blocks that also read an operand that is too large to be inlined.
 
     Raises:
         ValueError: more than one remaining block reads the anchor.

@@ -121,7 +121,7 @@ def default_legalization(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _legalize_take(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Lower ``relax.take``; the lowering that checks no index is TVM's without its warning."""
+    """Lower ``relax.take``; in the mode that checks no index, as TVM does, but without its warning."""
     if str(call.attrs.mode) != "fast":
         return builder.call_te(topi.take, *call.args, call.attrs.axis, mode=call.attrs.mode)
 
@@ -140,7 +140,7 @@ def _legalize_take(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(compute, *call.args, primfunc_name_hint="take")
 
 
-# Instead of TVM's own lowering (level 10), which TVM's FoldConstant calls for every `take` that it sees.
+# Replaces TVM's lowering, registered at level 10, which warns each time that FoldConstant sees a `take`.
 tvm.ir.register_op_attr("relax.take", "FLegalize", _legalize_take, level=11)
 
 

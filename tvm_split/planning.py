@@ -25,7 +25,7 @@ from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.replan import DEFAULT_THRESHOLD, Change, Measured
 from tvm_split.planner.request import PlanRequest, split_by_position
 from tvm_split.planner.strategy import require_strategy
-from tvm_split.posing import PosedProblem, plan_of_stages, pose
+from tvm_split.planning_problem import PlanningProblem, build_planning_problem, plan_of_stages
 from tvm_split.progress import says_progress
 from tvm_split.shard_planning.choice import Choice
 from tvm_split.steps import StepProgress
@@ -79,20 +79,20 @@ def plan(
     with cluster.start() as workers:
         described = fitting_workers(workers)
         fixed, origin = _stages_without_search(model, workers, request, searches=on_problem is not None)
-        posed, choice = None, None
+        planning, choice = None, None
         if not fixed:
-            posed = pose(model, workers, request, on_progress)
+            planning = build_planning_problem(model, workers, request, on_progress)
             if on_problem is not None:
-                on_problem(posed.problem)
+                on_problem(planning.problem)
             if on_progress is not None:
                 on_progress("searching for the best plan", 1, 1)
-            choice, origin = posed.best(), posed.origin
+            choice, origin = planning.best(), planning.origin
         elif request.is_by_hand and (request.predict or request.profile is not None):
-            posed = pose(model, workers, request.searched(stages=None), on_progress)
-            choice = posed.of_stages(fixed)
+            planning = build_planning_problem(model, workers, request.searched(stages=None), on_progress)
+            choice = planning.of_stages(fixed)
         chosen, prediction = (choice.stages, choice.prediction) if choice else (fixed, None)
         planned = replace(plan_of_stages(model, workers, request.objective, origin, chosen, prediction), inputs=inputs)
-        return _finished(model, workers, request, planned, posed, choice, on_progress, described)
+        return _finished(model, workers, request, planned, planning, choice, on_progress, described)
 
 
 def request_for(
@@ -139,14 +139,14 @@ def _finished(
     cluster: Workers,
     request: PlanRequest,
     plan: Plan,
-    posed: PosedProblem | None,
+    planning: PlanningProblem | None,
     choice: Choice | None,
     on_progress: StepProgress | None,
     workers: Mapping[str, WorkerDescription] | None = None,
 ) -> Plan:
     """The plan with its request, its codecs and the remarks on its precision."""
     plan = replace(plan, precision=request.precision, request=replace(request, profile=None))
-    profile = posed.profile if posed else None
+    profile = planning.profile if planning else None
     predict_coded = choice.predict_coded if choice else None
     coded = with_codecs(model, cluster, plan, request, profile, predict_coded, on_progress, workers=workers)
     return replace(coded, remarks=(*coded.remarks, *precision_remarks(model, plan.precision)))
@@ -189,15 +189,15 @@ def replan(
     inputs = model.inputs
     model = in_precision(model, request.precision)
     with cluster.start() as workers:
-        posed = pose(model, workers, request, on_progress)
-        if measured.profiled_at not in (None, posed.profile.measured_at):
+        planning = build_planning_problem(model, workers, request, on_progress)
+        if measured.profiled_at not in (None, planning.profile.measured_at):
             raise PlanError(
                 "the machines have been profiled again since the measured plan was made, so what was measured says "
                 "nothing about this profile; make a new plan"
             )
-        posed = posed.corrected(measured)
-        choice, change = posed.again(current.stages, threshold)
+        planning = planning.corrected(measured)
+        choice, change = planning.replanned(current.stages, threshold)
         plan = plan_of_stages(
             model, workers, request.objective, "corrected by measurements", choice.stages, choice.prediction
         )
-        return _finished(model, workers, request, replace(plan, inputs=inputs), posed, choice, on_progress), change
+        return _finished(model, workers, request, replace(plan, inputs=inputs), planning, choice, on_progress), change

@@ -71,7 +71,7 @@ class Document:
             TvmSplitError: the document is invalid; says what is wrong in which lines.
         """
         try:
-            return cast(Value, _adapter(form).validate_json(json.dumps(self.content, allow_nan=False)))
+            return cast(Value, adapter_of(form).validate_json(json.dumps(self.content, allow_nan=False)))
         except ValidationError as failure:
             wrong = [(problem["loc"], sentence(problem)) for problem in failure.errors(include_url=False)]
             raise self.complaint(wrong) from failure
@@ -106,7 +106,7 @@ def read(form: type[Value], path: str | Path, error: type[TvmSplitError]) -> Val
 def content_of(value: Any) -> dict[str, Any]:
     """Return a value as JSON content, without fields that have their default."""
     return cast(
-        dict[str, Any], _adapter(type(value)).dump_python(value, mode="json", by_alias=True, exclude_defaults=True)
+        dict[str, Any], adapter_of(type(value)).dump_python(value, mode="json", by_alias=True, exclude_defaults=True)
     )
 
 
@@ -133,7 +133,8 @@ def line_of(node: yaml.Node | None, location: Location) -> int:
     return line
 
 
-_adapter: Callable[..., TypeAdapter[Any]] = cache(TypeAdapter)
+adapter_of: Callable[..., TypeAdapter[Any]] = cache(TypeAdapter)
+"""Returns the adapter of a type, which is built once, since that takes milliseconds."""
 
 
 def _not_finite(content: Any) -> Iterator[Location]:

@@ -14,7 +14,7 @@ from typing import Any
 from rpc_runtime.client.result_queue import ResultQueue, array_slot
 from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
 from rpc_runtime.processes import OwnProcess
-from rpc_runtime.program.inputs import checked_inputs, flat_bytes, given_arrays
+from rpc_runtime.program.inputs import checked_inputs, client_arrays, flat_bytes
 from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
@@ -60,11 +60,11 @@ class _Stream:
 
 @dataclass(eq=False, repr=False)
 class _MicroBatch:
-    """A micro-batch that waits to be fed; ``given`` are the tensors that the client sends, as in `Program.given`."""
+    """A micro-batch that waits to be fed; ``tensors`` are the values of the program's ``client_tensors``."""
 
     stream: _Stream
     inputs: Sequence[Array]
-    given: Sequence[Array]
+    tensors: Sequence[Array]
 
 
 class Dispatcher:
@@ -115,7 +115,7 @@ class Dispatcher:
             for machine, routes in part.by_source.items()
         }
         self._links: tuple[LinkEnd, ...] = (*self.outgoing.values(), *self.incoming.values())
-        self._sends = part.sends(program.given)
+        self._sends = part.sends(program.client_tensors)
 
     @property
     def submitted(self) -> int:
@@ -142,7 +142,7 @@ class Dispatcher:
         stream = _Stream(future)
         with self.lock:
             self._require_usable_locked()
-            self._waiting.append(_MicroBatch(stream, arrays, given_arrays(self._program, arrays)))
+            self._waiting.append(_MicroBatch(stream, arrays, client_arrays(self._program, arrays)))
             self._calls[stream] = None
             done, _ = self._dispatch_locked()
             if self._thread is None:
@@ -235,7 +235,7 @@ class Dispatcher:
             for batch in batches:
                 # The iterable may reuse its arrays when the next micro-batch is requested.
                 copies = [array.copy() for array in checked_inputs(self._program, batch)]
-                if not self._put(_MicroBatch(stream, copies, given_arrays(self._program, copies))):
+                if not self._put(_MicroBatch(stream, copies, client_arrays(self._program, copies))):
                     return
         except BaseException as raised:
             error = raised
@@ -288,7 +288,7 @@ class Dispatcher:
             self._owners.append(stream)
             stream.pending.append(sequence)
             for tensor, place, machine in self._sends[sequence % len(self._sends)]:
-                self.outgoing[machine].put_locked(tensor, sequence, batch.given[place])
+                self.outgoing[machine].put_locked(tensor, sequence, batch.tensors[place])
             done += self._hand_out_locked()
         return done, self._results.submitted > fed_before
 

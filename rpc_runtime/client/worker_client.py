@@ -73,10 +73,10 @@ class CudaDescription:
 
 @dataclass(frozen=True)
 class HeldDeployment:
-    """A deployment on a worker; ``name`` is the beginning of its random name.
+    """A deployment on a worker; ``name`` is the first part of its random name.
 
-    The client that deployed it named ``model`` and ``owner`` (USER@HOST); both may be empty. The rate is that of the
-    busiest stage in the last seconds.
+    ``model`` and ``owner`` (USER@HOST) are what the client said; both may be empty. The rate is the busiest stage's in
+    the last seconds.
     """
 
     name: str
@@ -165,7 +165,7 @@ def on_every_machine(machines: Iterable[Key], step: Callable[[Key], Answer]) -> 
 
 
 def raise_errors(errors: Sequence[BaseException]) -> None:
-    """Raise the first of some machines' errors; if it says that its machine is unreachable, all that say so in one."""
+    """Raise the first error, if there is one; unreachable machines in one error if the first one is unreachable."""
     unreachable = [error for error in errors if isinstance(error, WorkerUnavailableError | DeadlineError)]
     if len(unreachable) > 1 and errors[0] is unreachable[0]:
         listed = "".join(f"\n  {text}" for text in dict.fromkeys(map(str, unreachable)))

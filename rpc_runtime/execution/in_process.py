@@ -20,7 +20,7 @@ from rpc_runtime.execution.loaded_stage import (
 )
 from rpc_runtime.execution.thread_pool import ComputingThread
 from rpc_runtime.processes import OwnProcess
-from rpc_runtime.program.inputs import checked_inputs, given_arrays
+from rpc_runtime.program.inputs import checked_inputs, client_arrays
 from rpc_runtime.program.measurements import (
     COMPUTE,
     LinkStatistics,
@@ -107,7 +107,7 @@ class InProcessRunner(Runner):
         sequence, self._sequence = self._sequence, self._sequence + 1
         by_name = {
             tensor.name: array
-            for tensor, array in zip(self.program.given, given_arrays(self.program, arrays), strict=True)
+            for tensor, array in zip(self.program.client_tensors, client_arrays(self.program, arrays), strict=True)
         }
         values = _Values({name: tensor_from_array(array) for name, array in by_name.items()})
         for loaded in self._stages:

@@ -216,7 +216,7 @@ class Scheduler:
 
     @property
     def lacks_inputs(self) -> bool:
-        """Whether no stage has its inputs and lacks room for its outputs, which must be sent first."""
+        """Whether the stages wait for inputs only; if not, one of them waits for room for its outputs."""
         return Readiness.LACKS_ROOM not in self._readiness
 
     def _last_ready(self) -> StageState | None:

@@ -36,8 +36,8 @@ def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:
     )
 
 
-def given_arrays(program: Program, inputs: Sequence[Array]) -> list[Array]:
-    """Return the tensors of a micro-batch in the order of `Program.given`: the inputs, and copies of the cuts."""
+def client_arrays(program: Program, inputs: Sequence[Array]) -> list[Array]:
+    """Return a micro-batch's values of the program's ``client_tensors``: the inputs, and copies of the cuts."""
     return [*inputs, *(inputs[index][place].copy() for index, place in program.cut_places)]
 
 
@@ -65,9 +65,9 @@ def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
 
 
 def _nested(value: Any) -> tuple[tuple[int, ...], Any]:
-    """Return the shape of nested lists, judged by their first items, and the first item that is no list.
+    """Return the shape of nested lists and their first item that is no list; () and the value itself if it is no list.
 
-    numpy would look at all items, and never end for a list that holds itself twice. The shape of no list is empty.
+    Only the first item of each list counts: numpy reads all items, and never ends for a list that holds itself twice.
     """
     shape: tuple[int, ...] = ()
     while isinstance(value, list | tuple | range | deque) and len(shape) <= MAXIMUM_AXES:

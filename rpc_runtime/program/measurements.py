@@ -15,6 +15,7 @@ TRACE_EVENTS = 50_000
 UNCOUNTED_EVENTS = 1000
 """Maximum events that are not yet added to the statistics."""
 RATE_SECONDS = 10
+"""Seconds that the current rate of micro-batches looks back."""
 COMPUTE_SAMPLES = 1001
 """Compute times kept per stage for the median."""
 

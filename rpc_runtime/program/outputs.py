@@ -10,9 +10,9 @@ from rpc_runtime.program.runner import Array
 
 
 class Outputs(tuple[Array, ...]):
-    """A model's outputs in its order; ``outputs["logits"]`` is the one of that name, ``dict(outputs)`` has all by name.
+    """A model's outputs in its order; ``outputs["logits"]`` is the output of that name, ``dict(outputs)`` has all.
 
-    ``names`` are the outputs' names in the source, such as keys of a dict; ``output_0``, … where it has none.
+    ``names`` are the outputs' names in the source, such as keys of a dict; ``output_0``, … for those without one.
     """
 
     names: tuple[str, ...]

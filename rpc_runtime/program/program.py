@@ -157,7 +157,7 @@ class Program:
         self._check_tensors()
 
     @property
-    def given(self) -> tuple[TensorSpec, ...]:
+    def client_tensors(self) -> tuple[TensorSpec, ...]:
         """The tensors of the client: the model's inputs, and the slices of inputs that it sends (``cuts``)."""
         return (*self.inputs, *(cut.tensor for cut in self.cuts))
 
@@ -192,14 +192,14 @@ class Program:
     @cached_property
     def producers(self) -> dict[str, tuple[StageSpec, ...]]:
         """The replicas of the producing stage by tensor name; empty for the client's tensors."""
-        producers: dict[str, tuple[StageSpec, ...]] = {tensor.name: () for tensor in self.given}
+        producers: dict[str, tuple[StageSpec, ...]] = {tensor.name: () for tensor in self.client_tensors}
         for replicas in self.replicas.values():
             producers.update((tensor.name, replicas) for tensor in replicas[0].outputs)
         return producers
 
     def _check_tensors(self) -> None:
         """Raise `ValueError` unless each tensor is made once and before it is used, with the same shape and dtype."""
-        tensors = {tensor.name: tensor for tensor in self.given}
+        tensors = {tensor.name: tensor for tensor in self.client_tensors}
         for name, (stage, *_) in self.replicas.items():
             for tensor in stage.inputs:
                 _check_use(tensor, tensors, stage.machine)

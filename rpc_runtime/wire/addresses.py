@@ -19,7 +19,7 @@ class Address:
     ``host`` is a name or a numeric address, without brackets. Port 0 is any free port, for a server.
 
     Raises:
-        InputError: there is no such host or port.
+        InputError: the host or the port is invalid.
     """
 
     host: str
@@ -33,10 +33,10 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Return the address that `str` writes so.
+        """Return the address written as HOST:PORT, with an IPv6 host in brackets.
 
         Raises:
-            InputError: the text is no such address; the message says how it would be written.
+            InputError: the text is no such address; the message says how to write it, if that is known.
         """
         host, _, port = text.rpartition(":")
         bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -49,7 +49,7 @@ class Address:
 
     @classmethod
     def callable(cls, text: str) -> Address:
-        """Return the address that `str` writes so; raise `InputError` also for port 0, where nobody listens."""
+        """Return the address to call, parsed as by `parse`; raise `InputError` also for port 0."""
         address = cls.parse(text)
         if address.port == 0:
             raise InputError(f"nobody listens on port 0, as {text!r} says")
@@ -60,12 +60,12 @@ class Address:
 
     @property
     def numeric(self) -> Address:
-        """This address with 127.0.0.1 for ``localhost``, which also means ::1, where another user may have the port."""
+        """This address, with 127.0.0.1 instead of ``localhost``: on ::1 another user may listen on the same port."""
         return replace(self, host="127.0.0.1") if self.host.lower() == "localhost" else self
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only processes of its own host reach it."""
+        """Whether only processes on the same host can reach this address."""
         if not _numeric_version(self.host):
             return self.host == "localhost"
         address = ipaddress.ip_address(self.host)
@@ -73,7 +73,7 @@ class Address:
 
     @property
     def is_unspecified(self) -> bool:
-        """Whether it stands for all addresses of its host, as 0.0.0.0 does."""
+        """Whether this is the address of all interfaces of a host, such as 0.0.0.0."""
         return bool(_numeric_version(self.host)) and ipaddress.ip_address(self.host).is_unspecified
 
     @property
@@ -83,9 +83,13 @@ class Address:
         return replace(self, host=loopback)
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens here. Raises OSError."""
+        """Return a socket that listens on this address. Raises OSError."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         return socket.create_server((self.host, self.port), family=family)
+
+    def connect(self, timeout_seconds: float) -> socket.socket:
+        """Return a socket that is connected to this address. Raises OSError."""
+        return socket.create_connection((self.host, self.port), timeout_seconds)
 
 
 def _numeric_version(host: str) -> int:
@@ -97,7 +101,7 @@ def _numeric_version(host: str) -> int:
 
 
 def _advice(text: str) -> str:
-    """Return the end of the message about a wrong address: how it would be written, if that is known."""
+    """Return the last part of the message about an invalid address: how to write it, if that is known."""
     scheme, is_url, rest = text.partition("://")
     if is_url:
         return f"; write it without {scheme}://, as {rest.partition('/')[0]}"

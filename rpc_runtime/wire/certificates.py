@@ -7,7 +7,6 @@ which fails in the same way as a real connection.
 from __future__ import annotations
 
 import math
-import socket
 import ssl
 import time
 from pathlib import Path
@@ -50,7 +49,7 @@ def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:
     try:
         context = _calling(tls)
         with (
-            socket.create_connection((called.host, called.port), PROBE_SECONDS) as connection,
+            called.connect(PROBE_SECONDS) as connection,
             context.wrap_socket(connection, server_hostname=called.host) as secured,
         ):
             if tls is None:

@@ -71,7 +71,7 @@ class WorkerEndpoint:
     transport of the link to this worker.
 
     Raises:
-        InputError: the address is none.
+        InputError: the address is invalid.
     """
 
     machine: str

@@ -77,6 +77,7 @@ class TlsFiles:
 
 
 PRIVATE_KEY = "private key"
+"""Kind of PEM; a file of this kind is refused if every user can read it."""
 
 
 def _require_secret(path: Path, what: str) -> None:

@@ -1,4 +1,4 @@
-"""A worker's gRPC server: access control, quotas of calls, malformed requests, and the standard health service.
+"""A worker's gRPC server: access control, quotas of calls, malformed requests, and gRPC's health service.
 
 Every method is served as one with a stream of requests, which are read and parsed here. gRPC's own parsing leaks 16 KiB
 for each malformed request, and cannot detect the end of a call without a request.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,9 +40,9 @@ ANSWER_SECONDS = 10.0
 REFUSING_THREADS = 8
 """Threads of a server in addition to its quotas, since a refused call needs a thread for a short time."""
 FIRST_THREADS = 16
-"""Threads for calls that are started before the server is: enough for one deployment."""
+"""Threads for calls that are started before the server starts; one deployment needs no more."""
 SPARE_THREADS = 32
-"""Threads that have to be possible besides: of gRPC itself, which aborts without, and of a deployment."""
+"""Further threads that the process must be able to start: those of a deployment, and of gRPC, which aborts without."""
 RAISE_LIMITS = "raise its limits of memory (ulimit -v) and of processes (ulimit -u), or give it fewer deployments"
 OPEN_REQUEST_BYTES = 1024
 """Maximum size of a request of a method without a token; a health check's request is a service name."""
@@ -118,7 +117,7 @@ def new_server(
     It has threads for all quotas, so that kinds of calls do not compete for threads.
 
     Raises:
-        WorkerError: this process may not start the threads that a server needs at least.
+        WorkerError: the limits of this process are too low for the server's threads.
     """
     threads = sum(quota.limit for quota in set(quotas.values())) + REFUSING_THREADS
     return grpc.server(
@@ -130,11 +129,15 @@ def new_server(
 
 
 def _started(pool: ThreadPoolExecutor) -> ThreadPoolExecutor:
-    """Start the first threads of a pool, which it keeps: a server that gets no thread for a call answers nothing."""
+    """Return a pool with its first threads started, since a server without a thread for a call never answers it.
+
+    Raises:
+        WorkerError: this process cannot start them and the spare threads.
+    """
     together = threading.Barrier(FIRST_THREADS + SPARE_THREADS)
 
     def wait() -> None:
-        with contextlib.suppress(threading.BrokenBarrierError):  # the others cannot be started
+        with contextlib.suppress(threading.BrokenBarrierError):  # another thread could not start
             together.wait()
 
     try:
@@ -245,7 +248,7 @@ def health_servicer() -> Any:
 
 def health_quotas() -> dict[str, CallQuota]:
     """Return the quota of each method of the health service, by its path."""
-    return dict.fromkeys(HEALTH_PATHS, CallQuota("questions about health", HEALTH_CALLS, is_open=True))
+    return dict.fromkeys(HEALTH_PATHS, CallQuota("health checks", HEALTH_CALLS, is_open=True))
 
 
 def health_server(health: Any, listen: str) -> Any:
@@ -271,7 +274,7 @@ def require_answer(address: str, *, has_tls: bool) -> None:
     own = Address.parse(address).from_here
     try:
         if has_tls:
-            socket.create_connection((own.host, own.port), ANSWER_SECONDS).close()
+            own.connect(ANSWER_SECONDS).close()
         else:
             with open_channel(str(own), None) as channel:
                 HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_SECONDS)

@@ -161,7 +161,7 @@ class TrackerConnection(Closing):
         self._address = address
         self._seconds = timeout_seconds
         try:
-            self._socket = socket.create_connection((address.host, address.port), timeout_seconds)
+            self._socket = address.connect(timeout_seconds)
         except (OSError, UnicodeError) as error:
             raise self._error(error) from error
         try:

@@ -47,8 +47,8 @@ from rpc_runtime.worker.memory import require_room, trim_heap
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 10.0
-MOST_NAMED = 100
-"""Letters of a model's or owner's name that are kept."""
+MAXIMUM_NAME_LETTERS = 100
+"""Maximum letters of a model's or owner's name; the rest is cut off."""
 CONNECT_WAIT_SECONDS = 10.0
 """Time that a neighbour's link waits for this worker's Connect: a client calls all workers at the same time."""
 
@@ -68,7 +68,7 @@ class LoadedProgram:
     ) -> None:
         self._timeouts = timeouts
         self.identifier = request.deployment
-        self._names = {"model": request.model[:MOST_NAMED], "owner": request.owner[:MOST_NAMED]}
+        self._names = {"model": request.model[:MAXIMUM_NAME_LETTERS], "owner": request.owner[:MAXIMUM_NAME_LETTERS]}
         self._weight_bytes = 0
         self._store = store
         self._trials = trials
@@ -91,7 +91,7 @@ class LoadedProgram:
         self._closed = False
 
     def description(self) -> pb.HeldDeployment:
-        """Return what a worker says of the program to anyone who asks."""
+        """Return the entry of this program in the worker's description."""
         recorder = self._recorder
         rate = recorder.micro_batches_per_second() if recorder else 0.0
         return pb.HeldDeployment(

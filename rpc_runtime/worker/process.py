@@ -57,7 +57,7 @@ OWN_FILES = 512
 """File descriptors reserved for blobs, locks and gRPC; a worker without free descriptors cannot work."""
 STOP_SECONDS = 2.0
 EXHAUSTED = b"!"
-"""What is written to the pipe of signals when a thread has ended for lack of memory or threads."""
+"""Written to the pipe of signals when a thread has failed because no memory or no further thread was left."""
 FORCED_EXIT_SECONDS = 8.0
 """Time after which the process exits even if a kernel still runs."""
 
@@ -221,7 +221,7 @@ def _registered(
     )
     tuning = replace(own_address, port=config.tuning_port or 0) if config.is_tuned else None
     with TrackerRegistration(config.entry, own_address.port, own_registration, service.is_busy, tuning) as registration:
-        service.on_change = registration.look_again
+        service.on_change = registration.request_update
         if tuning is not None and not config.insecure:
             logger.warning(
                 "kernels can be tuned on port %s: anyone who can reach it can run code here", registration.tuning_port
@@ -258,7 +258,7 @@ def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
     """Return after a signal, or when standard input ends. Standard input may be a file, which epoll rejects.
 
     Raises:
-        WorkerError: the process has no memory or no thread left for what it should do.
+        WorkerError: a thread has failed because no memory or no further thread was left.
     """
     with selectors.PollSelector() as selector:
         selector.register(signalled, selectors.EVENT_READ)

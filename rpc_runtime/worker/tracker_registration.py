@@ -127,7 +127,7 @@ class TrackerRegistration(Closing):
     def tuning_port(self) -> int | None:
         return None if self._tuning is None else self._tuning.port
 
-    def look_again(self) -> None:
+    def request_update(self) -> None:
         """Update the registration soon, because the worker's state may have changed."""
         self._wake.set()
 

@@ -23,14 +23,8 @@ from schedules.gpu.tile import FETCH, FRAGMENT, STORE, WARP, FragmentTile, Tilin
 SHIFT_OF_HALVES = 8
 
 
-def schedule_tensor_core(
-    schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[FragmentTile], with_instructions: bool = True
-) -> None:
-    """Schedule a product on tensor cores; anchor iterators: batch, row, column | position, depth.
-
-    Without ``with_instructions`` fragments are plain loops. These are slow, but run on any machine with the same
-    meaning.
-    """
+def schedule_tensor_core(schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[FragmentTile]) -> None:
+    """Schedule a product on tensor cores; anchor iterators: batch, row, column | position, depth."""
     whole, tile = cut(schedule, parts, tiling), tiling.tile
     row_block, row_warp, row_fragment, row_element = schedule.split(
         whole.rows, [None, tile.row_warps, tile.rows // tile.row_warps // FRAGMENT, FRAGMENT]
@@ -62,9 +56,8 @@ def schedule_tensor_core(
     initial = schedule.decompose_reduction(product, whole.position)
 
     pieces = [_in_fragments(schedule, block) for block in (*loaded, to_shared)]
-    if with_instructions:
-        dtype = str(whole.left.statement.writes[0].source.dtype)
-        _use_instructions(schedule, pieces, schedule.get_child_blocks(initial)[0], whole.block, dtype)
+    dtype = str(whole.left.statement.writes[0].source.dtype)
+    _use_instructions(schedule, pieces, schedule.get_child_blocks(initial)[0], whole.block, dtype)
     finish(schedule, whole.tail, whole.adder)
     fused = schedule.fuse(*schedule.get_loops(to_memory)[-2:])
     lanes = min(tiling.lanes, int(parts.anchor.statement.annotations[STORE]))

@@ -22,7 +22,7 @@ from tvm_split.planner.estimate import estimated_profile
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.profile import LinkProfile
 from tvm_split.planner.request import PlanRequest
-from tvm_split.posing import pose
+from tvm_split.planning_problem import build_planning_problem
 
 LINKS = tuple(
     LinkProfile(*ends, 1e9, 1e-4, "given", 0.0)
@@ -80,7 +80,9 @@ def test_a_report_has_every_replica_beside_its_prediction(
     planned = with_replicas(planned, 1, {"machine-b": 2.0, "machine-c": 1.0})
     planned = replace(planned, machines=tuple(replace(planned.machines[0], name=name) for name in everything))
     profile = replace(estimated_profile(model.description, three_workers), links=LINKS)
-    expected = pose(model, three_workers, PlanRequest(profile=profile)).of_stages(planned.stages).prediction
+    expected = (
+        build_planning_problem(model, three_workers, PlanRequest(profile=profile)).of_stages(planned.stages).prediction
+    )
     assert {(link.source, link.destination): link.bytes for link in expected.links} == {
         ("client", "machine-a"): 972,
         ("machine-a", "machine-b"): pytest.approx(2592 * 2 / 3),

@@ -21,7 +21,7 @@ from tvm_split.planner.fewest_machines import one_machine_advice
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import replan
-from tvm_split.posing import pose
+from tvm_split.planning_problem import build_planning_problem
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 IMAGE = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -190,7 +190,7 @@ def test_shards_by_hand_are_predicted_where_that_is_asked_for(convolutions: tvm_
     content = json.loads((tmp_path / "plan.json").read_text())
     content["stages"][0]["shares"] = [0.5001, 0.4999]
     assert tvm_split.Plan.from_dict(content).prediction is None
-    profile = pose(convolutions, cluster, PlanRequest()).profile
+    profile = build_planning_problem(convolutions, cluster, PlanRequest()).profile
     by_profile = tvm_split.plan(convolutions, cluster, shards=shards, profile=profile)
     assert by_profile.prediction == plan.prediction
     wrong = [dataclasses.replace(shards[0], axis="heads")]

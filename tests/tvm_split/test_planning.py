@@ -18,7 +18,7 @@ from tvm_split.launchers.local import Local
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import replan
-from tvm_split.posing import pose
+from tvm_split.planning_problem import build_planning_problem
 from tvm_split.simulation.scenario import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 
@@ -193,7 +193,7 @@ def test_demands_are_never_dropped(model):
 
 def test_a_split_by_hand_is_predicted_by_a_profile(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
+    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
     plan = tvm_split.plan(wide, cluster, split={A: ["0"], B: ["1"]}, profile=profile)
     best = tvm_split.plan(wide, cluster, profile=profile)
     assert plan.origin == "by hand"
@@ -205,7 +205,7 @@ def test_a_split_by_hand_is_predicted_by_a_profile(wide):
 def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
     """Machines have several stages and send tensors to each other; the simulation agrees with the prediction."""
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
+    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
     once = tvm_split.plan(wide, cluster, split={A: ["0", "1"], B: ["2", "3"]}, profile=profile)
     twice = tvm_split.plan(wide, cluster, split={A: ["0", "2"], B: ["1", "3"]}, profile=profile)
     assert [step.stage for step in twice.prediction.steps] == [stage.name for stage in twice.stages]
@@ -223,7 +223,7 @@ def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
 
 def test_improved_by_what_happened(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
+    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
     current = tvm_split.plan(wide, cluster, profile=profile)
     slow = Measured({B: 3.0}, profiled_at=0.0)
     better, change = replan(wide, cluster, current, slow, request=PlanRequest(profile=profile))
@@ -251,7 +251,7 @@ def test_the_precision_stays_that_of_the_plan(wide):
 
 def test_replicas_are_kept_when_nothing_is_better(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
+    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
     request = PlanRequest(profile=profile, replicas=True, stages=1)
     current = tvm_split.plan(wide, cluster, request=request)
     assert current.stages[0].machines == (A, B)
@@ -262,7 +262,7 @@ def test_replicas_are_kept_when_nothing_is_better(wide):
 
 def test_what_cannot_be_improved(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
+    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
     current = tvm_split.plan(wide, cluster, profile=profile)
     with pytest.raises(PlanError, match="profiled again"):
         replan(wide, cluster, current, Measured({A: 2.0}, profiled_at=123.0), request=PlanRequest(profile=profile))
@@ -273,7 +273,7 @@ def test_what_cannot_be_improved(wide):
 
 def test_plans_with_shards_are_predicted_by_a_profile(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = pose(wide, cluster, PlanRequest(estimate=True)).profile
+    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
     shards = [tvm_split.Shard("0", "1", "channels", {A: 0.5, B: 0.5})]
     planned = tvm_split.plan(wide, cluster, shards=shards, profile=profile)
     assert planned.prediction.method.startswith("given")

@@ -13,7 +13,7 @@ from tvm_split.display.console import STDOUT, print_json
 from tvm_split.units import age_text, bytes_text
 
 if TYPE_CHECKING:
-    from tvm_split.profiling.store import Kept
+    from tvm_split.profiling.store import StoreFile
 
 
 def cache(
@@ -31,7 +31,7 @@ def cache(
     from tvm_split.compiler import build_cache, tuning_folder
     from tvm_split.profiling import store
 
-    measured = store.kept(store.default_folder())
+    measured = store.store_files(store.default_folder())
     other_folders = {"tuned kernels": tuning_folder.default_folder(), "workers' blobs": cache_folder("blobs")}
     compiled = list(build_cache.default_folder().glob("*"))
     if action == "clear":
@@ -63,7 +63,7 @@ def cache(
         STDOUT.print(line, markup=False, highlight=False, soft_wrap=True)  # unwrapped, so that paths can be copied
 
 
-def _line(entry: Kept) -> str:
+def _line(entry: StoreFile) -> str:
     if not entry.measured_at:
         return f"{entry.path.name}: cannot be read, and is measured again"
     of = f"links from {entry.subject.get('links from')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -17,12 +17,12 @@ from tvm_split.display.console import STDOUT, print_unwrapped
 
 def tracker(
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where it is called (port 0: any).")
+        str, typer.Option(metavar="HOST:PORT", help="Where it listens (port 0: any free port).")
     ] = "127.0.0.1:9190",
 ) -> None:
     """Run a TVM RPC tracker until Ctrl-C or SIGTERM: it lists the workers, and the devices for tuning.
 
-    Anybody who reaches a tracker can register there.
+    A tracker accepts everyone who can connect to it.
 
     Example: tvm-split tracker --listen 0.0.0.0:9190
     """
@@ -32,13 +32,12 @@ def tracker(
         from tvm.rpc.tracker import TrackerServerHandler
     except ImportError as error:
         raise TvmSplitError("a tracker needs tornado: pip install 'tvm-split[tracker]'") from error
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        listening = socket.create_server((address.host, address.port), family=family)
+        listening = address.listen()
     except OSError as error:
         raise TvmSplitError(f"cannot listen at {listen}: {error.strerror or error}") from error
-    asyncio.set_event_loop(asyncio.new_event_loop())  # in this process, where TVM's own command starts another one
+    asyncio.set_event_loop(asyncio.new_event_loop())  # TVM's server needs one; TVM's command makes it in a subprocess
     server = TrackerServerHandler(listening, secrets.token_hex(16))
-    print_unwrapped(f"the tracker listens at {Address(address.host, listening.getsockname()[1])}")
+    print_unwrapped(f"the tracker listens at {replace(address, port=listening.getsockname()[1])}")
     STDOUT.file.flush()
     server.run()

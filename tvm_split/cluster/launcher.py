@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 from urllib.parse import parse_qsl
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from rpc_runtime.client.worker_client import on_every_machine
 from rpc_runtime.registry import Registry
@@ -20,6 +18,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
 from tvm_split.cluster.discovery import AskedMachine
 from tvm_split.errors import ClusterError
+from tvm_split.values import adapter_of
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
@@ -95,7 +94,7 @@ class Running:
 
 
 class Listed:
-    """Workers that a service lists; one that was started again is called at the address that is listed now."""
+    """Workers that a service lists. If one does not listen, all addresses are read from the service again."""
 
     def __init__(self, launcher: Launcher, cluster: Cluster) -> None:
         self._launcher = launcher
@@ -169,12 +168,9 @@ def launcher_at(location: str) -> Launcher:
     return _validated(kind, parameters, location)
 
 
-_adapter: Callable[..., TypeAdapter[Any]] = cache(TypeAdapter)
-
-
 def _validated(kind: type[Launcher], parameters: dict[str, Any], shown: str) -> Launcher:
     try:
-        return cast(Launcher, _adapter(kind).validate_python(parameters))
+        return cast(Launcher, adapter_of(kind).validate_python(parameters))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or kind.name
@@ -207,9 +203,8 @@ def _endpoints(cluster: Cluster) -> dict[str, WorkerEndpoint]:
 
 
 def _listens(endpoint: WorkerEndpoint) -> bool:
-    address = Address.parse(endpoint.address)
     try:
-        socket.create_connection((address.host, address.port), LISTENS_SECONDS).close()
+        Address.parse(endpoint.address).connect(LISTENS_SECONDS).close()
     except OSError:
         return False
     return True

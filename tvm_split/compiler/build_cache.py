@@ -35,14 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 def default_folder() -> Path:
+    """Return the folder of the keys' files."""
     return cache_folder("compiled")
 
 
 def key_of(targets: Iterable[Mapping[str, Any]], **parts: Any) -> str:
-    """Return a key (SHA-256) of ``parts``, which are JSON values, of the targets' compilers and of this project's code.
-
-    The code matters because every pass and every schedule may change what is compiled.
-    """
+    """Return a SHA-256 of ``parts`` (JSON values), the versions of the targets' compilers, and this project's code."""
     compilers = [
         version("apache-tvm"),
         version("apache-tvm-ffi"),
@@ -53,6 +51,7 @@ def key_of(targets: Iterable[Mapping[str, Any]], **parts: Any) -> str:
 
 @functools.cache
 def _code_digest() -> str:
+    """Return the digest of this project's code, since every pass and every schedule may change what is compiled."""
     digest = hashlib.sha256()
     for package in (tvm_split, relay_passes, schedules, rpc_runtime):
         for folder in package.__path__:
@@ -83,9 +82,9 @@ def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyTy
         with contextlib.closing(_store()) as store:
             for blob in store.pin(key, (*blobs, result)):
                 store.write(blob, [text if blob == result else blobs[blob].read_bytes()])
-            for path in default_folder().iterdir():
-                if not store.path(_result_of(path)).exists():
-                    path.unlink()
+            for path in default_folder().glob("[!.]*"):  # the others are being written
+                if not _has_result(path, store):
+                    path.unlink(missing_ok=True)
             with replacing(_key_file(key)) as file:
                 file.write(json.dumps(asdict(result)).encode())
     except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
@@ -103,3 +102,10 @@ def _key_file(key: str) -> Path:
 
 def _result_of(path: Path) -> BlobSpec:
     return BlobSpec(**json.loads(path.read_bytes()))
+
+
+def _has_result(path: Path, store: BlobStore) -> bool:
+    try:
+        return store.path(_result_of(path)).exists()
+    except (OSError, ValueError, LookupError, TypeError):  # it was left empty or damaged
+        return False

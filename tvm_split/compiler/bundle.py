@@ -216,7 +216,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 def _check_program(program: Program, plan: Plan) -> None:
     """Raise the error that a worker would raise for an inconsistent program."""
-    for tensor in (*program.given, *program.outputs):
+    for tensor in (*program.client_tensors, *program.outputs):
         value_of(type(tensor), message_of(pb.Tensor, tensor))
     for stage in program.stages:
         value_of(StageSpec, message_of(pb.Stage, stage))

@@ -92,13 +92,11 @@ def result_as_json(result: PlanResult) -> dict[str, Any]:
     }
 
 
-def plan_parts(
-    plan: Plan, shares: Sequence[float], *, details: bool = False, seconds_now: float | None = None
-) -> Iterator[Table | str | Text]:
+def plan_parts(plan: Plan, shares: Sequence[float], *, details: bool = False) -> Iterator[Table | str | Text]:
     """Yield the tables and sentences of a plan; without a prediction, only its stages.
 
-    ``shares`` are the stages' estimated shares of the model's work, ``seconds_now`` the current Unix time. ``details``
-    adds the lower bound, all compared plans, and a row for every stage of a long plan.
+    ``shares`` are the stages' estimated shares of the model's work. ``details`` adds the lower bound, all compared
+    plans, and a row for every stage of a long plan.
     """
     prediction = plan.prediction
     is_short = not details and sum(len(stage.machines) for stage in plan.stages) > MOST_ROWS
@@ -111,7 +109,7 @@ def plan_parts(
         yield Text("Every stage, and how each is shared and sends: --details", "dim")
     if prediction is None:
         return
-    yield from predicted_lines(prediction, plan.objective, time.time() if seconds_now is None else seconds_now)
+    yield from predicted_lines(prediction, plan.objective)
     if not details:
         yield from _best_others(plan, prediction)
         yield Text("What else was considered, and how sure this is: --details", "dim")
@@ -176,7 +174,7 @@ def ratio_to_plan(compared: ComparedPlan, prediction: Prediction, objective: str
     return objective_seconds(objective, prediction) / value if value > 0 else 1.0
 
 
-def predicted_lines(prediction: Prediction, objective: str, seconds_now: float) -> list[str]:
+def predicted_lines(prediction: Prediction, objective: str) -> list[str]:
     """Return lines with throughput and latency (the objective first), what limits them, and the measurements' age."""
     throughput = (
         f"{prediction.samples_per_second:.4g} micro-batches a second (one every {_ms(prediction.period_seconds)} ms)"
@@ -184,9 +182,8 @@ def predicted_lines(prediction: Prediction, objective: str, seconds_now: float) 
     latency = f"{_ms(prediction.latency_seconds)} ms for one alone"
     first, second = (latency, throughput) if objective == "latency" else (throughput, latency)
     proven = f"at most {prediction.gap:.2%} from the best" if prediction.gap > 0 else "proven the best"
-    age = (
-        f"measured {age_text(seconds_now - prediction.profiled_at)} ago" if prediction.profiled_at > 0 else "estimated"
-    )
+    profiled_at = prediction.profiled_at
+    age = f"measured {age_text(time.time() - profiled_at)} ago" if profiled_at > 0 else "estimated"
     return [
         f"Predicted: {first}; {second}",
         f"Limited by {prediction.limiting}; {proven}; {age}",

@@ -35,7 +35,7 @@ from tvm_split.frontends.stablehlo.modules import (
 from tvm_split.model import Model
 from tvm_split.units import short_list
 
-_REMEDY = (
+_CHOICE_REMEDY = (
     ". It chooses by the values of an array: write that line with jax.numpy.where, or give the part of the network "
     "before or after it"
 )
@@ -137,7 +137,7 @@ def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> t
         closed = jax.make_jaxpr(call)(*arrays)
     except Exception as error:
         inputs = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
-        remedy = _REMEDY if isinstance(error, jax.errors.ConcretizationTypeError) else ""
+        remedy = _CHOICE_REMEDY if isinstance(error, jax.errors.ConcretizationTypeError) else ""
         raise ModelImportError(
             f"JAX cannot trace {shown} for inputs {inputs}: {first_line(error)}{line_of_source(error)}{remedy}"
         ) from error

@@ -67,7 +67,7 @@ class Kubernetes(WithAccess, Launcher):
             port = _port(pod["spec"]["containers"])
             host = cleaned(_host(pod))
         except (KeyError, TypeError, AttributeError) as error:
-            raise ProtocolError(f"kubectl answers with a pod that is none: it lacks {error}") from error
+            raise ProtocolError(f"kubectl returned an invalid pod: it lacks {error}") from error
         endpoint = WorkerEndpoint(name, str(Address(host, port or 0)), self.token, self.tls)
         if port is None:
             return AskedMachine(

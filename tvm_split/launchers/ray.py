@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -214,8 +213,7 @@ def _join(ray: Any, address: str | None) -> bool:
     where = address or "this host"
     try:
         if address is not None:  # checked first, since Ray itself retries for minutes
-            head = Address.callable(address)
-            socket.create_connection((head.host, head.port), CONNECT_SECONDS).close()
+            Address.callable(address).connect(CONNECT_SECONDS).close()
         ray.init(address=address or "auto", log_to_driver=False, logging_level="warning")
     except (OSError, ConnectionError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

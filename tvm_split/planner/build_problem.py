@@ -55,8 +55,10 @@ def model_problem(
         maximum_latency_seconds=request.latency_limit_seconds,
         buffers=BUFFERS,
         shared_cores=profile.shared_cores,
-        client_transfer_seconds=statistics.fmean(cost.transfer_seconds for cost in client_costs),
-        client_transfer_seconds_per_byte=statistics.fmean(cost.transfer_seconds_per_byte for cost in client_costs),
+        client_transfer_seconds=statistics.fmean(cost.client_transfer_seconds for cost in client_costs),
+        client_transfer_seconds_per_byte=statistics.fmean(
+            cost.client_transfer_seconds_per_byte for cost in client_costs
+        ),
     )
 
 
@@ -77,7 +79,7 @@ def _link(link: LinkProfile, buses: Mapping[str, Bus]) -> ProblemLink:
 
 
 def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
-    """Streaming costs of the machines that share cores with the client; they approximate the client's own costs."""
+    """Streaming costs of the machines that share cores with the client."""
     near = {name for shared in profile.shared_cores if CLIENT in shared.machines for name in shared.machines}
     return [machine.streaming for machine in profile.machines if machine.machine in near] or [StreamingCost()]
 

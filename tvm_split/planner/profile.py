@@ -43,10 +43,15 @@ class PieceTime:
 
 @dataclass(frozen=True)
 class StreamingCost:
-    """The computing time that every tensor which is sent or received costs in a stream; 0 where cores are spare."""
+    """The computing time of a machine that every tensor which it sends or receives costs; 0 where cores are spare.
+
+    ``client_…`` is what a tensor to or from this machine costs the client.
+    """
 
     transfer_seconds: float = 0.0
     transfer_seconds_per_byte: float = 0.0
+    client_transfer_seconds: float = 0.0
+    client_transfer_seconds_per_byte: float = 0.0
 
 
 @dataclass(frozen=True)

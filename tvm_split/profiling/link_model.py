@@ -34,13 +34,15 @@ class LinkSample:
 
     ``single_seconds`` is the usual time of a single tensor, from the end of compute at the source to the start of
     compute at the destination. ``stream_seconds`` is the time per tensor in a stream, or None. On a link with the
-    client, ``processor_seconds`` is the CPU time per tensor of the machine that receives it and sends one.
+    client, ``processor_seconds`` is the CPU time that the machine takes to receive a tensor and send one, and
+    ``client_seconds`` that of the client.
     """
 
     size_bytes: int
     single_seconds: float
     stream_seconds: float | None
     processor_seconds: float = 0.0
+    client_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -116,13 +118,19 @@ def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
 
 
 def transfer_cost(to_machine: ProbedLink, from_machine: ProbedLink) -> StreamingCost:
-    """Return the CPU time that a machine takes for a transfer, from the probes of its links with the client.
+    """Return the CPU time that a transfer takes at both ends, from the probes of a machine's links with the client.
 
-    In each of them it receives a tensor and sends one; one of the two has the probed size, the other is small.
+    In each of them both ends receive a tensor and send one; one of the two has the probed size, the other is small.
     """
     both = to_machine.samples, from_machine.samples
+    machine_cost = _line([[(sample.size_bytes, sample.processor_seconds) for sample in samples] for samples in both])
+    client_cost = _line([[(sample.size_bytes, sample.client_seconds) for sample in samples] for samples in both])
+    return StreamingCost(*machine_cost, *client_cost)
+
+
+def _line(series: Sequence[Sequence[tuple[int, float]]]) -> tuple[float, float]:
+    """Return the seconds of a tensor and of a byte, from the seconds of a tensor of each size and of a small one."""
     per_byte = statistics.fmean(
-        (largest.processor_seconds - smallest.processor_seconds) / (largest.size_bytes - smallest.size_bytes)
-        for smallest, *_, largest in both
+        (most - least) / (largest - smallest) for (smallest, least), *_, (largest, most) in series
     )
-    return StreamingCost(statistics.fmean(samples[0].processor_seconds / 2 for samples in both), max(per_byte, 0.0))
+    return statistics.fmean(samples[0][1] / 2 for samples in series), max(per_byte, 0.0)

@@ -244,7 +244,8 @@ class _Probing:
                 elsewhere = passage.single_seconds / 2
             transport = passage.transports[ends]
             single = max(passage.single_seconds - elsewhere, 0.0)
-            samples.append(LinkSample(worthwhile, single, passage.stream_seconds, passage.processor_seconds))
+            cpu_seconds = passage.processor_seconds, passage.client_seconds
+            samples.append(LinkSample(worthwhile, single, passage.stream_seconds, *cpu_seconds))
         return ProbedLink(time.time(), tuple(samples), transport)
 
     def _bus_seconds(self, ends: Ends) -> float:
@@ -286,12 +287,13 @@ class Passage:
     """Times of a tensor through a pipeline, without its computing, in seconds.
 
     ``single_seconds`` is the lower quartile of single runs. In a stream, a result arrives every ``stream_seconds``, and
-    the machines take ``processor_seconds`` of CPU time per micro-batch.
+    the machines take ``processor_seconds`` of CPU time per micro-batch, and this process ``client_seconds``.
     """
 
     single_seconds: float
     stream_seconds: float | None
     processor_seconds: float
+    client_seconds: float
     transports: Mapping[Ends, str]
 
 
@@ -307,18 +309,20 @@ def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], series_sec
             computed[event.stage][event.sequence] = (event.end_nanoseconds - event.start_nanoseconds) / 1e9
     singles = [seconds - sum(stage[number] for stage in computed.values()) for number, seconds in enumerate(runs, 1)]
     usual = sum(statistics.median(stage.values()) for stage in computed.values())
-    stream_seconds, processor_seconds = None, 0.0
+    stream_seconds, processor_seconds, client_seconds = None, 0.0, 0.0
     if runs[0] < HOPELESS_SECONDS:
         streamed = 1 + _times(series_seconds, runs[0] / 2)
         before = sum(pipeline.processor_seconds().values())
+        client_before = time.process_time()
         arrivals = [time.perf_counter() for _ in pipeline.stream([inputs] * streamed)]
+        client_seconds = (time.process_time() - client_before) / streamed
         after = sum(pipeline.processor_seconds().values())
         processor_seconds = max((after - before) / streamed - usual, 0.0)
         stream_seconds = (arrivals[-1] - arrivals[0]) / (streamed - 1)
     transports = {(link.source, link.destination): link.transport for link in pipeline.links()}
     # Other programs only make runs longer, so the lower quartile counts.
     single_seconds = statistics.quantiles(singles, n=4, method="inclusive")[0]
-    return Passage(max(single_seconds, 0.0), stream_seconds, processor_seconds, transports)
+    return Passage(max(single_seconds, 0.0), stream_seconds, processor_seconds, client_seconds, transports)
 
 
 def _times(series_seconds: float, seconds: float) -> int:

@@ -38,31 +38,29 @@ def confirmed_fastest(
     seconds_of: Callable[[Measured], float],
     *,
     limit_seconds: float,
-    within: float = WITHIN,
-    rounds: tuple[int, int] = ROUNDS,
 ) -> dict[Key, Confirmed[Measured]]:
     """Return the fastest measurement by key. Rounds alternate their order, so that no key always follows the same one.
 
-    After the first number of ``rounds``, only unconfirmed keys are measured again, up to the second number of rounds.
+    After the first number of `ROUNDS`, only unconfirmed keys are measured again, up to the second number of rounds.
     No round starts that would probably end after ``limit_seconds``, except the first one.
     """
     samples: dict[Key, list[Measured]] = {key: [] for key in measures}
     begin = time.monotonic()
-    for number in range(rounds[1]):
-        pending = [key for key in measures if number < rounds[0] or not _is_confirmed(samples[key], seconds_of, within)]
+    for number in range(ROUNDS[1]):
+        pending = [key for key in measures if number < ROUNDS[0] or not _is_confirmed(samples[key], seconds_of)]
         if not pending or (number and (time.monotonic() - begin) * (number + 1) / number > limit_seconds):
             break
         for key in pending if number % 2 == 0 else reversed(pending):
             samples[key].append(measures[key]())
     return {
-        key: Confirmed(min(key_samples, key=seconds_of), _is_confirmed(key_samples, seconds_of, within))
+        key: Confirmed(min(key_samples, key=seconds_of), _is_confirmed(key_samples, seconds_of))
         for key, key_samples in samples.items()
     }
 
 
-def _is_confirmed(samples: list[Measured], seconds_of: Callable[[Measured], float], within: float) -> bool:
+def _is_confirmed(samples: list[Measured], seconds_of: Callable[[Measured], float]) -> bool:
     fastest, *slower = sorted(map(seconds_of, samples))
-    return bool(slower) and slower[0] <= fastest * (1 + within)
+    return bool(slower) and slower[0] <= fastest * (1 + WITHIN)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _was_locked(folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoreFile:
     """A store's file: its subject and the time of each measurement; both empty if it cannot be read."""
 
     path: Path
@@ -132,16 +132,16 @@ class Kept:
     measured_at: Sequence[float]
 
 
-def kept(folder: Path) -> tuple[Kept, ...]:
+def store_files(folder: Path) -> tuple[StoreFile, ...]:
     """Return all stores in a folder."""
-    return tuple(_kept(path) for path in sorted(folder.glob("*.json")))
+    return tuple(_store_file(path) for path in sorted(folder.glob("*.json")))
 
 
-def _kept(path: Path) -> Kept:
+def _store_file(path: Path) -> StoreFile:
     subject: Mapping[str, Any] = {}
     moments: Sequence[float] = ()
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         content = json.loads(path.read_bytes())
         moments = [float(entry["measured_at"]) for entry in content["entries"].values()]
         subject = {**content["subject"]}
-    return Kept(path, path.stat().st_size, subject, moments)
+    return StoreFile(path, path.stat().st_size, subject, moments)

@@ -149,10 +149,10 @@ class ShardCandidates:
                 continue  # runs of blocks that can be sharded one by one may not be possible together
         best = sorted(plans.values(), key=self._rank)
         balanced = [*map(self._balanced, best[:MOST_BALANCED]), *best[MOST_BALANCED:]]
-        return tuple(sorted(self.kept(balanced), key=self._value))
+        return tuple(sorted(self.within_demands(balanced), key=self._value))
 
-    def kept(self, plans: Iterable[ShardPlan]) -> tuple[ShardPlan, ...]:
-        """The plans that satisfy the demands."""
+    def within_demands(self, plans: Iterable[ShardPlan]) -> tuple[ShardPlan, ...]:
+        """Return the plans that satisfy the demands."""
         return tuple(plan for plan in plans if self.keeps_demands(plan))
 
     def _value(self, plan: ShardPlan) -> float:

@@ -54,8 +54,8 @@ class ShardChoice:
         self._candidates, self._profile, self._problem, self._cluster = candidates, profile, problem, cluster
         self._on_progress = on_progress or (lambda what, done, steps: None)
 
-    def given(self, stages: tuple[Stage, ...], best_bound_seconds: float) -> Choice:
-        """The prediction of stages by hand; ``best_bound_seconds`` is the lower bound for plans of whole layers."""
+    def of_stages(self, stages: tuple[Stage, ...], best_bound_seconds: float) -> Choice:
+        """Return stages by hand with their prediction; ``best_bound_seconds`` is that of whole layers."""
         bound = min(best_bound_seconds, division_bound(self._problem))
         (plan,) = self._timed((self._candidates.estimated(stages),))
         return self._chosen(plan, Certificate(bound, f"given; the bound is of {DIVIDED}"))
@@ -64,29 +64,29 @@ class ShardChoice:
         """Whether stages, some of them sharded, satisfy the demands, by estimates."""
         return self._candidates.keeps_demands(self._candidates.estimated(stages))
 
-    def beside(self, whole: Choice | None, refusal: PlanError | None = None) -> Choice:
-        """The better of the best plan of whole layers and the best plan found with sharded stages.
+    def better_of(self, whole: Choice | None, refusal: PlanError | None = None) -> Choice:
+        """Return the better of ``whole``, the best plan of whole layers, and the best plan found with sharded stages.
 
         ``whole`` is None if there is no plan of whole layers; then ``refusal`` is raised if no other plan is found.
         """
         value = float("inf") if whole is None else self._value(whole.prediction)
         bound = division_bound(self._problem)
         if whole is not None and bound >= value * (1 - MARGIN):
-            return self._stays(whole, bound, None)
+            return self._of_whole_layers(whole, bound, None)
         self._on_progress("considering splits inside layers", 0, 1)
         candidates = self._candidates.candidates()
         near: Sequence[ShardPlan] = [
             candidate for candidate in candidates if self._value(candidate.evaluation) <= WORTH_TIMING * value
         ][:MOST_TIMED]
         if near and self._cluster is not None:
-            near = self._candidates.kept(self._timed(near))
+            near = self._candidates.within_demands(self._timed(near))
         best = min(near, key=lambda plan: self._value(plan.evaluation), default=None)
         self._on_progress("considering splits inside layers", 1, 1)
         if best is not None and self._value(best.evaluation) < value * (1 - MARGIN):
             return self._chosen(best, self._certificate(best, near, whole, bound))
         if whole is None:
             raise refusal or PlanError("no plan was found")
-        return self._stays(whole, bound, best or next(iter(candidates), None))
+        return self._of_whole_layers(whole, bound, best or next(iter(candidates), None))
 
     def _value(self, timed: Timed) -> float:
         return objective_seconds(self._problem.objective, timed)
@@ -121,7 +121,7 @@ class ShardChoice:
         method = f"splits inside layers considered, the best few {how}; the bound is of {DIVIDED}"
         return Certificate(bound, method, "", tuple(sorted(lost, key=self._value)))
 
-    def _stays(self, whole: Choice, bound: float, best: ShardPlan | None) -> Choice:
+    def _of_whole_layers(self, whole: Choice, bound: float, best: ShardPlan | None) -> Choice:
         """Choose the plan of whole layers, and say why no plan with sharded stages is better."""
         prediction, value = whole.prediction, self._value(whole.prediction)
         count = len(whole.machines)

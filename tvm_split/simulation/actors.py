@@ -279,7 +279,7 @@ class Client:
     def __post_init__(self) -> None:
         self._results = ResultQueue(self.program)
         self._resting = Resting(self.clock.environment)
-        self._sends = self.plan.sends(self.program.given)
+        self._sends = self.plan.sends(self.program.client_tensors)
 
     def connect(self, links: Mapping[str, Link]) -> None:
         self.links = links

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.inputs import checked_inputs, given_arrays
+from rpc_runtime.program.inputs import checked_inputs, client_arrays
 from rpc_runtime.program.program import InputCut, Program, TensorSpec
 from tests.helpers.rpc_runtime.specs import tensor
 
@@ -107,9 +107,9 @@ def test_the_client_has_inputs_and_cuts_of_them() -> None:
         InputCut(TensorSpec("right", (2, 2), "uint8"), "image", 1, 1),
     )
     program = Program(PROGRAM.inputs, (), (), cuts=cuts)
-    assert [spec.name for spec in program.given] == ["x", "image", "upper", "right"]
+    assert [spec.name for spec in program.client_tensors] == ["x", "image", "upper", "right"]
     image = np.arange(6, dtype=np.uint8).reshape(2, 3)
-    x, whole, upper, right = given_arrays(program, [X, image])
+    x, whole, upper, right = client_arrays(program, [X, image])
     assert (x is X, whole is image) == (True, True)
     np.testing.assert_array_equal(upper, [[0, 1, 2]])
     np.testing.assert_array_equal(right, [[1, 2], [4, 5]])

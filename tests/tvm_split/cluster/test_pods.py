@@ -76,7 +76,7 @@ def test_status_and_what_is_wrong(api: KubernetesApi, workers: LocalWorkers, tmp
     with pytest.raises(ClusterError, match="has no machine that can be deployed to"):
         Cluster.from_kubernetes(SELECTOR)
     api.pods = [{"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "x"}}]
-    with pytest.raises(ProtocolError, match="a pod that is none"):
+    with pytest.raises(ProtocolError, match="invalid pod"):
         Cluster.from_kubernetes(SELECTOR)
 
 

@@ -157,6 +157,17 @@ def test_damaged_or_foreign_files_are_not_used(cache: Path, harm: Callable[[Path
     assert second == first
 
 
+@pytest.mark.parametrize("name", [".writing-1", "0" * 64])
+def test_an_empty_file_does_not_end_the_keeping(cache: Path, name: str) -> None:
+    """A process that is killed, or a crash of the system, leaves one."""
+    (cache / "compiled").mkdir(mode=0o700)
+    (cache / "compiled" / name).touch()
+    model = model_of()
+    plan = plan_of(model)
+    compiled(model, plan, verify=False)
+    assert not compiled(model, plan, verify=False)[1]
+
+
 def test_every_bundle_is_compared_with_its_source() -> None:
     """Another source may have the same graph, if an importer overlooks the difference."""
     model = model_of()

@@ -95,7 +95,7 @@ def test_streams_take_from_computing_on_top_of_contention():
 
 
 def test_machines_that_share_cores_wait_for_one_and_the_client_too():
-    streaming = StreamingCost(0.003, 4e-9)
+    streaming = StreamingCost(0.003, 4e-9, 0.005, 2e-9)
     profile = with_streaming(chain_profile(TWO, contention=2.4), streaming)
     shared = dataclasses.replace(profile, shared_cores=(SharedCores((A, B, "client"), 1),))
     apart, crowded = chain_problem(profile), chain_problem(shared)
@@ -105,11 +105,11 @@ def test_machines_that_share_cores_wait_for_one_and_the_client_too():
     for problem in (apart, crowded):
         assert [machine.transfer_seconds for machine in problem.machines] == pytest.approx([0.003, 0.003])
     assert crowded.shared_cores == shared.shared_cores
-    assert crowded.client_transfer_seconds == pytest.approx(0.003)
-    assert crowded.client_transfer_seconds_per_byte == pytest.approx(4e-9)
+    assert crowded.client_transfer_seconds == pytest.approx(0.005)
+    assert crowded.client_transfer_seconds_per_byte == pytest.approx(2e-9)
     assert (apart.shared_cores, apart.client_transfer_seconds) == ((), 0.0)
     enough = dataclasses.replace(shared, shared_cores=(SharedCores((A, B, "client"), 2),))
-    assert chain_problem(enough).client_transfer_seconds == pytest.approx(0.003)
+    assert chain_problem(enough).client_transfer_seconds == pytest.approx(0.005)
 
 
 def test_pins_take_all_pieces_below_a_name():

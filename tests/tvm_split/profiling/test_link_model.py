@@ -75,14 +75,17 @@ def test_slow_links_are_probed_with_little(bytes_per_second: float, latency: flo
         assert latency + size / bytes_per_second < WORTHWHILE_SECONDS * 1.01
 
 
-def test_a_transfer_costs_half_of_what_a_machine_takes_to_receive_and_send() -> None:
+def test_a_transfer_costs_half_of_what_each_end_takes_to_receive_and_send() -> None:
     def probed(seconds_per_byte: float) -> ProbedLink:
-        sizes = 64, 1 << 16, 1 << 20
-        return ProbedLink(
-            0.0, tuple(LinkSample(n, 0.0, None, 2e-4 + (n - 64) * seconds_per_byte) for n in sizes), "shm"
-        )
+        samples = []
+        for size in (64, 1 << 16, 1 << 20):
+            rise = (size - 64) * seconds_per_byte
+            samples.append(LinkSample(size, 0.0, None, 2e-4 + rise, 6e-4 + 2 * rise))
+        return ProbedLink(0.0, tuple(samples), "shm")
 
     cost = transfer_cost(probed(1e-9), probed(3e-9))
     assert cost.transfer_seconds == pytest.approx(1e-4)
     assert cost.transfer_seconds_per_byte == pytest.approx(2e-9)
+    assert cost.client_transfer_seconds == pytest.approx(3e-4)
+    assert cost.client_transfer_seconds_per_byte == pytest.approx(4e-9)
     assert transfer_cost(probed(-1e-10), probed(-1e-10)).transfer_seconds_per_byte == 0.0

@@ -115,7 +115,7 @@ def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, m
         on_gpus = {stage.device for stage in pipeline.program.stages} == {"cuda"}
         size = max(tensor.size_bytes for stage in pipeline.program.stages for tensor in stage.inputs)
         seconds = 2e-4 + 2 * 3e-5 + 1e-3 + size / 1e9 if on_gpus else 2e-4
-        return Passage(seconds, None, 0.0, transports)
+        return Passage(seconds, None, 0.0, 0.0, transports)
 
     monkeypatch.setattr(link_probing, "describe_all", gpus_described)
     monkeypatch.setattr(link_probing, "Session", Opened)

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from tvm_split.errors import MeasurementsWarning
 from tvm_split.profiling.machine_times import CachedTime
-from tvm_split.profiling.store import Store, default_folder, kept
+from tvm_split.profiling.store import Store, default_folder, store_files
 
 MACHINE = {"hostname": "box", "machine": "machine-a", "threads": 1}
 KIND = TypeAdapter(CachedTime)
@@ -65,7 +65,7 @@ def test_a_damaged_file_is_measured_again(tmp_path: Path, content: bytes) -> Non
     with pytest.warns(MeasurementsWarning, match=re.escape(str(path))):  # noqa: PT031
         damaged = Store(tmp_path, MACHINE)
         assert damaged.get("k", KIND) is None
-        assert [store.path for store in kept(tmp_path)] == [path]
+        assert [store.path for store in store_files(tmp_path)] == [path]
         damaged.put({"k": ENTRY})
     assert Store(tmp_path, MACHINE).get("k", KIND) == ENTRY
 

@@ -16,7 +16,7 @@ from tvm_split.compiler.sharding import partition
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
-from tvm_split.posing import pose
+from tvm_split.planning_problem import build_planning_problem
 from tvm_split.shard_planning.estimates import PartEstimates
 
 A, B = "machine-a", "machine-b"
@@ -36,7 +36,7 @@ def cluster() -> tvm_split.Cluster:
 
 
 def profile_of(model: tvm_split.Model, cluster: tvm_split.Cluster) -> ClusterProfile:
-    return pose(model, cluster, PlanRequest()).profile
+    return build_planning_problem(model, cluster, PlanRequest()).profile
 
 
 def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, *shards: tvm_split.Shard) -> Plan:

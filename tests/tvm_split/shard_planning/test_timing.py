@@ -10,7 +10,7 @@ from tests.models.torch_models import vgg
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replan import calibrated
 from tvm_split.planner.request import PlanRequest
-from tvm_split.posing import pose
+from tvm_split.planning_problem import build_planning_problem
 from tvm_split.shard_planning.estimates import PartEstimates
 from tvm_split.shard_planning.timing import profile_parts
 
@@ -41,7 +41,7 @@ def test_parts_are_timed_in_their_own_shapes_on_workers(three_workers: tvm_split
     ]
     assert sizes[A, B].predicted == sum(crossing)
     # Corrections of a machine's profile apply to parts, too.
-    profile = pose(model, three_workers, PlanRequest()).profile
+    profile = build_planning_problem(model, three_workers, PlanRequest()).profile
     corrections = (Corrections(), Corrections(((A, 2.0),)))
     estimates = [PartEstimates(model, calibrated(profile, correction)) for correction in corrections]
     plain, slower = (profile_parts(model, [plan], three_workers, estimate)[0].steps for estimate in estimates)

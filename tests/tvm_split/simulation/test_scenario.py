@@ -51,7 +51,7 @@ def planned(
 ) -> Plan:
     """A plan whose prediction has these parts."""
     profile = chain_profile({name: [1.0] for name in (A, B, C)}, **links)  # type: ignore[arg-type]
-    streaming = StreamingCost(transfer_seconds)
+    streaming = StreamingCost(transfer_seconds, client_transfer_seconds=transfer_seconds)
     profile = replace(profile, machines=tuple(replace(machine, streaming=streaming) for machine in profile.machines))
     problem = chain_problem(profile, "latency")
     prediction = predict(problem, parts, Certificate(0.0, "test"), profile, coded)
@@ -267,7 +267,7 @@ def test_a_plan_is_simulated_as_it_is_predicted(
 
 def test_replicas_that_share_cores_with_the_client() -> None:
     profile = chain_profile({A: [0.02, 0.01], B: [0.02, 0.01], C: [0.02, 0.01]}, latency_seconds=1e-4)
-    streaming = StreamingCost(0.001)
+    streaming = StreamingCost(0.001, client_transfer_seconds=0.001)
     machines = tuple(replace(machine, streaming=streaming) for machine in profile.machines)
     profile = replace(profile, machines=machines, shared_cores=(SharedCores((A, B, C, "client"), 2),))
     plan = planned_best(profile, (Stage((A, B), ("layer_0",), (0.5, 0.5)), Stage((C,), ("layer_1",))))

@@ -27,6 +27,8 @@ SHORTEST = 1e-100
 MOST_TABLES = 256
 MOST_ENTRIES = 200_000
 """Most entries in all tables of `SecondsAhead`; beyond that, the table for all machine classes is used."""
+DIVISION_SECONDS = 1.0
+"""Time limit of `division_bound`."""
 LEAST = 1e-9
 """Lower limit of a price, as a share of the highest price."""
 
@@ -183,7 +185,7 @@ class SecondsAhead:
         return leaving, staying
 
 
-def division_bound(problem: Problem, time_limit_seconds: float = 1.0) -> float:
+def division_bound(problem: Problem) -> float:
     """Return a lower bound, in seconds of the objective, for plans in which machines share a stage by sharding.
 
     Every piece is divided freely, without transfers. A part is assumed to take at least its share of the piece's time;
@@ -192,12 +194,12 @@ def division_bound(problem: Problem, time_limit_seconds: float = 1.0) -> float:
     every latency, it includes no contention for cores.
     """
     if problem.objective == "throughput":
-        return period_bound(instance_of(problem), Budget(time_limit_seconds))
+        return period_bound(instance_of(problem), Budget(DIVISION_SECONDS))
     alone = tuple(replace(machine, contention=1.0) for machine in problem.machines)
     instance = instance_of(replace(problem, machines=alone, shared_cores=()))
     machines = range(len(instance.machines))
     between = [float(instance.latency[a, b]) for a in machines for b in machines if a != b and instance.linked[a, b]]
-    divided = max(period_bound(instance, Budget(time_limit_seconds)), min(between, default=0.0))
+    divided = max(period_bound(instance, Budget(DIVISION_SECONDS)), min(between, default=0.0))
     is_fed = any(tensor.source == instance.client for tensor in instance.tensors)
     is_read = any(instance.client in tensor.destinations for tensor in instance.tensors)
     for is_used, linked, latency in (

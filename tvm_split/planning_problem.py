@@ -1,4 +1,4 @@
-"""Builds planning problems, of a model's pieces on a cluster's machines, and chooses plans for them."""
+"""Build the planning problem of a model and a cluster, and choose a plan for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tvm_split.steps import StepProgress
 
 
 @dataclass(frozen=True)
-class PosedProblem:
+class PlanningProblem:
     """The planning problem of a request. ``origin`` says whether its profile was measured or estimated."""
 
     model: Model
@@ -44,7 +44,7 @@ class PosedProblem:
     on_progress: StepProgress | None
 
     def best(self) -> Choice:
-        """The best plan of whole layers; for latency, or if none fits, possibly one with sharded layers."""
+        """Return the best plan of whole layers; for latency, or if none fits, possibly one with sharded layers."""
         request, refusal, whole = self.request, None, None
         may_shard = request.auto_shards and request.stages is None and len(self.cluster.machines) > 1
         may_shard = may_shard and request.precision == "float32"
@@ -57,10 +57,10 @@ class PosedProblem:
             refusal = error
         if whole is not None and not (may_shard and request.objective == "latency"):
             return whole
-        return self._shards.beside(whole, refusal)
+        return self._shards.better_of(whole, refusal)
 
     def of_stages(self, stages: tuple[Stage, ...]) -> Choice:
-        """Stages by hand, predicted, with the lower bound of the best plan."""
+        """Return stages by hand with their prediction and the lower bound of the best plan."""
         bound, pieces = math.inf, stages_of_pieces(self.profile, stages)
         try:
             best = solve(self.problem, time_limit_seconds=self.request.time_limit_seconds)
@@ -69,20 +69,20 @@ class PosedProblem:
                 return replace(self._whole(best, pieces), stages=stages)
         except PlanError:
             pass  # only sharded layers fit the machines, machines have several stages, or there is no link
-        return self._shards.given(stages, bound)
+        return self._shards.of_stages(stages, bound)
 
-    def corrected(self, measured: Measured) -> PosedProblem:
-        """The problem with the profile corrected by measurements of a plan."""
+    def corrected(self, measured: Measured) -> PlanningProblem:
+        """Return the problem with its profile corrected by measurements of a plan."""
         profile = calibrated(self.profile, corrections_of(measured))
         return replace(self, profile=profile, problem=_problem(self.model, self.cluster, profile, self.request))
 
-    def again(self, current: tuple[Stage, ...], threshold: float) -> tuple[Choice, Change]:
-        """The stages to run instead of the current ones; errors as of `tvm_split.planning.replan`."""
+    def replanned(self, current: tuple[Stage, ...], threshold: float) -> tuple[Choice, Change]:
+        """Return the stages to run instead of the current ones; raises as `tvm_split.planning.replan`."""
         machines = [machine for stage in current for machine in stage.machines]
         if any(stage.sharding for stage in current) or len(set(machines)) < len(machines):
             keeps_demands = self._shards.keeps_demands(current)
             best = self.best()
-            now = self._shards.given(current, best.prediction.lower_bound_seconds)
+            now = self._shards.of_stages(current, best.prediction.lower_bound_seconds)
             change = change_to(best.prediction, now.prediction, self.problem, threshold, keeps_demands=keeps_demands)
             return best if change.changed else now, change
         pieces = stages_of_pieces(self.profile, current)
@@ -99,7 +99,7 @@ class PosedProblem:
         return solve_by(self.request.strategy, problem, self.request.time_limit_seconds)
 
     def _whole(self, best: Solution, pieces: Sequence[Stage]) -> Choice:
-        """The choice of stages of pieces, compared with the best solution."""
+        """Return stages of pieces with their prediction, compared with the best solution."""
         predicted = partial(predict_solution, self.problem, self.profile, best, pieces)
         return Choice(stages_of_layers(self.model.graph, self.profile, pieces), predicted(), predicted)
 
@@ -112,8 +112,10 @@ class PosedProblem:
         return ShardChoice(candidates, self.profile, self.problem, cluster, self.on_progress)
 
 
-def pose(model: Model, cluster: Workers, request: PlanRequest, on_progress: StepProgress | None = None) -> PosedProblem:
-    """Measure or estimate the profile, unless ``request`` has one, and build the problem; errors as of `plan`."""
+def build_planning_problem(
+    model: Model, cluster: Workers, request: PlanRequest, on_progress: StepProgress | None = None
+) -> PlanningProblem:
+    """Measure or estimate the profile, unless ``request`` has one, and build the problem; raises as `plan`."""
     profile, origin = request.profile, "measured"
     if profile is None and (request.estimate or cluster.launcher.in_process):
         profile, origin = estimated_profile(model.description, cluster), "estimated"
@@ -123,7 +125,7 @@ def pose(model: Model, cluster: Workers, request: PlanRequest, on_progress: Step
         ).profile
     profile = with_identical_averaged(profile)
     problem = _problem(model, cluster, profile, request)
-    return PosedProblem(model, cluster, request, profile, problem, origin, on_progress)
+    return PlanningProblem(model, cluster, request, profile, problem, origin, on_progress)
 
 
 def plan_of_stages(
@@ -134,7 +136,7 @@ def plan_of_stages(
     stages: tuple[Stage, ...],
     prediction: Prediction | None = None,
 ) -> Plan:
-    """The plan of these stages of layers, with the targets of their machines."""
+    """Return the plan of these stages of layers, with the targets of their machines."""
     targets = resolve_targets(cluster, {machine for stage in stages for machine in stage.machines})
     machines = tuple(
         PlannedMachine(machine.name, targets[machine.name], machine.threads, machine.address)
