@@ -12,7 +12,7 @@ from tvm.target import Target
 from tvm_ffi.structural import StructuralKey
 
 from schedules import cpu, gpu
-from schedules.blocks import has_static_shapes, last_line, without_symbol
+from schedules.blocks import has_static_shapes, is_plain_code, last_line, without_pragma_scope, without_symbol
 from schedules.template import CHOICES_ATTRIBUTE
 from schedules.traits import is_cpu
 
@@ -51,7 +51,7 @@ def apply(module: tvm.IRModule, target: Target, database: TunedKernels | None = 
         if isinstance(function, tirx.PrimFunc) and not function.attrs.get(IS_SCHEDULED, 0):
             workload = StructuralKey(without_symbol(function))
             if workload not in done:
-                default = _schedule(workload.key, rules, variable.name_hint)
+                default = without_pragma_scope(_schedule(workload.key, rules, variable.name_hint))
                 done[workload] = default if database is None else _tuned(workload.key, default, target, database)
             functions[variable] = _keep_symbol(done[workload], function)
         else:
@@ -69,6 +69,8 @@ def chosen_rules(module: tvm.IRModule) -> dict[str, str]:
 
 
 def _schedule(function: tirx.PrimFunc, rules: Sequence[NamedRule], kernel: str) -> tirx.PrimFunc:
+    if is_plain_code(function):
+        return function.with_attr(SCHEDULE_ATTRIBUTE, UNSCHEDULED)
     for name, rule in rules:
         if not has_static_shapes(function) and name != "fallback":
             continue

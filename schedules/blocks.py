@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm_ffi import structural_walk
 
@@ -82,6 +83,20 @@ def buffers_of(function: tirx.PrimFunc) -> list[tirx.Buffer]:
 
 def has_static_shapes(function: tirx.PrimFunc) -> bool:
     return all(isinstance(extent, tirx.IntImm) for buffer in buffers_of(function) for extent in buffer.shape)
+
+
+def is_plain_code(function: tirx.PrimFunc) -> bool:
+    """Whether its root is one block of plain code, as TVM writes scatters; rules find their blocks below "root"."""
+    return isinstance(function.body, s_tir.SBlockRealize) and function.body.block.name_hint != "root"
+
+
+def without_pragma_scope(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Drop TVM's mark of plain code ``pragma_scope``: it changes nothing, and TVM's code generator warns of it."""
+
+    def attribute(statement: tirx.AttrStmt) -> tirx.Stmt:
+        return statement.body if statement.attr_key == "pragma_scope" else statement
+
+    return tvm_ffi.structural_map(function, [(tirx.AttrStmt, attribute)])
 
 
 def blocks_of(schedule: s_tir.Schedule) -> list[Block] | None:

@@ -1,13 +1,16 @@
 """What `schedules.apply` ensures for every module."""
 
 import numpy as np
+import pytest
+import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
 import schedules
 from schedules import cpu
 from schedules.blocks import new_schedule
-from tests.helpers.schedules.schedule_harness import HOST, evaluate, graph_of, lower, normal, rules, run
+from tests.helpers.schedules.schedule_harness import HOST, QUICK_HOST, evaluate, graph_of, lower, normal, rules, run
+from tvm_split.compiler.stage import code_of
 
 
 def small_network(builder, x):
@@ -72,6 +75,28 @@ def test_a_rule_that_fails_falls_to_the_next_and_says_so(monkeypatch, caplog):
     reason = "since the rule conv2d failed: ScheduleError: Cannot find a block with the specified name"
     assert any("conv2d" in message and message.endswith(reason) for message in warned)
     np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("target", [HOST, tvm.target.Target({"kind": "cuda", "arch": "sm_80"})], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda data, places, rows: relax.op.scatter_elements(data, places, rows, 0, "add"),
+        lambda data, places, rows: relax.op.scatter_nd(data, relax.op.strided_slice(places, [1], [0], [1]), rows),
+        lambda data, places, rows: relax.op.cumsum(rows, 0),
+        lambda data, places, rows: relax.op.sort(rows, 0),
+        lambda data, places, rows: relax.op.topk(rows, 1, 0, "values"),
+    ],
+    ids=["scatter_elements", "scatter_nd", "cumsum", "sort", "topk"],
+)
+def test_kernels_that_tvm_writes_as_plain_code_are_compiled_without_a_word(operation, target, caplog, capfd):
+    shapes = {"data": ((4, 3), "float32"), "places": ((2, 3), "int32"), "rows": ((2, 3), "float32")}
+    variables = [relax.Var(name, relax.TensorType(*shape)) for name, shape in shapes.items()]
+    lowered = lower(graph_of(lambda builder, *inputs: builder.emit(operation(*inputs)), variables), target)
+    if target is HOST:
+        code_of(lowered, QUICK_HOST)
+    assert not caplog.records
+    assert capfd.readouterr().err == ""
 
 
 def test_symbolic_shapes_and_scans_are_right():
