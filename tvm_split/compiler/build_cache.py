@@ -41,11 +41,8 @@ def default_folder() -> Path:
 
 def key_of(targets: Iterable[Mapping[str, Any]], **parts: Any) -> str:
     """Return a SHA-256 of ``parts`` (JSON values), the versions of the targets' compilers, and this project's code."""
-    compilers = [
-        version("apache-tvm"),
-        version("apache-tvm-ffi"),
-        *sorted({str(needs_of(target)) for target in targets}),
-    ]
+    tools = sorted({str(needs_of(target)) for target in targets})
+    compilers = [version("apache-tvm"), version("apache-tvm-ffi"), *tools]
     return hashlib.sha256(json.dumps([compilers, _code_digest(), parts], sort_keys=True).encode()).hexdigest()
 
 
