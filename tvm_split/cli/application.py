@@ -175,6 +175,10 @@ def _common(
 ) -> None:
     if debug:
         os.environ.update({DEBUG_VARIABLE: "1", "GRPC_VERBOSITY": "ERROR"})
+    if os.environ.get(DEBUG_VARIABLE, "") in ("", "0"):
+        # TensorFlow reports its devices, and that it uses oneDNN, which no log level leaves out.
+        for variable, value in (("TF_CPP_MIN_LOG_LEVEL", "1"), ("TF_ENABLE_ONEDNN_OPTS", "0")):
+            os.environ.setdefault(variable, value)
 
 
 def run_application() -> None:
