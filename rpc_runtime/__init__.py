@@ -7,10 +7,17 @@ import os
 # use the parent's connections (`processes.OwnProcess`). gRPC reads this variable at import.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
+
+
+def is_debugging() -> bool:
+    """Return whether this process shows where errors were raised, and what libraries log."""
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
 # gRPC logs refused handshakes and closed connections to standard error; callers get them as errors. gRPC reads this
 # variable when it is first used.
-DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
-if os.environ.get(DEBUG_VARIABLE, "") in ("", "0"):
+if not is_debugging():
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 # The default poller of grpcio 1.80 needs a third more CPU time for small messages (grpc#41432).

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import tvm_split
-from rpc_runtime import DEBUG_VARIABLE
+from rpc_runtime import DEBUG_VARIABLE, is_debugging
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.files import FULL
 from rpc_runtime.processes import take_stdout
@@ -134,7 +134,7 @@ def loaded(row: Command) -> Any:
 
 
 def _end_with(error: Exception, text: str, *, wrong_use: bool) -> None:
-    if os.environ.get(DEBUG_VARIABLE, "") not in ("", "0"):
+    if is_debugging():
         traceback.print_exception(error)
     print_error(text)
     raise typer.Exit(WRONG_USE if wrong_use else FAILED) from error
@@ -175,7 +175,7 @@ def _common(
 ) -> None:
     if debug:
         os.environ.update({DEBUG_VARIABLE: "1", "GRPC_VERBOSITY": "ERROR"})
-    if os.environ.get(DEBUG_VARIABLE, "") in ("", "0"):
+    if not is_debugging():
         # TensorFlow reports its devices, and that it uses oneDNN, which no log level leaves out.
         for variable, value in (("TF_CPP_MIN_LOG_LEVEL", "1"), ("TF_ENABLE_ONEDNN_OPTS", "0")):
             os.environ.setdefault(variable, value)
