@@ -86,10 +86,28 @@ def _has_class(value: Any, names: tuple[str, ...]) -> bool:
 
 def _holds(values: Any, names: tuple[str, ...]) -> bool:
     """Whether nested ``values`` hold an object of a class with one of these full names."""
-    if isinstance(values, Mapping | list | tuple):
-        parts = values.values() if isinstance(values, Mapping) else values
-        return any(_holds(part, names) for part in parts)
-    return _has_class(values, names)
+    return any(_has_class(leaf, names) for leaf in _leaves(values))
+
+
+def _leaves(values: Any) -> list[Any]:
+    """Return the values in nested lists, tuples and mappings; a container that occurs several times counts once.
+
+    Raises:
+        ModelImportError: they are nested too deep, or hold themselves.
+    """
+    leaves: list[Any] = []
+    level: list[Any] = [[values]]
+    for _ in range(MOST_LEVELS):
+        containers: dict[int, Any] = {}
+        for part in chain.from_iterable(value.values() if isinstance(value, Mapping) else value for value in level):
+            if isinstance(part, list | tuple | Mapping):
+                containers[id(part)] = part
+            else:
+                leaves.append(part)
+        level = list(containers.values())
+        if not level:
+            return leaves
+    raise ModelImportError(f"example_inputs are nested more than {MOST_LEVELS} deep, or hold themselves; give arrays")
 
 
 _TFLITE = b"TFL3"
@@ -219,7 +237,7 @@ def load_model(
     if not isinstance(name, str | None) or not isinstance(dimensions, Mapping | None):
         wrong = f"name is {name!r:.80} and dimensions is {dimensions!r:.80}"
         raise ModelImportError(f"{wrong}; name is a text, and dimensions a mapping such as {{'length': 128}}")
-    _require_shallow(example_inputs)
+    _leaves(example_inputs)  # raises an error if they are nested too deep for those who read them
     request = ImportRequest(example_inputs, batch, dict(dimensions or {}), name)
     _require_sizes(request)
     if example_inputs is None and _is_function(source) and not is_network(source):
@@ -241,17 +259,6 @@ def load_model(
     with ONE_AT_A_TIME:
         model: Model = getattr(importlib.import_module(module), function)(source, request)
     return model
-
-
-def _require_shallow(examples: Any) -> None:
-    """Raise a ModelImportError for lists, tuples and mappings that hold themselves, or are nested too deep."""
-    level: list[Any] = [[examples]]
-    for _ in range(MOST_LEVELS):
-        parts = chain.from_iterable(value.values() if isinstance(value, Mapping) else value for value in level)
-        level = list({id(part): part for part in parts if isinstance(part, list | tuple | Mapping)}.values())
-        if not level:
-            return
-    raise ModelImportError(f"example_inputs are nested more than {MOST_LEVELS} deep, or hold themselves; give arrays")
 
 
 def _require_sizes(request: ImportRequest) -> None:
