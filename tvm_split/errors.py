@@ -88,7 +88,7 @@ class OneMachineWarning(UserWarning):
     """One machine alone is faster than the split, or than any split; the message gives both figures."""
 
 
-def first_line(error: BaseException) -> str:
+def class_and_first_line(error: BaseException) -> str:
     """Return the class of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -16,7 +16,7 @@ import numpy as np
 from jax import export, tree_util
 from jax.extend import core
 
-from tvm_split.errors import ModelImportError, first_line, last_line
+from tvm_split.errors import ModelImportError, class_and_first_line, last_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import with_output_names
 from tvm_split.frontends.convert import line_of_source
@@ -138,9 +138,8 @@ def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> t
     except Exception as error:
         inputs = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
         remedy = _CHOICE_REMEDY if isinstance(error, jax.errors.ConcretizationTypeError) else ""
-        raise ModelImportError(
-            f"JAX cannot trace {shown} for inputs {inputs}: {first_line(error)}{line_of_source(error)}{remedy}"
-        ) from error
+        reason = f"{class_and_first_line(error)}{line_of_source(error)}{remedy}"
+        raise ModelImportError(f"JAX cannot trace {shown} for inputs {inputs}: {reason}") from error
 
     def with_weights(weights: Sequence[Any], *arguments: Any) -> Any:
         return core.jaxpr_as_fun(core.ClosedJaxpr(closed.jaxpr, weights))(*arguments)

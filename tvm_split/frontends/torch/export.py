@@ -18,7 +18,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from tvm_split.errors import ModelImportError, first_line
+from tvm_split.errors import ModelImportError, class_and_first_line
 from tvm_split.frontends.convert import line_of_source
 from tvm_split.frontends.torch.tensors import dtype_name, shown
 from tvm_split.units import short_list
@@ -118,7 +118,7 @@ def _reason(error: Exception, run: Callable[[], Any]) -> str:
         except Exception as own_error:
             # Torch's messages about real tensors have the sizes, those about the traced ones often do not.
             error, remedy = own_error, "The network itself fails: give example_inputs that it can be called with"
-        reason = first_line(error)
+        reason = class_and_first_line(error)
     return f"{reason.rstrip('.')}{line_of_source(error)}. {remedy}"
 
 

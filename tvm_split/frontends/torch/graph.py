@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.exported_program import _decompose_exported_program, _split_decomp_table_to_cia_and_python_decomp
 from torch.export.graph_signature import InputKind, OutputKind
 
-from tvm_split.errors import ModelImportError, first_line
+from tvm_split.errors import ModelImportError, class_and_first_line
 from tvm_split.frontends.torch.conversions.resampling import RESAMPLINGS
 from tvm_split.frontends.torch.tensors import IMPORTABLE, require_importable, to_numpy
 
@@ -90,7 +90,7 @@ def decomposed(program: ExportedProgram) -> ExportedProgram:
                 decompose_custom_triton_ops=False,
             )
     except Exception as error:
-        raise ModelImportError(f"torch cannot decompose the exported program: {first_line(error)}") from error
+        raise ModelImportError(f"torch cannot decompose the exported program: {class_and_first_line(error)}") from error
     lowered.graph.eliminate_dead_code()
     return lowered
 

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from tvm_split.errors import ModelImportError, UntriedVersionWarning, first_line
+from tvm_split.errors import ModelImportError, UntriedVersionWarning, class_and_first_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.dimensions import checked_examples, open_sizes, with_rows
@@ -136,7 +136,7 @@ def _read(path: Path) -> ExportedProgram:
         return torch.export.load(str(path))
     except Exception as error:
         raise ModelImportError(
-            f"{str(path)!r} cannot be read as a program saved by torch.export.save: {first_line(error)}"
+            f"{str(path)!r} cannot be read as a program saved by torch.export.save: {class_and_first_line(error)}"
         ) from error
 
 
