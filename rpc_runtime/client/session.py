@@ -17,13 +17,12 @@ from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.watch import WorkerWatch
 from rpc_runtime.client.worker_client import (
     ANSWER_SECONDS,
-    MEASUREMENT_SECONDS,
     Answer,
     WorkerClient,
     WorkerDescription,
     on_every_machine,
 )
-from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program
@@ -243,44 +242,21 @@ class Session(Runner):
             self._dispatcher.moved()
 
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the statistics of each stage and replica since it was opened, in the program's order.
-
-        Raises:
-            ProtocolError: a worker's reply lacks a stage that it holds.
-        """
-        self._dispatcher.require_usable()
-        replies = self._by_stage(
-            lambda machine: self._clients[machine].statistics(self.deployment, MEASUREMENT_SECONDS)
-        )
-        for stage, statistics in zip(self.program.stages, replies, strict=True):
-            if statistics is None:
-                raise ProtocolError(f"{self._endpoints[stage.machine]} has no statistics of the stage {stage.name!r}")
-        return tuple(statistics for statistics in replies if statistics is not None)
-
-    def last_statistics(self) -> tuple[StageStatistics, ...]:
-        """Return `statistics`; after a failure, those up to the failure, of stages whose machines still answer."""
         self._dispatcher.require_open()
+        seconds = LAST_WORD_SECONDS if self._dispatcher.has_failed else ANSWER_SECONDS
 
-        def if_it_answers(machine: str) -> tuple[StageStatistics, ...]:
-            has_failed = self._dispatcher.has_failed
+        def ask(machine: str) -> tuple[StageStatistics, ...]:
             try:
-                return self._clients[machine].statistics(
-                    self.deployment, LAST_WORD_SECONDS if has_failed else ANSWER_SECONDS
-                )
+                return self._clients[machine].statistics(self.deployment, seconds)
             except TvmSplitError as error:
                 # A machine that does not answer has failed, even if the watch has not noticed it yet.
-                if has_failed or isinstance(error, WorkerUnavailableError | DeadlineError):
+                if self._dispatcher.has_failed or isinstance(error, WorkerUnavailableError | DeadlineError):
                     return ()
                 raise
 
-        replies = self._by_stage(if_it_answers)
-        return tuple(statistics for statistics in replies if statistics is not None)
-
-    def _by_stage(self, ask: Callable[[str], tuple[StageStatistics, ...]]) -> list[StageStatistics | None]:
-        """Return the statistics of each stage, in the program's order; None if its machine's answer lacks them."""
-        answers = chain.from_iterable(self._on_every_machine(ask).values())
-        by_stage = {(statistics.machine, statistics.name): statistics for statistics in answers}
-        return [by_stage.get((stage.machine, cleaned(stage.name))) for stage in self.program.stages]
+        by_stage = {(stage.machine, stage.name): stage for stage in chain(*self._on_every_machine(ask).values())}
+        keys = ((stage.machine, cleaned(stage.name)) for stage in self.program.stages)
+        return tuple(by_stage[key] for key in keys if key in by_stage)
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return the transport of each link; also after a failure."""

@@ -101,11 +101,12 @@ class StageExecutor:
             self._roused.put(None)
 
     def _run(self) -> None:
-        with self.lock:
-            self._scheduler.begin()
-        while (next_one := self._next_stage()) is not None and self._compute(*next_one):
-            pass
-        with self.lock:
+        try:
+            with self.lock:
+                self._scheduler.begin()
+            while (next_one := self._next_stage()) is not None and self._compute(*next_one):
+                pass
+        finally:
             self._stages = ()  # frees libraries and weights in the thread that used them
 
     def _next_stage(self) -> tuple[StageState, list[Any]] | None:

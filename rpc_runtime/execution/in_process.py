@@ -148,9 +148,6 @@ class InProcessRunner(Runner):
         }
         return tuple(by_stage[stage.machine, stage.name] for stage in self.program.stages)
 
-    def last_statistics(self) -> tuple[StageStatistics, ...]:
-        return self.statistics()  # statistics are never lost: a failed stage stops no machine here
-
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return (): there are no links in one process."""
         return ()

@@ -51,11 +51,10 @@ class Runner(Closing):
 
     @abstractmethod
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the statistics of each stage, in the program's order."""
+        """Return the statistics of each stage and replica whose machine answers, in the program's order.
 
-    @abstractmethod
-    def last_statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the statistics after a failure, of the stages whose machines still answer."""
+        Also after a failure; raises a `WorkerError` after `close`.
+        """
 
     @abstractmethod
     def links(self) -> tuple[LinkStatistics, ...]:

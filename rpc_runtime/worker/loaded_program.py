@@ -389,6 +389,12 @@ class LoadedProgram:
 
         Frees the rest if a part fails, as every call to a failed GPU does; the first error is logged.
         """
+        error = self._end_all()
+        trim_heap()  # no variable refers to the stages any more, even if their thread failed to free them
+        if error is not None:
+            logger.error("deployment %s: freeing it failed: %s", self.identifier[:8], error)
+
+    def _end_all(self) -> Exception | None:
         with self._lock:
             self._halt_locked()
             calls, self._calls = self._calls, []
@@ -400,11 +406,7 @@ class LoadedProgram:
             steps.append(partial(executor.join, JOIN_SECONDS))
         if self._transfers is not None:
             steps.append(self._transfers.close)
-        error = do_all(
-            [*steps, partial(self._drop_timer, None), partial(self._store.unpin, self.identifier), trim_heap]
-        )
-        if error is not None:
-            logger.error("deployment %s: freeing it failed: %s", self.identifier[:8], error)
+        return do_all([*steps, partial(self._drop_timer, None), partial(self._store.unpin, self.identifier)])
 
     def _loaded_locked(self) -> tuple[MachineProgram, Recorder]:
         self._check_open_locked()

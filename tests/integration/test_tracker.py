@@ -147,25 +147,6 @@ def test_deploy_tune_deploy_again(network, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_machine_that_leaves_and_comes_back(network, tmp_path):
-    with RpcLab(tmp_path, servers=0) as lab:
-        first, second = lab.start_worker(A), lab.start_worker(B)
-        lab.wait_listed(lambda workers: {A, B} <= set(workers))
-        kill_group(first)
-        lab.wait_listed(lambda workers: set(workers) == {B})
-        deploy_and_check(network, tvm_split.Cluster.from_tracker("127.0.0.1", lab.port))
-        second.send_signal(signal.SIGSTOP)  # it is listed still, and does not answer
-        try:
-            with pytest.raises(tvm_split.ClusterError, match="its worker does not answer"):
-                tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, timeout_seconds=1.0)
-        finally:
-            second.send_signal(signal.SIGCONT)
-        lab.start_worker(A)
-        lab.wait_listed(lambda workers: {A, B} <= set(workers))
-        deploy_and_check(network, tvm_split.Cluster.from_tracker("127.0.0.1", lab.port))
-
-
-@pytest.mark.slow
 def test_workers_outlive_their_tracker(tmp_path):
     with RpcLab(tmp_path, servers=0) as lab:
         lab.start_worker(A)

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 import tvm_split
-from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cluster.machine import Machine
 from tvm_split.launchers.local import Local
@@ -86,25 +85,6 @@ def test_an_edited_plan_that_would_wait_on_itself(model: tvm_split.Model, tmp_pa
         tvm_split.compile(model, tvm_split.Plan.load(path))
 
 
-def test_a_wrong_input_in_a_stream_does_not_break_the_deployment(
-    bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster
-) -> None:
-    with tvm_split.deploy(bundle, three_workers) as deployment:
-        (expected,) = deployment.run(X)
-        with pytest.raises(tvm_split.InputError, match="its shape is"):
-            list(deployment.stream([X, X, X[:, :1], X]))
-        np.testing.assert_array_equal(deployment.run(X)[0], expected)
-
-
-def test_workers_that_are_not_there_are_all_named(bundle: tvm_split.Bundle) -> None:
-    machines = tuple(
-        Machine(name, endpoint=WorkerEndpoint(name, f"127.0.0.1:{port}", None, None))
-        for name, port in (("machine-a", 1), ("machine-b", 2))
-    )
-    with pytest.raises(tvm_split.WorkerUnavailableError, match=r"(?s)machine-a.*127\.0\.0\.1:1.*machine-b.*:2"):
-        tvm_split.deploy(bundle, tvm_split.Cluster(machines), timeout_seconds=PATIENCE_SECONDS)
-
-
 def test_a_cluster_without_the_machine(bundle: tvm_split.Bundle) -> None:
     with pytest.raises(tvm_split.ClusterError, match=r"stages for machine 'machine-b'; the cluster has machine-a"):
         tvm_split.deploy(bundle, tvm_split.Cluster.local(1))
@@ -145,30 +125,19 @@ def test_a_bundle_of_another_version(bundle: tvm_split.Bundle, tmp_path: Path) -
         tvm_split.Bundle.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("deployed", "blow", "stage"),
-    [
-        ("bundle", signal.SIGKILL, "stage_1"),
-        pytest.param("bundle", signal.SIGSTOP, "stage_1", marks=pytest.mark.slow),
-        ("shared_bundle", signal.SIGKILL, "stage_0_machine_b_0"),
-    ],
-)
-def test_a_worker_that_dies_in_mid_stream(
-    deployed: str, blow: signal.Signals, stage: str, request: pytest.FixtureRequest
-) -> None:
-    bundle: tvm_split.Bundle = request.getfixturevalue(deployed)
+def test_a_worker_that_dies_in_mid_stream(shared_bundle: tvm_split.Bundle) -> None:
     before = children()
-    with tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:
+    with tvm_split.deploy(shared_bundle, tvm_split.Cluster.local(2)) as deployment:
         workers = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children() - before}
         victim = next(pid for pid, line in workers.items() if "machine-b" in line)
 
         def batches() -> Iterator[torch.Tensor]:
             for index in range(100_000):
                 if index == 200:
-                    os.kill(victim, blow)
+                    os.kill(victim, signal.SIGKILL)
                 yield X
 
-        with pytest.raises(tvm_split.WorkerUnavailableError, match=rf"machine-b.*{stage}"):
+        with pytest.raises(tvm_split.WorkerUnavailableError, match=r"machine-b.*stage_0_machine_b_0"):
             for _ in deployment.stream(batches()):
                 pass
 

@@ -19,7 +19,7 @@ from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import AskedMachine
+from tvm_split.cluster.discovery import AskedMachine, unanswered
 from tvm_split.cluster.launcher import launcher_at
 from tvm_split.display.console import STDOUT, print_error, print_json, print_line
 from tvm_split.display.links import transport_lines
@@ -71,7 +71,7 @@ def _ask_all(cluster: Cluster, timeout_seconds: float) -> Sequence[AskedMachine]
         try:
             worker = describe(endpoint, timeout_seconds)
         except TvmSplitError as error:
-            return AskedMachine(endpoint, reason=f"its worker does not answer: {error}", is_fault=True)
+            return unanswered(endpoint, error)
         problem = misfit(cluster.machine(machine), worker)
         return AskedMachine(endpoint, worker, problem, is_fault=bool(problem))
 

@@ -48,7 +48,7 @@ def ask(endpoint: WorkerEndpoint, timeout_seconds: float, threads: int | None = 
     try:
         worker = describe(endpoint, timeout_seconds)
     except TvmSplitError as error:
-        return replace(answer, reason=f"its worker does not answer: {error}")
+        return unanswered(endpoint, error)
     if worker.machine != answer.name or threads not in (None, worker.threads):
         return replace(
             answer,
@@ -57,6 +57,12 @@ def ask(endpoint: WorkerEndpoint, timeout_seconds: float, threads: int | None = 
             f"answers is {worker.machine!r} with {worker.threads}",
         )
     return AskedMachine(endpoint, worker)
+
+
+def unanswered(endpoint: WorkerEndpoint, error: TvmSplitError) -> AskedMachine:
+    """Return the machine of a worker that did not describe itself, with the error as the reason."""
+    words = str(error).replace(str(endpoint), "it")  # whoever shows the reason names the machine
+    return AskedMachine(endpoint, reason=f"its worker does not answer: {words}", is_fault=True)
 
 
 def planned_machines(

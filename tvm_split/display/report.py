@@ -51,7 +51,8 @@ def view_of_deployment(deployment: Deployment, *, details: bool = False) -> View
         stages = program.stages_on(machine)
         names = short_list([stage.name for stage in stages])
         rows.append((machine, names, bytes_text(weight_bytes(stages))))
-    title = f"{deployment.bundle.model}: {len(program.replicas)} stages on {short_list(program.machines)}"
+    state = "closed, " if deployment.is_closed else ""
+    title = f"{deployment.bundle.model}: {state}{len(program.replicas)} stages on {short_list(program.machines)}"
     return [Table(title, ("machine", "stages"), ("weights",), rows)]
 
 
@@ -59,7 +60,7 @@ def view_of_deployment(deployment: Deployment, *, details: bool = False) -> View
 def view_of_statistics(statistics: DeploymentStatistics, *, details: bool = False) -> View:
     """Return the times of each stage, and what carries the links."""
     links = ((link.source, link.destination, link.transport) for link in statistics.links)
-    gone = [f"No longer answering: {short_list(statistics.gone)}"] if statistics.gone else []
+    gone = [f"{machine} does not answer; missing: {short_list(names)}" for machine, names in statistics.gone.items()]
     return [statistics_table(statistics.stages, f"{len(statistics.stages)} stages"), *transport_lines(links), *gone]
 
 

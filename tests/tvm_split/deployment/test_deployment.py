@@ -148,13 +148,14 @@ def test_figures_when_a_worker_has_died_are_those_of_the_others(
     with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
         for _ in range(3):
             deployment.run(X)
-        assert deployment.stats().gone == ()
+        assert deployment.stats().gone == {}
         os.kill(describe(cluster.endpoints()["machine-b"], timeout_seconds=10).process_id, end)
         if noticed:
             with pytest.raises(tvm_split.WorkerUnavailableError, match="machine-b"):
                 deployment.run(X)
         figures = deployment.stats()
-        assert figures.gone == ("machine-b",)
+        assert figures.gone == {"machine-b": ("stage_2",)}
+        assert "stage_2" in str(figures)
         ((machine, count),) = [(stage.machine, stage.micro_batches) for stage in figures.stages]
         assert machine == "machine-a"
         assert 3 <= count <= 4
@@ -163,7 +164,7 @@ def test_figures_when_a_worker_has_died_are_those_of_the_others(
             with pytest.raises(tvm_split.WorkerUnavailableError, match="machine-b"):
                 deployment.report()
         deployment.close()
-        assert deployment.stats().gone == ("machine-b",)
+        assert deployment.stats().gone == figures.gone
 
 
 def test_a_local_cluster_deploys_again_after_a_worker_has_died(bundle: tvm_split.Bundle) -> None:
@@ -203,7 +204,9 @@ def test_what_is_cancelled_before_it_begins_is_not_run(deployment: tvm_split.Dep
 def test_closing_ends_what_is_submitted_and_keeps_the_figures(deployment: tvm_split.Deployment) -> None:
     deployment.run(X)
     futures = [deployment.submit(X) for _ in range(2000)]
+    assert "closed" not in repr(deployment)
     deployment.close()
+    assert "closed" in repr(deployment)
     with pytest.raises(tvm_split.TvmSplitError, match="closed"):
         deployment.submit(X)
     errors = [future.exception(30) for future in futures]
