@@ -26,7 +26,7 @@ from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerU
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program
-from rpc_runtime.program.routes import CLIENT, MachineProgram
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.runner import Runner
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
@@ -34,7 +34,6 @@ from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
-from rpc_runtime.wire.framing import CHUNK_BYTES
 from rpc_runtime.wire.messages import LINK_SECRET_BYTES, MAXIMUM_CONNECT_SECONDS, hello_of
 
 logger = logging.getLogger(__name__)
@@ -99,9 +98,6 @@ class Session(Runner):
         # The two ends of a link share a secret, so that no worker needs another worker's token.
         ends = dict.fromkeys(chain.from_iterable(part.links for part in parts.values()))
         self.link_secrets = {link: secrets.token_bytes(LINK_SECRET_BYTES) for link in ends}
-        # Only stages without inputs compute micro-batches before they are submitted.
-        self._ahead = 0 if all(stage.inputs for stage in program.stages) else self._dispatcher.queued
-        self._most_activity = {machine: activity_of_one(part) for machine, part in parts.items()}
         self._clock_offsets: dict[str, int] = {}
         self._calls: list[LinkCall] = []
         self._links_of_workers: tuple[LinkStatistics, ...] = ()
@@ -113,7 +109,7 @@ class Session(Runner):
             self.deployment,
             self._clients,
             self._fail,
-            on_activity=self._worker_moved,
+            on_activity=self._dispatcher.moved,
             model=model,
             stages=stages,
             results=lambda: self._dispatcher.completed,
@@ -236,11 +232,6 @@ class Session(Runner):
                 return f"stage {stage.name!r} on {endpoint} to compute micro-batch {sequence}"
         return f"the results of micro-batch {sequence}, which every stage has computed"
 
-    def _worker_moved(self, machine: str, activity: int) -> None:
-        """Count a worker's activity only if submitted micro-batches explain it: a lie must not delay a timeout."""
-        if activity <= (self._dispatcher.submitted + self._ahead) * self._most_activity[machine]:
-            self._dispatcher.moved()
-
     def statistics(self) -> tuple[StageStatistics, ...]:
         self._dispatcher.require_open()
         seconds = LAST_WORD_SECONDS if self._dispatcher.has_failed else ANSWER_SECONDS
@@ -291,9 +282,3 @@ class Session(Runner):
 
     def _on_every_machine(self, step: Callable[[str], Answer]) -> dict[str, Answer]:
         return on_every_machine(self._clients, step)
-
-
-def activity_of_one(part: MachineProgram) -> int:
-    """Return the most by which one micro-batch increases a worker's activity counter (`measurements.Recorder`)."""
-    moved = (*part.incoming, *part.outgoing)
-    return sum(max(1, -(-route.tensor.size_bytes // CHUNK_BYTES)) + 1 for route in moved) + 2 * len(part.stages)

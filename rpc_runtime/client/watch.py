@@ -92,9 +92,9 @@ def _broken_first(reports: Sequence[Report]) -> Report:
 class WorkerWatch:
     """Keeps the Watch streams of a deployment open.
 
-    Calls ``on_failure`` once, and ``on_activity(machine, activity)`` when a worker's activity has grown. Workers send
-    an event per heartbeat interval. A silent worker counts as dead one interval later than a silent link, so that
-    broken links are reported first.
+    Calls ``on_failure`` once, and ``on_activity`` when a worker's activity has grown. Workers send an event per
+    heartbeat interval. A silent worker counts as dead one interval later than a silent link, so that broken links are
+    reported first.
 
     ``model`` is the deployment's name for `WorkerClient.describe`. ``stages`` are those of each machine, with the
     micro-batches that they compute. ``results`` returns how many micro-batches every stage has computed.
@@ -106,7 +106,7 @@ class WorkerWatch:
         connections: Mapping[str, WorkerClient],
         on_failure: Callable[[TvmSplitError], None],
         *,
-        on_activity: Callable[[str, int], None] = lambda machine, activity: None,
+        on_activity: Callable[[], None] = lambda: None,
         model: str = "",
         stages: Mapping[str, Mapping[str, Recurrence]] = MappingProxyType({}),
         results: Callable[[], int] = lambda: 0,
@@ -220,7 +220,7 @@ class WorkerWatch:
             kind = _TOLD.get(failure.kind, ReportKind.INTERNAL)
             self._report(Report(kind, machine, failure.message, failure.peer))
         elif moved:
-            self._on_activity(machine, event.activity)
+            self._on_activity()
 
     def _report(self, report: Report) -> None:
         with self._lock:

@@ -65,6 +65,7 @@ class LoadedProgram:
         store: BlobStore,
         trials: LibraryTrials,
         timeouts: LinkTimeouts,
+        threads: int,
     ) -> None:
         self._timeouts = timeouts
         self.identifier = request.deployment
@@ -81,7 +82,7 @@ class LoadedProgram:
         self._recorder: Recorder | None = None
         self._transfers: DeviceTransfers | None = None
         self._executor: StageExecutor | None = None
-        self._timer: KernelTimer | None = None
+        self.timer = KernelTimer(threads)
         self._incoming: dict[str, IncomingLink] = {}
         self._outgoing: dict[str, OutgoingLink] = {}
         self._attached: set[tuple[str, str]] = set()
@@ -170,38 +171,19 @@ class LoadedProgram:
         overlap = () if transfers is None else (transfers.begin, transfers.end)
         return LoadedStage(stage, library, weights, cache, *overlap)
 
-    def load_kernels(
-        self, kernels: KernelSet, threads: int, seconds: float, is_wanted: Callable[[], bool]
-    ) -> KernelTimer:
-        """Load kernels to time, replacing those loaded before; ``seconds`` as for `load`.
+    def load_kernels(self, kernels: KernelSet, seconds: float, is_wanted: Callable[[], bool]) -> int:
+        """Load kernels to time, replacing those loaded before; return the bytes for their arguments.
+
+        ``seconds`` as for `load`.
 
         Raises:
             WorkerError: this machine cannot run them, or does not have the memory for their arguments.
             BlobError: the library is missing or damaged.
         """
         self._check_open()
-        self._drop_timer(None)
         library = self._store.read(kernels.library)
         self._trials.kernels(kernels, time.monotonic() + seconds, is_wanted)
-        timer = KernelTimer(kernels, library, threads)
-        self._drop_timer(timer)
-        if self._closed:
-            timer.close()
-        return timer
-
-    @property
-    def timer(self) -> KernelTimer:
-        with self._lock:
-            self._check_open_locked()
-            if self._timer is None:
-                raise ProtocolError(f"deployment {self.identifier[:8]} has no kernels loaded")
-            return self._timer
-
-    def _drop_timer(self, successor: KernelTimer | None) -> None:
-        with self._lock:
-            timer, self._timer = self._timer, successor
-        if timer is not None:
-            timer.close()
+        return self.timer.load(kernels, library)
 
     def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> tuple[LinkStatistics, ...]:
         """Start computing, and open the links to the machines that this one sends to; return their transports.
@@ -406,7 +388,7 @@ class LoadedProgram:
             steps.append(partial(executor.join, JOIN_SECONDS))
         if self._transfers is not None:
             steps.append(self._transfers.close)
-        return do_all([*steps, partial(self._drop_timer, None), partial(self._store.unpin, self.identifier)])
+        return do_all([*steps, self.timer.close, partial(self._store.unpin, self.identifier)])
 
     def _loaded_locked(self) -> tuple[MachineProgram, Recorder]:
         self._check_open_locked()

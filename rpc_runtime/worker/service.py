@@ -122,7 +122,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         with self._lock:
             if name in self._programs:
                 raise ProtocolError(f"deployment {name[:8]} is watched already")
-            program = LoadedProgram(request, self._blobs, self._trials, self._timeouts)
+            program = LoadedProgram(request, self._blobs, self._trials, self._timeouts, self._threads)
             self._programs[name] = program
         self.on_change()
         try:
@@ -192,8 +192,8 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
     def LoadKernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
         program, kernels = self._program(request.deployment), value_of(KernelSet, request)
         self._require_own("kernels", kernels.machine)
-        timer = program.load_kernels(kernels, self._threads, _patience(context), context.is_active)
-        return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)
+        allocated_bytes = program.load_kernels(kernels, _patience(context), context.is_active)
+        return pb.LoadKernelsReply(allocated_bytes=allocated_bytes)
 
     def TimeKernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:
         timer, effort = self._program(request.deployment).timer, value_of(TimingEffort, request)
