@@ -359,7 +359,7 @@ class Dispatcher:
                 _settle(batch.future, self._late(batch))
 
     def _late_locked(self) -> tuple[list[_MicroBatch], float]:
-        """Take late calls out of the queue; return all late micro-batches, and the seconds until the next one may be."""
+        """Return the micro-batches that are late, and the seconds until the next one may be. Unqueue late calls."""
         seconds = self._last_activity + self._timeout_seconds - time.monotonic()
         if seconds > 0:
             return [], seconds
