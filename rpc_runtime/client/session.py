@@ -211,9 +211,6 @@ class Session(Runner):
             return error
         return self._dispatcher.wait_failure(self._watch.verdict_seconds) or error
 
-    def run(self, inputs: Sequence[Any]) -> Outputs:
-        return self._dispatcher.submit(inputs).result()
-
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         return self._dispatcher.submit(inputs)
 

@@ -78,10 +78,6 @@ class InProcessRunner(Runner):
             self._stages.append(LoadedStage(stage, library, weights, cache))
         self._sequence = 0
 
-    def run(self, inputs: Sequence[Any]) -> Outputs:
-        """Return the outputs for one micro-batch. Raises InputError, StageError."""
-        return self.submit(inputs).result()
-
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Compute one micro-batch in the background; the inputs must not change meanwhile."""
         arrays = checked_inputs(self.program, inputs)
