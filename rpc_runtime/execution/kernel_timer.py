@@ -46,6 +46,8 @@ LAUNCHES = 10
 
 _Key = tuple[Any, ...]
 """Role of an argument ("weight", "input" or "result"), then what distinguishes memories of that role."""
+_Views = Callable[[TensorSpec], Tensor]
+"""Returns memory of a role for an argument."""
 _Sample = tuple[float, float]
 """Seconds of one call: (wall-clock time, CPU time); the wall-clock time twice if the CPU time is not known."""
 
@@ -62,7 +64,7 @@ class KernelTimer(Closing):
         self._thread = ComputingThread(threads)
         self._closed = False
         self._kernels: tuple[TimedKernel, ...] = ()
-        self._memories: dict[_Key, _Buffer | _Ring | _DeviceCopies] = {}
+        self._memories: dict[_Key, _Views] = {}
         self._library: Any = None
         self._network: Any = None
 
@@ -173,14 +175,15 @@ class KernelTimer(Closing):
         return clock * 1e-9 / len(calls), cpu * 1e-9 / len(calls)
 
     def _arguments(self, kernel: TimedKernel) -> list[Tensor]:
-        return [self._memories[key].next(spec) for key, spec in _roles(kernel)]
+        return [self._memories[key](spec) for key, spec in _roles(kernel)]
 
-    def _memory(self, key: _Key, size_bytes: int) -> _Buffer | _Ring | _DeviceCopies:
+    def _memory(self, key: _Key, size_bytes: int) -> _Views:
         role, place = key[:2]
         if role == "weight":
-            return _Ring(size_bytes, place) if self._on_cpu else _DeviceCopies(size_bytes, place, self._device)
+            ring = _Ring(size_bytes, place) if self._on_cpu else _DeviceCopies(size_bytes, place, self._device)
+            return ring.next
         tensor = tvm.runtime.from_dlpack(_harmless(size_bytes, place if role == "input" else "uint8"))
-        return _Buffer(tensor if self._on_cpu else tensor.copyto(self._device))
+        return partial(_view, tensor if self._on_cpu else tensor.copyto(self._device))
 
 
 class InProcessKernels(Closing):
@@ -219,16 +222,6 @@ def cpu_clock_step_seconds() -> float:
     while (end := time.thread_time_ns()) == start:
         pass
     return (end - start) * 1e-9
-
-
-class _Buffer:
-    """Memory that arguments of several kernels share."""
-
-    def __init__(self, memory: Tensor) -> None:
-        self._memory = memory
-
-    def next(self, spec: TensorSpec) -> Tensor:
-        return _view(self._memory, spec)
 
 
 class _Ring:
