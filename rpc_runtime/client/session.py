@@ -131,7 +131,7 @@ class Session(Runner):
         workers = self._on_every_machine(lambda machine: self._clients[machine].describe(seconds))
         self._clock_offsets = {machine: worker.clock_offset_nanoseconds for machine, worker in workers.items()}
         check(workers)
-        self._watch.start(seconds)
+        self._watch.start()
         self._is_watched = True
         try:
             self.weight_bytes = self._load(blob_path, on_transfer)
