@@ -6,12 +6,12 @@ import contextlib
 import json
 import logging
 import secrets
-import selectors
 import signal
 import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
@@ -162,10 +162,7 @@ class LocalWorkers(Closing):
 
     def _await_ready(self, name: str, deadline: float) -> None:
         process = self._processes[name]
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
-            is_ready = selector.select(max(0.0, deadline - time.monotonic()))
-        if not is_ready:
+        if not wait([process.stdout], max(0.0, deadline - time.monotonic())):  # type: ignore[list-item]
             raise DeadlineError(
                 f"worker {name!r} was not ready within {self._start_timeout_seconds:g} seconds. {self._quoted(name)}"
             )

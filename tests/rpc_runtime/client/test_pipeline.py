@@ -23,17 +23,13 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize("make", SHAPES)
-@pytest.mark.parametrize("count", [1, 40])
-def test_a_pipeline_gives_what_its_stages_give_in_turn(
-    workers: LocalWorkers, maker: ProgramMaker, make: Any, count: int
-) -> None:
+def test_a_pipeline_gives_what_its_stages_give_in_turn(workers: LocalWorkers, maker: ProgramMaker, make: Any) -> None:
     program = make(maker)
-    batches = batches_for(program, count)
+    batches = batches_for(program, 40)
     with InProcessRunner(program, maker.blob_path) as reference:
         expected = list(reference.stream(batches))
     with open_on(workers, program, maker) as pipeline:
         results = list(pipeline.stream(batches))
-        assert len(results) == count
         assert all(same(a, b) for a, b in zip(results, expected, strict=True))
         assert same(pipeline.run(batches[0]), expected[0])
 
@@ -89,9 +85,8 @@ def test_what_the_iterable_raises_comes_out_after_the_results_before_it(
         assert same(pipeline.run(batches[0]), got[0])
 
 
-@pytest.mark.parametrize("make", [chain, skips])
-def test_an_abandoned_stream_leaves_the_pipeline_usable(workers: LocalWorkers, maker: ProgramMaker, make: Any) -> None:
-    program = make(maker)
+def test_an_abandoned_stream_leaves_the_pipeline_usable(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = skips(maker)
     batches = batches_for(program, 4)
     with open_on(workers, program, maker) as pipeline:
         expected = [pipeline.run(batch) for batch in batches]
