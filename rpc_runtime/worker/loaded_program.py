@@ -88,6 +88,7 @@ class LoadedProgram:
         self._attached: set[tuple[str, str]] = set()
         self._calls: list[LinkCall] = []
         self._failure: pb.Failure | None = None
+        self._unreported: pb.Failure | None = None
         self._unwatched = False
         self._closed = False
 
@@ -203,7 +204,10 @@ class LoadedProgram:
                 continue
             if machine not in peers:
                 raise ProtocolError(f"machine {program.machine!r} sends to {machine!r}, whose address is missing")
-            call = self._call(program.machine, peers[machine])
+            ends = (program.machine, machine)
+            self._attach(ends)
+            hello = hello_of(self.identifier, *ends, self._link_secrets[ends])
+            call = LinkCall(peers[machine], None, hello, self._outgoing[machine], self.link_ended)
             calls.append(call)
             with self._lock:
                 closed = self._closed
@@ -242,12 +246,6 @@ class LoadedProgram:
         executor.start(self._outgoing, self._incoming)
         self._executor = executor
         return program
-
-    def _call(self, machine: str, peer: WorkerEndpoint) -> LinkCall:
-        ends = (machine, peer.machine)
-        self._attach(ends)
-        hello = hello_of(self.identifier, *ends, self._link_secrets[ends])
-        return LinkCall(peer, None, hello, self._outgoing[peer.machine], self.link_ended)
 
     def knows_link(self, hello: pb.Hello) -> bool:
         """Return whether a caller has the secret of the link that it wants to open."""
@@ -306,7 +304,7 @@ class LoadedProgram:
         with self._lock:
             if self._failure is not None or self._closed:
                 return
-            self._failure = failure
+            self._failure = self._unreported = failure
             self._halt_locked()
         # A broken link is not this machine's fault: usually its client has ended; else the client reports the cause.
         level = logging.INFO if kind == pb.Failure.LINK else logging.WARNING
@@ -323,22 +321,20 @@ class LoadedProgram:
         for incoming in self._incoming.values():
             incoming.close_locked()
 
-    def wait_event(self, timeout_seconds: float, *, has_reported: bool) -> pb.WatchEvent | None:
-        """Return a failure that the client does not know yet, or a heartbeat after the timeout; None when closed."""
+    def next_event(self, timeout_seconds: float) -> pb.WatchEvent | None:
+        """Return the failure, once, or a heartbeat after the timeout; None when closed or no longer watched."""
         with self._events:
-            self._events.wait_for(
-                lambda: self._closed or self._unwatched or (self._failure and not has_reported), timeout_seconds
-            )
-        if self._closed:
+            self._events.wait_for(lambda: self._closed or self._unwatched or self._unreported, timeout_seconds)
+            failure, self._unreported = self._unreported, None
+        if self._closed or self._unwatched:
             return None
         executor, recorder = self._executor, self._recorder
-        event = pb.WatchEvent(activity=recorder.activity if recorder else 0)
-        if self._failure is not None and not has_reported:
-            event.failure.CopyFrom(self._failure)
-        if executor is not None:
-            for name, finished in executor.progress().items():
-                event.stages.add(stage=name, finished=finished)
-        return event
+        progress = executor.progress() if executor is not None else {}
+        return pb.WatchEvent(
+            activity=recorder.activity if recorder else 0,
+            failure=failure,
+            stages=[pb.StageProgress(stage=name, finished=finished) for name, finished in progress.items()],
+        )
 
     def stop_waiting(self) -> None:
         """Make all current and later waits for events return at once, because the client no longer watches."""

@@ -129,13 +129,8 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
             if not context.add_callback(program.stop_waiting):
                 return
             yield pb.WatchEvent()
-            has_reported = False
-            while context.is_active():
-                event = program.wait_event(self._timeouts.beat_seconds, has_reported=has_reported)
-                if event is None:
-                    return
+            while (event := program.next_event(self._timeouts.beat_seconds)) is not None:
                 yield event
-                has_reported = has_reported or event.HasField("failure")
         finally:
             self._drop(request.deployment)
 
