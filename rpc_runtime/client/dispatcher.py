@@ -204,7 +204,10 @@ class Dispatcher:
             self._changed.notify_all()
             self._calls_changed.notify()
             unfinished = (*self._in_flight, *self._waiting)
+            self._waiting.clear()
         for batch in unfinished:
+            if batch.future.cancelled():
+                batch.future.set_running_or_notify_cancel()  # wakes those that wait for several futures
             _settle(batch.future, _copy(failure or error))
         return was_usable
 
