@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import tvm_split
-from tests.models.torch_models import bert
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
@@ -79,17 +78,6 @@ def test_latency_is_shared_where_that_is_faster(convolutions: tvm_split.Model) -
     with tvm_split.deploy(bundle, cluster) as deployment, torch.no_grad():
         (y,) = deployment.run(IMAGE)
         np.testing.assert_allclose(y, wide_convolutions()(IMAGE).numpy(), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_attention_is_shared_where_that_is_faster() -> None:
-    network, mask = bert(depth=2).eval(), torch.ones(1, 12, dtype=torch.int64)
-    model = tvm_split.load_model(network, (TOKENS, mask))
-    cluster = Cluster.in_process(machines=2, threads=1)
-    plan = tvm_split.plan(model, cluster, objective="latency")
-    assert shared(plan)
-    assert {stage.sharding.axis for stage in plan.stages if stage.sharding} & {"heads", "channels"}
-    assert tvm_split.compile(model, plan).verified == "yes"
 
 
 def test_a_slow_link_leaves_layers_whole_and_the_plan_says_so(convolutions: tvm_split.Model) -> None:

@@ -124,17 +124,6 @@ def test_calls_that_wait_for_room_are_sent_without_a_timeout_to_wake_them(
             asyncio.run(all_at_once())
 
 
-def test_a_coroutine_that_waits_holds_no_other_up(deployment: tvm_split.Deployment) -> None:
-    async def beside() -> tuple[bool, tuple[np.ndarray, ...]]:
-        running = asyncio.create_task(deployment.run_async(X))
-        await asyncio.sleep(0)  # one iteration of the event loop, in which the task begins
-        return running.done(), await running
-
-    was_done, (result,) = asyncio.run(beside())
-    assert not was_done
-    assert np.array_equal(result, deployment.run(X)[0])
-
-
 @pytest.mark.parametrize(
     ("end", "noticed"),
     [
