@@ -19,8 +19,7 @@ from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import AskedMachine
-from tvm_split.cluster.launcher import launcher_at
+from tvm_split.cluster.launcher import AskedMachine, launcher_at
 from tvm_split.display.console import STDOUT, print_error, print_json, print_line
 from tvm_split.display.links import transport_lines
 from tvm_split.units import bytes_text, short_list

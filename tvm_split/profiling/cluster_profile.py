@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.hosts import shared_cores
+from tvm_split.cluster.shared_cores import shared_cores
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.model import Model
 from tvm_split.planner.graph import piece_edges, pieces_of, pieces_of_kernels
