@@ -17,7 +17,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.launchers.local import Local
-from tvm_split.planner.fewest_machines import one_machine_advice
+from tvm_split.planner.baselines import one_machine_advice
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import replan

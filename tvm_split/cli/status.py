@@ -22,7 +22,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.launcher import AskedMachine, launcher_at
 from tvm_split.display.console import STDOUT, print_error, print_json, print_line
 from tvm_split.display.links import transport_lines
-from tvm_split.units import bytes_text, short_list
+from tvm_split.units import bytes_text, number_text, short_list
 
 
 class ExpectedLink(NamedTuple):
@@ -128,7 +128,7 @@ def _held_text(deployment: dict[str, Any]) -> str:
     rate, owner = deployment["micro_batches_per_second"], deployment["owner"]
     return (
         f"{deployment['model'] or deployment['name']}{f' of {owner}' if owner else ''} "
-        f"({bytes_text(deployment['weight_bytes'])} of weights, {rate:.3g} micro-batches/s)"
+        f"({bytes_text(deployment['weight_bytes'])} of weights, {number_text(rate)} micro-batches/s)"
     )
 
 
