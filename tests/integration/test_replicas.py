@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -115,11 +114,6 @@ def test_replicas_for_one_target_share_library_and_weights(model: tvm_split.Mode
     assert (first.turns, second.turns, first.replica, second.replica) == ((0, 1), (0, 1), 0, 1)
     bundle.save(tmp_path)
     assert tvm_split.Bundle.load(tmp_path) == bundle
-    manifest = (tmp_path / "manifest.json").read_bytes().replace(b'"replica": 1,', b'"replica": 2,')
-    (tmp_path / "manifest.json").write_bytes(manifest)
-    (tmp_path / "manifest.sha256").write_text(hashlib.sha256(manifest).hexdigest())
-    with pytest.raises(tvm_split.BundleError, match=r"stage 'stage_1' on 'machine-b', 'machine-c': .* \[0, 2\]"):
-        tvm_split.Bundle.load(tmp_path)
 
 
 @pytest.fixture(scope="module")

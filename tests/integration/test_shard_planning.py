@@ -196,23 +196,3 @@ def test_shards_by_hand_are_predicted_where_that_is_asked_for(convolutions: tvm_
     wrong = [dataclasses.replace(shards[0], axis="heads")]
     with pytest.raises(tvm_split.PlanError, match="stage_0 on machine-a, machine-b cannot be shared"):
         tvm_split.plan(convolutions, cluster, shards=wrong, predict=True)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::tvm_split.errors.OneMachineWarning")
-def test_what_workers_share_for_latency_is_measured(
-    convolutions: tvm_split.Model, three_workers: tvm_split.Cluster
-) -> None:
-    """The test does not depend on whether it pays: the plan names what was compared, and the results are correct."""
-    plan = tvm_split.plan(convolutions, three_workers, objective="latency")
-    assert plan.prediction is not None
-    explanation = f"{plan.prediction.method} {plan.prediction.why_no_more_machines}"
-    assert (
-        "splits inside layers considered, the best few timed in their own shapes" in explanation
-        or "split inside" in explanation
-    )
-    assert {machine.estimated_share for machine in plan.prediction.machines} == {0.0}
-    bundle = tvm_split.compile(convolutions, plan)
-    with tvm_split.deploy(bundle, three_workers) as deployment, torch.no_grad():
-        (y,) = deployment.run(IMAGE)
-        np.testing.assert_allclose(y, wide_convolutions()(IMAGE).numpy(), rtol=1e-4, atol=1e-5)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import tvm_split
+from rpc_runtime.option import option
 from tvm_split.cli import options
-from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import HIDDEN, WrongUseError, flag_of
-from tvm_split.cli.source import ModelOptions, planned
+from tvm_split.cli.source import MachineOptions, ModelOptions, planned
 from tvm_split.display.console import print_json, print_note
 from tvm_split.display.view import as_json, print_parts, view
 from tvm_split.planner.request import PlanRequest
@@ -19,22 +17,18 @@ from tvm_split.planner.request import PlanRequest
 
 def compile(
     model: options.ModelArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the bundle.", show_default=False)],
+    *,
+    output: Path = options.output(..., "The folder for the bundle.", flag="--output -o"),
     machines: MachineOptions,
     shapes: ModelOptions,
     request: Annotated[PlanRequest, HIDDEN],
-    plan: Annotated[
-        Path | None,
-        typer.Option(help="A plan that `tvm-split plan --output` wrote; no worker is asked for it.", dir_okay=False),
-    ] = None,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not compare the compiled stages with the source framework.")
-    ] = False,
-    dump: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the IR after every phase to this folder.")
-    ] = None,
-    details: Annotated[bool, typer.Option("--details", help="Also list the kernels of each stage.")] = False,
-    json: options.JsonOption = False,
+    plan: Path | None = option(
+        None, "A plan that `tvm-split plan --output` wrote; no worker is asked for it.", dir_okay=False
+    ),
+    no_verify: bool = option(False, "Do not compare the compiled stages with the source framework."),
+    dump: Path | None = options.output(None, "Write the IR after every phase to this folder.", metavar="FOLDER"),
+    details: bool = option(False, "Also list the kernels of each stage."),
+    json: bool = options.JSON,
 ) -> None:
     """Plan a model, compile each stage for its machine, verify the result, and write everything to a folder.
 
