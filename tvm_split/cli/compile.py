@@ -8,7 +8,7 @@ from typing import Annotated
 import tvm_split
 from rpc_runtime.option import option
 from tvm_split.cli import options
-from tvm_split.cli.options import HIDDEN, WrongUseError, flag_of
+from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named
 from tvm_split.cli.source import MachineOptions, ModelOptions, planned
 from tvm_split.display.console import print_json, print_note
 from tvm_split.display.view import as_json, print_parts, view
@@ -37,7 +37,8 @@ def compile(
     if plan is not None:
         if machines != MachineOptions():
             raise WrongUseError("it says this already; leave the machines out", "--plan")
-        _require_none(request)
+        with flags_named(PlanRequest):
+            request.require_default("--plan says this already", [name for name in request.given if name != "database"])
     chosen_plan = None if plan is None else tvm_split.Plan.load(plan)
     loaded = shapes.load(model, () if chosen_plan is None else chosen_plan.inputs)
     chosen_plan = chosen_plan or planned(loaded, machines.machines(), request)
@@ -57,10 +58,3 @@ def compile(
             check = f"`tvm-split deploy {output}{where}`"
             print_note(f"no worker was asked whether it is what the plan says: {check} does that, and runs nothing")
         print_note(f"written to {output}; `tvm-split run {output}{where}` runs it")
-
-
-def _require_none(request: PlanRequest) -> None:
-    """Raise a `WrongUseError` for a planning option, since the plan decides it already."""
-    for name in request.given:
-        if name != "database":
-            raise WrongUseError("--plan says this already", flag_of(PlanRequest, name))

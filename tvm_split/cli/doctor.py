@@ -83,20 +83,16 @@ def _packages() -> Iterator[Check]:
     except metadata.PackageNotFoundError:
         yield Check("installation", Verdict.WARN, f"{DISTRIBUTION} is not installed as a package", "pip install -e .")
         return
-    base_requirements = [requirement for requirement in required if requirement.marker is None]
-    yield _versions("packages", base_requirements, Verdict.FAIL)
+    yield _versions("packages", [requirement for requirement in required if not requirement.marker], Verdict.FAIL)
     missing = []
     for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []:
-        extra_requirements = [
-            requirement
-            for requirement in required
-            if requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
-        ]
-        if extra in NOT_FOR_USERS:
+        needed = [part for part in required if part.marker and part.marker.evaluate({"extra": extra})]
+        check = _versions(f"extra {extra}", needed, Verdict.WARN)
+        if extra in NOT_FOR_USERS or check.verdict is Verdict.OK:
             continue
-        if any(_version(requirement.name) is None for requirement in extra_requirements):
+        if any(_version(requirement.name) is None for requirement in needed):
             missing.append(extra)
-        elif (check := _versions(f"extra {extra}", extra_requirements, Verdict.WARN)).verdict is not Verdict.OK:
+        else:
             yield check
     if missing:
         advice = f"where one is needed: pip install 'tvm-split[{missing[0]}]'"
@@ -111,13 +107,12 @@ def _versions(name: str, required: Sequence[Requirement], verdict: Verdict) -> C
         if (version := versions[requirement.name]) is None
         or not requirement.specifier.contains(version, prereleases=True)
     ]
-    text = ", ".join(
-        f"{requirement.name} {versions[requirement.name] or 'is not installed'}" for requirement in wrong or required
-    )
+    names = [requirement.name for requirement in wrong or required]
+    shown = [f"{name} {versions[name] or 'is not installed'}" for name in names]
     if not wrong:
-        return Check(name, Verdict.OK, text)
+        return Check(name, Verdict.OK, ", ".join(shown))
     install = " ".join(f"'{requirement.name}{requirement.specifier}'" for requirement in wrong)
-    return Check(name, verdict, text, f"pip install {install}")
+    return Check(name, verdict, ", ".join(shown), f"pip install {install}")
 
 
 def _compiler() -> Check:

@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -104,19 +105,21 @@ def _groups_of(hints: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _instance(group: type, values: Mapping[str, Any]) -> Any:
-    """Make a group from its options; errors name the command-line flags instead of the fields."""
-    try:
+    with flags_named(group):
         return group(**{name: value for name, value in values.items() if value not in (None, [])})
+
+
+@contextmanager
+def flags_named(group: type) -> Iterator[None]:
+    """Let errors that name a group's fields name their command-line flags instead."""
+    try:
+        yield
     except TvmSplitError as error:
-        raise wrong_use(group, error) from error
-
-
-def wrong_use(group: type, error: TvmSplitError) -> TvmSplitError:
-    """Return the error with command-line flags in place of the fields that it names, if it names any."""
-    fields = getattr(error, "fields", ())
-    if not fields:
-        return error
-    return WrongUseError(error.problem, ", ".join(flag_of(group, name) for name in fields))  # type: ignore[attr-defined]
+        fields = getattr(error, "fields", ())
+        if not fields:
+            raise
+        flags = ", ".join(flag_of(group, name) for name in fields)
+        raise WrongUseError(error.problem, flags) from error  # type: ignore[attr-defined]
 
 
 def target_of(text: str) -> dict[str, Any]:

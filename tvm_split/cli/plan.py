@@ -13,7 +13,7 @@ import tvm_split
 from rpc_runtime.option import option
 from tvm_split import values
 from tvm_split.cli import options
-from tvm_split.cli.options import HIDDEN, WrongUseError, wrong_use
+from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named
 from tvm_split.cli.source import MachineOptions, ModelOptions, load_tvm, planned
 from tvm_split.deployment.deployment_report import read_measured
 from tvm_split.display.console import print_json, print_note, print_unwrapped
@@ -21,7 +21,7 @@ from tvm_split.display.view import write
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.problem_file import problem_to_dict
-from tvm_split.planner.request import SPLITTING, PlanRequest, RequestError
+from tvm_split.planner.request import SPLITTING, PlanRequest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,10 @@ def replan(
     Example: tvm-split replan net.onnx --plan plan.json --measured report.json --cluster lab.yaml
     """
     shown.require_possible(model)
-    _require_searchable(request)
+    with flags_named(PlanRequest):
+        request.require_default("new measurements need no correction; use `tvm-split plan`", ["refresh"])
+        request.require_default("a plan that has run is improved by searching", SPLITTING)
+        request.require_default("it is that of the plan; use `tvm-split plan` for another one", ["precision"])
     cluster = machines.machines()
     current = _read_plan(plan, measured)
     loaded = shapes.load(model, current.inputs)
@@ -172,15 +175,6 @@ def replan(
     else:
         print_note(f"the plan changes: the old one does not keep to what is demanded (gain: {change.gain:.1%})")
     shown.show(model, loaded, better, len(cluster.machines))
-
-
-def _require_searchable(request: PlanRequest) -> None:
-    try:
-        request.require_default("new measurements need no correction; use `tvm-split plan`", ["refresh"])
-        request.require_default("a plan that has run is improved by searching", SPLITTING)
-        request.require_default("it is that of the plan; use `tvm-split plan` for another one", ["precision"])
-    except RequestError as error:
-        raise wrong_use(PlanRequest, error) from error
 
 
 def _read_plan(plan: Path, measured: Path) -> tvm_split.Plan:

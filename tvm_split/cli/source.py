@@ -16,11 +16,11 @@ import tvm_split
 from rpc_runtime.option import option
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.cli.inputs import random_inputs
-from tvm_split.cli.options import WrongUseError, wrong_use
+from tvm_split.cli.options import WrongUseError, flags_named
 from tvm_split.display.console import print_note
 from tvm_split.errors import ClusterError, ModelImportError, OpenAxesError
 from tvm_split.frontends import file_suffixes, is_network
-from tvm_split.planner.request import PlanRequest, RequestError
+from tvm_split.planner.request import PlanRequest
 
 IN_PROCESS = "in-process"
 DEFAULT_WORKERS = {"local": 2, IN_PROCESS: 1}
@@ -161,10 +161,8 @@ def is_bundle(source: str) -> bool:
 
 def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, request: PlanRequest, **how: Any) -> tvm_split.Plan:
     """Call `tvm_split.plan`; errors in the request name the command-line options."""
-    try:
+    with flags_named(PlanRequest):
         return tvm_split.plan(model, cluster, request=request, **how)
-    except RequestError as error:
-        raise wrong_use(PlanRequest, error) from error
 
 
 def read_bundle(folder: str | Path, rename: Sequence[str] | None) -> tvm_split.Bundle:

@@ -53,22 +53,6 @@ def test_what_was_compared_with_the_source(invoke, invoke_json, onnx_path, tmp_p
     assert "the code that stage_0 of machine-a will execute cannot run here and has not been run" in words
 
 
-def test_a_plan_is_compiled_without_its_workers_and_that_is_said(invoke, onnx_path, start_process, tmp_path):
-    worker = start_process("worker", "--name", "box", "--cache", tmp_path / "cache", "--json")
-    address = json.loads(worker.stdout.readline())["address"]
-    cluster, plan, bundle = tmp_path / "cluster.yaml", tmp_path / "plan.json", tmp_path / "bundle"
-    cluster.write_text(json.dumps({"machines": [{"name": "box", "address": address}]}))
-    invoke("plan", onnx_path, "--cluster", cluster, "--output", plan)
-    content = json.loads(plan.read_text())
-    content["machines"][0]["threads"] = 8  # as if the worker had been restarted with fewer
-    plan.write_text(json.dumps(content))
-    compiled = invoke("compile", onnx_path, "--plan", plan, "--output", bundle, "--no-verify").stderr
-    check = f"`tvm-split deploy {bundle} --cluster FILE`"
-    assert f"no worker was asked whether it is what the plan says: {check} does that, and runs nothing" in compiled
-    refused = invoke("deploy", bundle, "--cluster", cluster, code=2).stderr
-    assert "planned for 8 threads of 'box', and its worker" in refused
-
-
 def test_run_on_workers(invoke_json, bundle, images, expected_outputs, tmp_path):
     path, values = images
     report = invoke_json("run", bundle, "--inputs", path, "--repeat", "2", "--output", tmp_path / "out.npz")

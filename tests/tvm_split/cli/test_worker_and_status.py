@@ -97,21 +97,6 @@ def test_status_says_what_carries_the_links(invoke, invoke_json, start_process, 
     assert f"Links over shared memory: {shared}" in text
 
 
-def test_a_run_after_deploy_sends_nothing(invoke_json, start_process, bundle, tmp_path):
-    machines = []
-    for name in ("machine-a", "machine-b"):
-        process = start_process("worker", "--name", name, "--cache", tmp_path / name, "--json")
-        machines.append({"name": name, "address": json.loads(process.stdout.readline())["address"]})
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(json.dumps({"machines": machines}))
-    assert all(machine["sent_bytes"] > 0 for machine in invoke_json("deploy", bundle, "--cluster", cluster)["machines"])
-    assert all(
-        machine["sent_bytes"] == 0 for machine in invoke_json("deploy", bundle, "--cluster", cluster)["machines"]
-    )
-    report = invoke_json("run", bundle, "--cluster", cluster, "--random", "3")
-    assert (report["blob_bytes_sent"], report["micro_batches"]) == (0, 3)
-
-
 def test_a_tracker_instead_of_a_file(invoke, onnx_path, bundle, tmp_path):
     (tmp_path / "cluster.yaml").write_text('{"machines": [{"name": "a", "address": "127.0.0.1:9"}]}')
     file = ("--cluster", tmp_path / "cluster.yaml")
