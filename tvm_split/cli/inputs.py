@@ -11,8 +11,8 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.runner import Outputs
 from tvm_split.outputs import written
 
 Arrays = tuple[np.ndarray, ...]

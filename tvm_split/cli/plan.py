@@ -124,7 +124,6 @@ def _sizes(
         sizes,
         lambda size: replace(shapes, batch=size).load(source),
         lambda model: planned(model, cluster, request),
-        request.latency_limit_seconds,
     )
     for size in sizes:
         if size not in {result.size for result in results}:

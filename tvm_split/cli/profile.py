@@ -52,8 +52,7 @@ def profile(
     if refresh:
         raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")
     loaded = shapes.load(model)
-    from tvm_split.display.profile import ProfiledKernels  # imported here, since it loads TVM
-    from tvm_split.profiling.kernel_report import ROUNDS
+    from tvm_split.profiling.cluster_profile import ROUNDS  # imported here, since it loads TVM
 
     this_host = tvm_split.Cluster.in_process(1, machines.threads)
     planned = tvm_split.plan(loaded, this_host, database=database)
@@ -63,4 +62,4 @@ def profile(
         times = tvm_split.profile(
             loaded, bundle, threads, database=database, rounds=rounds or ROUNDS, on_progress=report
         )
-    write(ProfiledKernels.of(times, calls=calls), json=json)
+    write(times, json=json, details=calls)

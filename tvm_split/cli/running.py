@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tvm_split
 from rpc_runtime.option import option
-from rpc_runtime.program.outputs import Outputs
+from rpc_runtime.program.runner import Outputs
 from tvm_split.cli import options
 from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
 from tvm_split.cli.options import HIDDEN, WrongUseError

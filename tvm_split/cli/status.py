@@ -21,11 +21,10 @@ from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.source import MachineOptions, load_tvm
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import AskedMachine, asked
-from tvm_split.cluster.launcher import launcher_at
+from tvm_split.cluster.launcher import AskedMachine, asked, launcher_at
 from tvm_split.display.console import STDOUT, print_error, print_json, print_line
 from tvm_split.display.links import transport_lines
-from tvm_split.units import bytes_text, short_list
+from tvm_split.units import bytes_text, number_text, short_list
 
 
 class ExpectedLink(NamedTuple):
@@ -143,4 +142,4 @@ def _lines(worker: WorkerDescription) -> Sequence[str]:
 def _held_text(held: HeldDeployment) -> str:
     owner = f" of {held.owner}" if held.owner else ""
     weights, rate = bytes_text(held.weight_bytes), held.micro_batches_per_second
-    return f"{held.model or held.name}{owner} ({weights} of weights, {rate:.3g} micro-batches/s)"
+    return f"{held.model or held.name}{owner} ({weights} of weights, {number_text(rate)} micro-batches/s)"

@@ -74,7 +74,7 @@ def test_a_problem_and_its_answer(invoke, solved):
 def test_a_machine_is_lost(invoke, plan_path):
     result = invoke("simulate", plan_path, "--lose", f"{B}@1", code=1)
     assert f"{B} is lost at 1 s\n" in result.stdout
-    assert "49 results came, the last at 990 ms; 7 micro-batches are under way and lost" in result.stdout
+    assert "49 results came, the last at 990 ms; lost under way" in result.stdout
     at_once = invoke("simulate", plan_path, "--lose", f"{A}@0", code=1).stdout
     assert "No result came; " in at_once
 
