@@ -62,10 +62,10 @@ def ask(endpoint: WorkerEndpoint, timeout_seconds: float, threads: int | None = 
         return replace(
             answer, reason=f"its worker is named {CLIENT!r}, as the process that deploys is: give it another --name"
         )
-    try:
-        worker = describe(endpoint, timeout_seconds)
-    except TvmSplitError as error:
-        return replace(answer, reason=f"its worker does not answer: {error}")
+    answered = asked(endpoint, timeout_seconds)
+    worker = answered.worker
+    if worker is None:
+        return answered
     if worker.machine != answer.name or threads not in (None, worker.threads):
         return replace(
             answer,
@@ -73,7 +73,15 @@ def ask(endpoint: WorkerEndpoint, timeout_seconds: float, threads: int | None = 
             reason=f"it should be {answer.name!r}{f' with {threads} threads' if threads else ''}, and the worker that "
             f"answers is {worker.machine!r} with {worker.threads}",
         )
-    return AskedMachine(endpoint, worker)
+    return answered
+
+
+def asked(endpoint: WorkerEndpoint, timeout_seconds: float) -> AskedMachine:
+    """Ask the worker at ``endpoint``, whoever it is; no answer is a fault."""
+    try:
+        return AskedMachine(endpoint, describe(endpoint, timeout_seconds))
+    except TvmSplitError as error:
+        return AskedMachine(endpoint, reason=f"its worker does not answer: {error}", is_fault=True)
 
 
 def planned_machines(
