@@ -61,12 +61,6 @@ def refused(model, plan, lab, folder, monkeypatch):
     return str(caught.value)
 
 
-def test_without_a_tracker_nothing_is_measured(model, plan, tmp_path):
-    with pytest.raises(tvm_split.TuningError, match=r"through a tracker alone.*--insecure-tuning.*GPU of sm_90"):
-        tvm_split.tune(model, plan, database=tmp_path / "tuned")
-    assert not (tmp_path / "tuned").exists()
-
-
 def no_preparing(*_):
     raise AssertionError("it was prepared before it was refused")
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
@@ -18,13 +17,17 @@ from tvm_split.simulation.simulate import simulate
 A, B, C = "machine-a", "machine-b", "machine-c"
 IMAGE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(0, 50, (1, 12), generator=torch.Generator().manual_seed(0))
-MASK = torch.ones(1, 12, dtype=torch.int64)
 MICRO_BATCHES = 3
 
 
 @pytest.fixture(scope="module")
 def image_network() -> tvm_split.Model:
     return tvm_split.load_model(vgg().eval(), (IMAGE,))
+
+
+@pytest.fixture(scope="module")
+def attention_network() -> tvm_split.Model:
+    return tvm_split.load_model(bert(depth=1).eval(), (TOKENS, torch.ones(1, 12, dtype=torch.int64)))
 
 
 def content(program: Program) -> tuple[list[tuple[str, str]], set[tuple[object, ...]]]:
@@ -36,31 +39,37 @@ def content(program: Program) -> tuple[list[tuple[str, str]], set[tuple[object, 
 
 
 @pytest.mark.parametrize(
-    ("network", "shards", "split"),
+    ("network", "split", "shards"),
     [
-        (vgg, [tvm_split.Shard("features.0", "features.7", "rows", {A: 0.5, B: 0.3, C: 0.2}, "each")], None),
         (
-            vgg,
+            "image_network",
+            None,
+            [tvm_split.Shard("features.0", "features.7", "rows", {A: 0.5, B: 0.3, C: 0.2}, "each")],
+        ),
+        (
+            "image_network",
+            None,
             [
                 tvm_split.Shard("features.0", "features.2", "rows", {A: 0.5, B: 0.5}, "each"),
                 tvm_split.Shard("features.3", "features.7", "channels", {A: 0.5, B: 0.5}, "each"),
             ],
-            None,
         ),
         (
-            partial(bert, depth=1),
-            [tvm_split.Shard("layers", "layers", "heads", {B: 0.5, C: 0.5})],
+            "attention_network",
             {A: ["word_embeddings"], C: ["pooler"]},
+            [tvm_split.Shard("layers", "layers", "heads", {B: 0.5, C: 0.5})],
         ),
     ],
+    ids=["rows", "rows and channels", "heads"],
 )
 def test_the_simulated_program_is_the_one_that_is_compiled(
-    network: Callable[[], torch.nn.Module],
-    shards: Sequence[tvm_split.Shard],
+    network: str,
     split: dict[str, list[str]] | None,
+    shards: Sequence[tvm_split.Shard],
     three_workers: tvm_split.Cluster,
+    request: pytest.FixtureRequest,
 ) -> None:
-    model = tvm_split.load_model(network().eval(), (IMAGE,) if network is vgg else (TOKENS, MASK))
+    model = request.getfixturevalue(network)
     plan = tvm_split.plan(model, three_workers, shards=shards, split=split, predict=True, estimate=True)
     compiled = tvm_split.compile(model, plan, verify=False).program
     assert content(scenario_of_plan(plan).program) == content(compiled)

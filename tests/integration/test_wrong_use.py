@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import torch
 from torch import nn
 
 import tvm_split
-from tests.helpers.waiting import PATIENCE_SECONDS, eventually
+from tests.helpers.waiting import eventually
 from tvm_split.cluster.machine import Machine
 from tvm_split.launchers.local import Local
 
@@ -72,17 +70,6 @@ def shared_bundle(model: tvm_split.Model) -> tvm_split.Bundle:
     """Two machines that compute each layer together, and exchange tensors in between."""
     shard = tvm_split.Shard("conv1", "conv2", "rows", {"machine-a": 0.5, "machine-b": 0.5}, "each")
     return tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.local(2), shards=[shard]))
-
-
-def test_an_edited_plan_that_would_wait_on_itself(model: tvm_split.Model, tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    tvm_split.plan(model, tvm_split.Cluster.local(2), split=SPLIT).save(path)
-    content = json.loads(path.read_text())
-    first, second = content["stages"]
-    first["layers"].append(second["layers"].pop())
-    path.write_text(json.dumps(content))
-    with pytest.raises(tvm_split.PlanError, match=r"stage_0 on machine-a would wait on itself.*'fc' needs 'flatten'"):
-        tvm_split.compile(model, tvm_split.Plan.load(path))
 
 
 def test_a_cluster_without_the_machine(bundle: tvm_split.Bundle) -> None:
@@ -164,38 +151,3 @@ def test_a_word_that_does_not_exist_is_no_number_and_hurts_no_worker(three_worke
     outside = np.isnan(output).all(axis=-1)
     assert np.argwhere(outside).tolist() == [[0, 1], [1, 2]]
     np.testing.assert_array_equal(output[~outside], expected[~outside])
-
-
-INTERRUPTED = """
-import itertools, sys
-sys.modules["torch"] = None  # TVM imports it, and nobody here needs it
-import numpy, tvm_split
-bundle = tvm_split.Bundle.load(sys.argv[1])
-with tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:
-    for count, _ in enumerate(deployment.stream(numpy.ones((1, 3, 6, 6), "float32") for _ in itertools.count())):
-        if count == 20:
-            print("streaming", flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    "blow",
-    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM))],
-)
-def test_a_client_that_is_interrupted_leaves_no_worker(
-    bundle: tvm_split.Bundle, tmp_path: Path, blow: signal.Signals
-) -> None:
-    bundle.save(tmp_path)
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as client:
-        try:
-            assert client.stdout is not None
-            assert client.stdout.readline().strip() == "streaming"
-            workers = children(client.pid)
-            assert len(workers) == 2
-            client.send_signal(blow)
-            client.wait(timeout=PATIENCE_SECONDS)
-        finally:
-            client.kill()
-    eventually(lambda: not any(map(psutil.pid_exists, workers)), "the workers have ended with their client")
