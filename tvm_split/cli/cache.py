@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def cache(
     action: Annotated[Literal["show", "clear"], typer.Argument(metavar="show|clear", show_default=False)],
-    json: options.JsonOption = False,
+    json: bool = options.JSON,
 ) -> None:
     """Show what is kept, or remove measurements and compiled stages, so that the next plan measures and compiles again.
 
