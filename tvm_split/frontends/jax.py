@@ -177,16 +177,15 @@ def _names(source: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -
 
 def _load_module(source: Any, request: ImportRequest, name: str) -> Model:
     """Load an Exported or the bytes of a module; all arguments of its main function become inputs."""
-    symbols: list[list[tuple[int, str]]] = []
     names: list[str] = []
+    symbols: list[tuple[int | str, ...]] = []
     paths: list[Any] = []
     if isinstance(source, bytes):
         module = parsed(source, "the module")
     else:
         module = parsed(source.mlir_module_serialized, f"the exported function {source.fun_name!r}")
         symbols = [
-            [(axis, str(size)) for axis, size in enumerate(aval.shape) if not isinstance(size, int)]
-            for aval in source.in_avals
+            tuple(size if isinstance(size, int) else str(size) for size in aval.shape) for aval in source.in_avals
         ]
         positional, keywords = tree_util.tree_unflatten(source.in_tree, list(range(len(source.in_avals))))
         names = _names(None, positional, keywords)
@@ -194,14 +193,13 @@ def _load_module(source: Any, request: ImportRequest, name: str) -> Model:
         paths = [path for path, _ in tree_util.tree_leaves_with_path(outputs)]
     arguments = list(block_of(main_of(module)).arguments)
     names = names or [f"input_{place}" for place in range(len(arguments))]
-    specs = [(called, *shape_and_dtype(argument.type)) for called, argument in zip(names, arguments, strict=True)]
+    kinds = [shape_and_dtype(argument.type) for argument in arguments]
+    shapes = symbols or [shape for shape, _ in kinds]
+    specs = [(called, shape, dtype) for called, shape, (_, dtype) in zip(names, shapes, kinds, strict=True)]
     example_inputs = request.example_inputs
     if example_inputs is not None and not isinstance(example_inputs, Mapping):
         request = replace(request, example_inputs=tree_util.tree_leaves(example_inputs))
-    by_place = {
-        f"{called}[{axis}]": symbol for called, axes in zip(names, symbols, strict=False) for axis, symbol in axes
-    }
-    static, examples = bound_inputs(specs, request, by_place)
+    static, examples = bound_inputs(specs, request)
     module = with_sizes(module, static)
     model = model_of(module, {}, dict(enumerate(names)), examples, framework="stablehlo", name=name)
     return with_output_names(model, output_names(paths)) if paths else model

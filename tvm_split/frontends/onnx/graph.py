@@ -19,15 +19,6 @@ from tvm_split.frontends.convert import Kind
 
 Array = np.ndarray[Any, Any]
 
-_FOLDED = (
-    "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Div",
-    "Equal", "Expand", "Floor", "Flatten", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
-    "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pad", "Pow", "Range",
-    "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "ScatterElements", "ScatterND",
-    "Shape", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
-)  # fmt: skip
-"""Operators that are folded if all their inputs are constants: mostly arithmetic on shapes."""
-
 _FUNCTIONS = "tvm_split.functions"
 """The domain of the functions that replace ONNX's own operators."""
 
@@ -187,15 +178,11 @@ def _fold(
     """
     remaining = []
     for node in nodes:
-        if node.domain not in ("", "ai.onnx") or node.op_type not in _FOLDED:
-            remaining.append(node)
-            continue
-        source = kinds.get(node.input[0]) if node.op_type in ("Shape", "Size") and node.input else None
+        operands = {name: constants.get(name) for name in node.input if name}
+        source = kinds.get(node.input[0]) if node.op_type in ("Shape", "Size") else None
         if source is not None and source.shape is not None:
-            constants[node.output[0]] = _shape_value(node, source.shape)
-            continue
-        is_constant = all(not name or name in constants for name in node.input)
-        values = _computed(node, constants, skeleton) if is_constant else None
+            operands = {node.input[0]: np.broadcast_to(np.float32(0), source.shape)}  # only the shape counts
+        values = _computed(node, operands, skeleton) if _is_known(node, operands, skeleton) else None
         if values is None:
             remaining.append(node)
         else:
@@ -203,27 +190,28 @@ def _fold(
     return remaining
 
 
-def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> Array:
-    if node.op_type == "Size":
-        return np.array(int(np.prod(shape, dtype=np.int64)), dtype=np.int64)
-    bounds = {attribute.name: attribute.i for attribute in node.attribute}
-    return np.array(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], dtype=np.int64)
+def _is_known(node: onnx.NodeProto, operands: Mapping[str, Array | None], skeleton: onnx.ModelProto) -> bool:
+    """Whether a node of ONNX's own operators has constant operands, and a result that depends on nothing else."""
+    opset = opset_of(skeleton)
+    is_own = node.domain in ("", "ai.onnx") and defs.has(node.op_type, opset)
+    if not is_own or any(array is None for array in operands.values()):
+        return False
+    return defs.get_schema(node.op_type, opset).node_determinism == defs.OpSchema.NodeDeterminism.Deterministic
 
 
-def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.ModelProto) -> dict[str, Array] | None:
+def _computed(
+    node: onnx.NodeProto, operands: Mapping[str, Array], skeleton: onnx.ModelProto
+) -> dict[str, Array] | None:
     """Return the node's outputs by name; None if ONNX's evaluator cannot compute them."""
-    names = list(dict.fromkeys(name for name in node.input if name))
     inputs = [
-        helper.make_tensor_value_info(
-            name, helper.np_dtype_to_tensor_dtype(constants[name].dtype), constants[name].shape
-        )
-        for name in names
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in operands.items()
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
     graph = helper.make_graph([node], "constant", inputs, outputs)
     model = helper.make_model(graph, opset_imports=skeleton.opset_import, ir_version=skeleton.ir_version)
     try:
-        results = ReferenceEvaluator(model).run(None, {name: constants[name] for name in names})
+        results = ReferenceEvaluator(model).run(None, dict(operands))
     except Exception:  # it raises what its operators raise, and does not have all of them
         return None
     return {output.name: np.asarray(result) for output, result in zip(outputs, results, strict=True)}

@@ -19,11 +19,11 @@ from torch.utils import _pytree as pytree
 from tvm_split.errors import ModelImportError, UntriedVersionWarning, class_and_first_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.channels_first import channels_first
-from tvm_split.frontends.dimensions import checked_examples, open_sizes, with_rows
+from tvm_split.frontends.dimensions import bound_sizes, checked_examples, with_rows
 from tvm_split.frontends.names import output_names, paths_in
 from tvm_split.frontends.reference import Arranged
 from tvm_split.frontends.torch.export import Arguments, Called, export
-from tvm_split.frontends.torch.graph import LayerNames, check_no_state, decomposed, fixed, user_inputs
+from tvm_split.frontends.torch.graph import LayerNames, check_no_state, decomposed, user_inputs
 from tvm_split.frontends.torch.importer import import_graph
 from tvm_split.frontends.torch.reference import TorchReference
 from tvm_split.frontends.torch.tensors import dtype_name, require_importable, to_numpy, to_torch
@@ -80,8 +80,7 @@ def _model(
     if examples is None and program.example_inputs is not None:
         leaves = pytree.tree_leaves(program.example_inputs)
         examples = [to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    lowered = decomposed(program)
-    fixed(lowered, sizes)
+    lowered = decomposed(program, sizes)
     names = LayerNames(lowered, run.only_part if isinstance(run, Called) else "")
     check_no_state(lowered, names)
     built = import_graph(lowered, names)
@@ -158,35 +157,31 @@ def _bound_sizes(
     A symbol is named by torch's name (``s77``) or by its place: ``x[1]`` is axis 1 of input ``x``.
     Raises ModelImportError if a symbol stays open, two sources disagree, or torch's own bounds are violated.
     """
-    specs: list[tuple[str, list[int | None], str]] = []
-    symbols: dict[str, str] = {}
+    specs = []
     derived: dict[str, str] = {}
     for node in user_inputs(program):
         value = node.meta["val"]
-        specs.append(
-            (node.name, [size if isinstance(size, int) else None for size in value.shape], dtype_name(value.dtype))
-        )
+        shape: list[int | str] = []
         for axis, size in enumerate(value.shape):
             if isinstance(size, torch.SymInt):
                 expression = size.node.expr
-                symbols[f"{node.name}[{axis}]"] = str(expression) if expression.is_Symbol else ""
                 derived.update((str(symbol), f"{node.name}[{axis}]") for symbol in expression.free_symbols)
+                size = str(expression) if expression.is_Symbol else ""
+            shape.append(size)
+        specs.append((node.name, shape, dtype_name(value.dtype)))
     leaves = (
         [] if arguments is None else [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     )
     examples = None if arguments is None else checked_examples(specs, [to_numpy(leaf) for leaf in leaves])
-    open_axes = open_sizes(specs, examples, request, symbols, symbols_are_names=False)
-    for symbol, place in derived.items():
-        open_axes.places.setdefault(symbol, place)
-    sizes = open_axes.sizes()
+    sizes = bound_sizes(specs, request, examples, derived, symbols_are_names=False)
     for symbol, bounds in program.range_constraints.items():
-        if str(symbol) in sizes and not bounds.lower <= sizes[str(symbol)] <= bounds.upper:
-            size, source = open_axes.found[str(symbol)]
+        bound = sizes.get(str(symbol))
+        if bound is not None and not bounds.lower <= bound.size <= bounds.upper:
             raise ModelImportError(
-                f"{source} gives {open_axes.places[str(symbol)]} the size {size}, the program was exported for "
+                f"{bound.source} gives {bound.place} the size {bound.size}, the program was exported for "
                 f"{bounds.lower} to {bounds.upper}"
             )
-    return sizes, examples
+    return {symbol: bound.size for symbol, bound in sizes.items()}, examples
 
 
 def _warn_if_untested() -> None:
