@@ -246,12 +246,13 @@ def line_of_source(error: BaseException) -> str:
     for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         code = linecache.getline(frame.f_code.co_filename, number).strip()
-        if code and package not in _NOT_THE_USERS and package not in sys.stdlib_module_names:
+        if code and package not in NOT_THE_USERS and package not in sys.stdlib_module_names:
             return f" ({frame.f_code.co_filename}, line {number}: {code})"
     return ""
 
 
-_NOT_THE_USERS = frozenset({"", "tvm_split", "torch", "jax", "jaxlib", "flax", "keras"})
+NOT_THE_USERS = frozenset({"", "tvm_split", "torch", "jax", "jaxlib", "flax", "keras"})
+"""The packages whose code is not the user's: errors name the user's innermost line."""
 
 
 @contextmanager

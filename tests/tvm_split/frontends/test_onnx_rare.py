@@ -255,9 +255,13 @@ def test_outputs_that_nobody_reads_are_no_reason_to_refuse(
     assert_equal_to_source(model, [x])
 
 
-def test_an_output_that_is_read_and_cannot_be_imported_is_refused() -> None:
-    with pytest.raises(ModelImportError, match=r"MaxPool of layer 'node'.*outputs"):
-        load_model(node_model("MaxPool", [random(1, 1, 4, 4)], outputs=2, kernel_shape=[2, 2]))
+@pytest.mark.parametrize(
+    ("operator", "options"),
+    [("MaxPool", {"kernel_shape": [2, 2]}), ("LayerNormalization", {"constants": [random(4), random(4)]})],
+)
+def test_an_output_that_is_read_and_cannot_be_imported_is_refused(operator: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ModelImportError, match=rf"{operator} of layer 'node'.*only the first 1 of its outputs"):
+        load_model(node_model(operator, [random(1, 1, 4, 4)], outputs=2, **options))
 
 
 COORDINATES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric", "align_corners")

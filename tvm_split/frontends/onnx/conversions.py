@@ -324,6 +324,8 @@ CONVERSIONS: dict[str, Conversion] = {
     "Dropout": _dropout,
     "Einsum": lambda op, call: op.einsum(list(call.operands), call["equation"].decode()),  # emit_te
     "IsInf": _is_infinite,
+    # TVM returns placeholders for the statistics.
+    "LayerNormalization": lambda op, call: call.by_tvm().fields[0],
     "LpNormalization": _lp_normalization,
     # TVM stacks and reduces the inputs, which loses NaN.
     "Max": lambda op, call: reduce(op.maximum, call.operands),

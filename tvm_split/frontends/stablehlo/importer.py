@@ -16,8 +16,7 @@ from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.convert import RANDOM, Graph, Importer, Kind, Operation, convert
 from tvm_split.frontends.operators import Operators, shape_of
 from tvm_split.frontends.reference import Arranged, InChildProcess
-from tvm_split.frontends.stablehlo.conversions import contractions, elementwise, indexing, reductions, shapes
-from tvm_split.frontends.stablehlo.conversions.call import HloCall
+from tvm_split.frontends.stablehlo.conversions import HloCall, contractions, elementwise, indexing, reductions, shapes
 from tvm_split.frontends.stablehlo.flattening import Program, Step, flattened
 from tvm_split.frontends.stablehlo.folding import without_repeats
 from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are

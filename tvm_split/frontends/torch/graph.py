@@ -18,7 +18,7 @@ from torch.export.exported_program import _decompose_exported_program, _split_de
 from torch.export.graph_signature import InputKind, OutputKind
 
 from tvm_split.errors import ModelImportError, class_and_first_line
-from tvm_split.frontends.torch.conversions.resampling import RESAMPLINGS
+from tvm_split.frontends.torch.conversions.layers import RESAMPLINGS
 from tvm_split.frontends.torch.tensors import IMPORTABLE, require_importable, to_numpy
 
 aten = torch.ops.aten

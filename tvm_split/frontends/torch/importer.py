@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,13 +10,22 @@ from torch import fx
 from torch.export import ExportedProgram
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-import tvm_split
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.building import Built
-from tvm_split.frontends.convert import BRANCH, DYNAMIC, LOOP, RANDOM, Graph, Importer, Kind, Operation, convert
-from tvm_split.frontends.torch.conversions import arithmetic, indexing, layers, reductions, resampling
-from tvm_split.frontends.torch.conversions.call import TorchCall
+from tvm_split.frontends.convert import (
+    BRANCH,
+    DYNAMIC,
+    LOOP,
+    NOT_THE_USERS,
+    RANDOM,
+    Graph,
+    Importer,
+    Kind,
+    Operation,
+    convert,
+)
+from tvm_split.frontends.torch.conversions import TorchCall, arithmetic, indexing, layers
 from tvm_split.frontends.torch.graph import (
     LayerNames,
     arrays_of,
@@ -28,8 +36,6 @@ from tvm_split.frontends.torch.graph import (
 )
 from tvm_split.frontends.torch.tensors import IMPORTABLE, dtype_name, remedy_for
 
-_NOT_THE_USERS = tuple(str(Path(str(package.__file__)).parent) for package in (torch, tvm_split))
-
 _RANDOM = (
     "randn.default", "randn_like.default", "rand.default", "rand_like.default", "randint.low", "randint_like.default",
     "randperm.default", "bernoulli.p", "bernoulli.default", "exponential.default", "normal.Tensor_float",
@@ -38,13 +44,7 @@ _RANDOM = (
 """Random operators, which TVM's importer computes once or omits without a warning."""
 
 
-CONVERSIONS = {
-    **arithmetic.CONVERSIONS,
-    **layers.CONVERSIONS,
-    **indexing.CONVERSIONS,
-    **reductions.CONVERSIONS,
-    **resampling.CONVERSIONS,
-}
+CONVERSIONS = {**arithmetic.CONVERSIONS, **layers.CONVERSIONS, **indexing.CONVERSIONS}
 REFUSED = {
     **dict.fromkeys(_RANDOM, RANDOM),
     **dict.fromkeys(("masked_select.default", "nonzero.default", "unique_dim.default", "_unique2.default"), DYNAMIC),
@@ -95,7 +95,7 @@ def _operation(node: fx.Node, names: LayerNames) -> Operation:
 def _line(node: fx.Node) -> str:
     """The innermost line of a module's forward that made a node, as ``FILE, line N``; "" if it is unknown."""
     lines = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [f"{path}, line {number}" for path, number in lines if not path.startswith(_NOT_THE_USERS)]
+    own = [f"{path}, line {number}" for path, number in lines if NOT_THE_USERS.isdisjoint(path.split("/")[1:])]
     return own[-1] if own else ""
 
 

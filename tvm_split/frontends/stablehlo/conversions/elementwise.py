@@ -24,7 +24,7 @@ from tvm_split.frontends.compositions import (
 )
 from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, wide
-from tvm_split.frontends.stablehlo.conversions.call import HloCall
+from tvm_split.frontends.stablehlo.conversions import HloCall
 from tvm_split.frontends.stablehlo.modules import comparison, integer
 
 Elementwise = Callable[..., relax.Expr]

@@ -1,10 +1,14 @@
-"""Conversions of indexing, scatter and concatenation: TVM reads outside the tensor for negative indices."""
+"""Conversions of indexing, scatter, concatenation, reductions, scans and sorting.
+
+TVM's importer reads outside the tensor for negative indices.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from tvm import relax
@@ -12,8 +16,8 @@ from tvm import relax
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.compositions import counted_from_front, parts
 from tvm_split.frontends.convert import Conversion
-from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of
-from tvm_split.frontends.torch.conversions.call import TorchCall
+from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
+from tvm_split.frontends.torch.conversions import TorchCall
 
 
 def _places(op: Operators, index: relax.Expr, size: int) -> relax.Expr:
@@ -30,31 +34,6 @@ def _own_places(op: Operators, call: TorchCall) -> relax.Expr:
 def _select(op: Operators, call: TorchCall) -> relax.Expr:
     data, axis = call["self"], call["dim"]
     return op.take(data, constant(call["index"] % shape_of(data)[axis], "int64"), axis)
-
-
-def _rows(call: TorchCall) -> range:
-    """The rows of axis ``dim`` that a slice takes, with bounds clamped like Python's."""
-    return range(shape_of(call["self"])[call["dim"]])[call["start"] : call["end"] : call["step"]]
-
-
-def _slice(op: Operators, call: TorchCall) -> relax.Expr:
-    # TVM's importer does not clamp the bounds to the axis.
-    data, axis, rows = call["self"], call["dim"], _rows(call)
-    if rows == range(shape_of(data)[axis]):
-        return data
-    return op.strided_slice(data, [axis], [rows.start], [max(rows.start, rows.stop)], [rows.step])
-
-
-def _slice_scatter(op: Operators, call: TorchCall) -> relax.Expr:
-    """Replace rows of a tensor: concatenate it with the source, and take each row from one of the two."""
-    # TVM's importer requires an end.
-    data, axis, places = call["self"], call["dim"], list(_rows(call))
-    if not places:
-        return data
-    rows = np.arange(shape_of(data)[axis])
-    rows[places] = len(rows) + np.arange(len(places))
-    joined = op.concat([data, op.cast(call["src"], dtype_of(data))], axis)
-    return op.take(joined, constant(rows, "int64"), axis)
 
 
 class _Indexing:
@@ -169,11 +148,72 @@ def _unfold(op: Operators, call: TorchCall) -> relax.Expr:
     return op.permute_dims(windows, [place for place in range(len(shape) + 1) if place != axis + 1] + [axis + 1])
 
 
+def _reduced(op: Operators, call: TorchCall, operator: str, data: relax.Expr) -> relax.Expr:
+    """Reduce ``data`` over the call's axes."""
+    axes = call.axes(len(shape_of(data)))
+    return getattr(op, operator)(data, axes, keepdims=call.get("keepdim", False)) if axes else data
+
+
+def _reduction(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
+    # TVM's importer accumulates in the input's dtype, also for half precision and integers.
+    return op.cast(_reduced(op, call, operator, op.cast(call["self"], wide(call.dtype))), call.dtype)
+
+
+def _extreme(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
+    data = op.cast(call["self"], "int8") if call.dtype == "bool" else call["self"]
+    return op.cast(_reduced(op, call, operator, data), call.dtype)
+
+
+def _extreme_and_place(op: Operators, call: TorchCall, operator: str) -> tuple[relax.Expr, relax.Expr]:
+    # TVM's importer lacks min.dim, and computes max.dim by sorting.
+    data, dim, keep = call["self"], call["dim"], call["keepdim"]
+    if not shape_of(data):
+        return data, constant(0, "int64")
+    place = getattr(op, f"arg{operator}")(_comparable(op, data), dim, keep)
+    return getattr(op, operator)(data, [dim], keepdims=keep), place
+
+
+def _any(op: Operators, call: TorchCall) -> relax.Expr:
+    # TVM's importer returns numbers instead of booleans for numbers, and lacks the reduction over all axes.
+    data = call["self"]
+    data = data if dtype_of(data) == "bool" else op.not_equal(data, 0)
+    return op.not_equal(_reduced(op, call, "max", op.cast(data, "int8")), 0)
+
+
+def _moments(op: Operators, call: TorchCall) -> tuple[relax.Expr, relax.Expr]:
+    """Return the variance and the mean over the call's axes."""
+    data = op.cast(call["self"], wide(dtype_of(call["self"])))
+    axes, keep = call.axes(len(shape_of(data))), call["keepdim"]
+    count = math.prod(shape_of(data)[axis] for axis in axes)
+    correction = 1 if call["correction"] is None else call["correction"]
+    mean = op.mean(data, axes, keepdims=True)
+    centred = op.subtract(data, mean)
+    variance = op.divide(op.sum(op.multiply(centred, centred), axes, keepdims=keep), max(count - correction, 0))
+    return op.cast(variance, call.dtype), op.cast(mean if keep else op.squeeze(mean, axes), call.dtype)
+
+
+def _comparable(op: Operators, data: relax.Expr) -> relax.Expr:
+    """Cast bfloat16 to float32, which is exact: TVM's LLVM backend has no argmax or argmin of bfloat16."""
+    return op.cast(data, "float32") if dtype_of(data) == "bfloat16" else data
+
+
+def _place(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
+    data, find = _comparable(op, call["self"]), getattr(op, operator)
+    if call["dim"] is None:
+        return op.reshape(find(op.reshape(data, [-1]), 0, False), call.shape)
+    return find(data, call["dim"], call["keepdim"])
+
+
+def _scan(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
+    # TVM's importer scans integers in their own dtype, torch in int64.
+    dtype = wide(call.dtype)
+    data = op.cast(call["self"], dtype)
+    return op.cast(getattr(op, operator)(data, call["dim"], dtype) if call.shape else data, call.dtype)
+
+
 CONVERSIONS: dict[str, Conversion] = {
     operator.getitem.__name__: _item_of_tuple,
     "select.int": _select,
-    "slice.Tensor": _slice,
-    "slice_scatter.default": _slice_scatter,
     "index.Tensor": _index,
     "index_put.default": _index_put,
     "index_select.default": lambda op, call: op.take(call["self"], _own_places(op, call), call["dim"]),
@@ -186,5 +226,17 @@ CONVERSIONS: dict[str, Conversion] = {
     "cat.default": _concatenate,
     "split_with_sizes.default": lambda op, call: parts(op, call["self"], call["split_sizes"], call["dim"]),
     "unfold.default": _unfold,
+    "sum.dim_IntList": partial(_reduction, operator="sum"),
+    **{f"mean.{kind}": partial(_reduction, operator="mean") for kind in ("default", "dim")},
+    **{f"prod.{kind}": partial(_reduction, operator="prod") for kind in ("default", "dim_int")},
+    **{
+        f"{name}.default": partial(_extreme, operator=name.removeprefix("a")) for name in ("amax", "amin", "max", "min")
+    },
+    **{f"{name}.dim": partial(_extreme_and_place, operator=name) for name in ("max", "min")},
+    **{f"any.{kind}": _any for kind in ("default", "dim", "dims")},
+    "var.correction": lambda op, call: _moments(op, call)[0],
+    "var_mean.correction": _moments,
+    **{f"{name}.default": partial(_place, operator=name) for name in ("argmax", "argmin")},
+    **{f"{name}.default": partial(_scan, operator=name) for name in ("cumsum", "cumprod")},
 }
 """Conversions by the name of the ATen overload."""
