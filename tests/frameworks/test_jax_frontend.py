@@ -304,21 +304,6 @@ def test_modules_of_flax_may_be_called_as_jax_calls_loops() -> None:
     assert load_model(Network(), (X,)).layer_names == ("body", "head", "scan")
 
 
-def test_the_command_line_takes_functions_and_files(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import numpy as np, jax, jax.numpy as jnp\n"
-        "from flax import nnx\n"
-        "def network():\n"
-        "    return (lambda x: jnp.tanh(x) * 2), (np.ones((2, 3), 'float32'),)\n"
-        "module = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), (np.ones((2, 3), 'float32'),)\n"
-    )
-    (tmp_path / "net.mlir").write_text(text())
-    for source in ("mine:network", "mine:module", "net.mlir"):
-        command = [sys.executable, "-m", "tvm_split", "plan", source, "--workers", "1", "--estimate", "--json"]
-        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
-        assert result.returncode == 0, result.stderr
-
-
 def test_reading_text_needs_no_jax() -> None:
     code = (
         "import sys; from tvm_split.frontends.stablehlo import modules, flattening, importer\n"

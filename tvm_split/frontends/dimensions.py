@@ -32,6 +32,13 @@ def with_rows(arrays: list[Array], batch: int | None) -> list[Array]:
     return [np.resize(array, (batch, *array.shape[1:])) for array in arrays]
 
 
+def as_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return example inputs as positional arguments, or as keyword arguments if they are a mapping."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return (tuple(example_inputs) if isinstance(example_inputs, list | tuple) else (example_inputs,)), {}
+
+
 def in_order(names: Sequence[str], given: Any) -> list[Any]:
     """Return example inputs in the inputs' order, from a dict by name, a sequence or a single one.
 

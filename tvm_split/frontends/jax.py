@@ -20,7 +20,7 @@ from tvm_split.errors import ModelImportError, class_and_first_line, last_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import with_output_names
 from tvm_split.frontends.convert import line_of_source
-from tvm_split.frontends.dimensions import bound_inputs, with_rows
+from tvm_split.frontends.dimensions import as_arguments, bound_inputs, with_rows
 from tvm_split.frontends.names import UniqueNames, identifier, output_names
 from tvm_split.frontends.stablehlo.importer import model_of
 from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are, below_the_network
@@ -85,7 +85,7 @@ def _load_function(source: Any, request: ImportRequest) -> Model:
             "network will be run with"
         )
     function = function_of(source)
-    positional, keywords = _as_arguments(request.example_inputs)
+    positional, keywords = as_arguments(request.example_inputs)
     leaves, tree = tree_util.tree_flatten((positional, keywords))
     is_array = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
     arrays = [np.asarray(leaf) for leaf, is_one in zip(leaves, is_array, strict=True) if is_one]
@@ -147,12 +147,6 @@ def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> t
     lowered = jax.jit(with_weights, keep_unused=True).trace(closed.consts, *arrays).lower(lowering_platforms=("cpu",))
     weights = [np.asarray(weight) for weight in closed.consts]
     return parsed(lowered.as_text(debug_info=True), shown), weights
-
-
-def _as_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    return (tuple(example_inputs) if isinstance(example_inputs, list | tuple) else (example_inputs,)), {}
 
 
 def _names(source: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -> list[str]:

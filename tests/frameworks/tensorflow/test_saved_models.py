@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
 
 import tvm_split
 from tests.helpers.frontends.comparison import run_split
@@ -20,17 +19,12 @@ from tests.helpers.frontends.keras_networks import (
     attention,
     convolutions,
     random_inputs,
+    recurrent,
     with_random_statistics,
 )
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
 from tvm_split.frontends.names import scopes_of_keras
-
-
-def recurrent() -> Any:
-    sequence = layers.Input((5, 6), name="sequence")
-    x = layers.Bidirectional(layers.LSTM(4, return_sequences=True), name="both_ways")(sequence)
-    return keras.Model(sequence, layers.Dense(3, name="head")(layers.GRU(4, name="gru")(x)), name="recurrent")
 
 
 @pytest.mark.parametrize(

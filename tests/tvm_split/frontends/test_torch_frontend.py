@@ -75,26 +75,6 @@ def test_a_module_used_twice_counts_its_calls() -> None:
     assert any(name.startswith("block@1.add_") for name in names)
 
 
-def test_names_that_are_no_identifiers_become_some() -> None:
-    parts = nn.ModuleDict({"lambda_": nn.Linear(3, 3), "1": nn.ReLU(), "R": nn.Tanh()})
-    model = load_model(nn.Sequential(*parts.values()), torch.randn(1, 3))
-    assert_keeps_contract(model)
-
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = parts
-            for name, part in parts.items():
-                self.add_module(name, part)
-
-        def forward(self, x: Any) -> Any:
-            return self.get_submodule("R")(self.get_submodule("1")(self.get_submodule("lambda_")(x)))
-
-    named = load_model(Named().eval(), torch.randn(1, 3))
-    assert_keeps_contract(named)
-    assert_equal_to_source(named, [np.ones((1, 3), np.float32)])
-
-
 def test_reference_names_every_value_of_the_module() -> None:
     model = load_model(Net().eval(), image())
     assert model.reference is not None
@@ -200,17 +180,6 @@ def test_arguments_that_are_no_tensors_stay_as_they_were_given(other: Any) -> No
 def test_arrays_are_taken_as_example_inputs() -> None:
     model = load_model(nn.ReLU(), np.float32([[-1, 1]]))
     assert run(model, [np.float32([[-3, 3]])])[0].tolist() == [[0, 3]]
-
-
-def test_an_output_given_twice_and_an_input_as_output() -> None:
-    def forward(x: Any) -> Any:
-        y = x * 2
-        return y, x, y
-
-    model = load_model(Function(forward), torch.randn(3))
-    assert_keeps_contract(model)
-    assert len(model.layers) == 1
-    assert_equal_to_source(model, [np.float32([1, 2, 3])])
 
 
 def test_constants_and_buffers() -> None:

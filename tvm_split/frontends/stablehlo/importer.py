@@ -15,7 +15,7 @@ from tvm_split.frontends.building import Built
 from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.convert import RANDOM, Graph, Importer, Kind, Operation, convert
 from tvm_split.frontends.operators import Operators, shape_of
-from tvm_split.frontends.reference import Arranged, InChildProcess
+from tvm_split.frontends.reference import InChildProcess
 from tvm_split.frontends.stablehlo.conversions import HloCall, contractions, elementwise, indexing, reductions, shapes
 from tvm_split.frontends.stablehlo.flattening import Program, Step, flattened
 from tvm_split.frontends.stablehlo.folding import without_repeats
@@ -44,10 +44,10 @@ def model_of(
 
     program = flattened(module, weights, naming)
     with in_context():
-        built, orders = channels_first(import_program(program, inputs))
+        built = channels_first(import_program(program, inputs))
         codes = bytecode(module), bytecode(program.module)
     reference = StableHloReference(*codes, weights, tuple(inputs), built.held)
-    return built.model(name, framework, Arranged(InChildProcess(reference), orders), examples)
+    return built.model(name, framework, InChildProcess(reference), examples)
 
 
 def import_program(program: Program, input_names: Mapping[int, str]) -> Built:

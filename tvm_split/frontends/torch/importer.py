@@ -17,13 +17,13 @@ from tvm_split.frontends.convert import (
     BRANCH,
     DYNAMIC,
     LOOP,
-    NOT_THE_USERS,
     RANDOM,
     Graph,
     Importer,
     Kind,
     Operation,
     convert,
+    is_users,
 )
 from tvm_split.frontends.torch.conversions import TorchCall, arithmetic, indexing, layers
 from tvm_split.frontends.torch.graph import (
@@ -95,7 +95,7 @@ def _operation(node: fx.Node, names: LayerNames) -> Operation:
 def _line(node: fx.Node) -> str:
     """The innermost line of a module's forward that made a node, as ``FILE, line N``; "" if it is unknown."""
     lines = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [f"{path}, line {number}" for path, number in lines if NOT_THE_USERS.isdisjoint(path.split("/")[1:])]
+    own = [f"{path}, line {number}" for path, number in lines if is_users(path)]
     return own[-1] if own else ""
 
 

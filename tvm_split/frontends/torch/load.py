@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -19,15 +19,14 @@ from torch.utils import _pytree as pytree
 from tvm_split.errors import ModelImportError, UntriedVersionWarning, class_and_first_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.channels_first import channels_first
-from tvm_split.frontends.dimensions import bound_sizes, checked_examples, with_rows
+from tvm_split.frontends.dimensions import as_arguments, bound_sizes, checked_examples, with_rows
 from tvm_split.frontends.names import output_names, paths_in
-from tvm_split.frontends.reference import Arranged
 from tvm_split.frontends.torch.export import Arguments, Called, export
 from tvm_split.frontends.torch.graph import LayerNames, check_no_state, decomposed, user_inputs
 from tvm_split.frontends.torch.importer import import_graph
 from tvm_split.frontends.torch.reference import TorchReference
 from tvm_split.frontends.torch.tensors import dtype_name, require_importable, to_numpy, to_torch
-from tvm_split.model import Model, Reference
+from tvm_split.model import Model
 
 
 def load_torch(
@@ -46,7 +45,7 @@ def load_torch(
     if isinstance(source, str | Path):
         name = name or Path(source).stem
         source = _read(Path(source))
-    arguments = None if request.example_inputs is None else _as_arguments(request.example_inputs)
+    arguments = None if request.example_inputs is None else _as_tensors(as_arguments(request.example_inputs))
     if isinstance(source, ExportedProgram):
         return _model(source, source.module(), arguments, replace(request, name=name or "model"), has_channels_last)
     source = getattr(source, "_orig_mod", source)  # of a module that torch.compile wrapped
@@ -85,12 +84,9 @@ def _model(
     check_no_state(lowered, names)
     built = import_graph(lowered, names)
     if has_channels_last:
-        built, orders = channels_first(built)
-    inputs = built.inputs
-    reference: Reference = TorchReference(run, _structure(program), lowered, built.held)
-    if has_channels_last:
-        reference = Arranged(reference, orders)
-    fits = examples is not None and [array.shape for array in examples] == [spec.shape for spec in inputs]
+        built = channels_first(built)
+    reference = TorchReference(run, _structure(program), lowered, built.held)
+    fits = examples is not None and [array.shape for array in examples] == [spec.shape for spec in built.inputs]
     examples = examples if fits else None
     return built.model(request.name or "model", "torch", reference, examples, outputs=_output_names(program))
 
@@ -102,14 +98,6 @@ def _output_names(program: ExportedProgram) -> list[str]:
     leaves = paths_in(pytree.tree_unflatten(places, structure))
     path_of = {leaf: path for leaf, path in leaves if isinstance(leaf, int)}  # others are nodes of unknown classes
     return output_names([path_of.get(place, ()) for place in places])
-
-
-def _as_arguments(example_inputs: Any) -> Arguments:
-    if isinstance(example_inputs, Mapping):
-        return (), {key: _as_tensors(value) for key, value in example_inputs.items()}
-    if isinstance(example_inputs, list | tuple):
-        return tuple(_as_tensors(value) for value in example_inputs), {}
-    return (_as_tensors(example_inputs),), {}
 
 
 def _as_tensors(value: Any) -> Any:

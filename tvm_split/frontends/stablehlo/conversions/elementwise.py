@@ -66,21 +66,6 @@ def _of_numbers(name: str, of_booleans: str) -> Elementwise:
     return change
 
 
-def _power(op: Operators, base: relax.Expr, exponent: relax.Expr) -> relax.Expr:
-    dtype = dtype_of(base)
-    numbers = numbers_of(exponent)
-    if not is_float(dtype) or (numbers is not None and (numbers.size == 1 and float(numbers.reshape(())) % 1 == 0)):
-        return power(op, base, exponent, dtype)
-    # TVM's power gives NaN for every base below 0, also where the exponent is a whole number.
-    computed = wide(dtype)
-    base, exponent = op.cast(base, computed), op.cast(exponent, computed)
-    size = op.power(op.abs(base), exponent)
-    is_odd = op.not_equal(op.mod(exponent, constant(2, computed)), 0)
-    is_whole = op.equal(op.floor(exponent), exponent)
-    below = op.where(is_whole, op.where(is_odd, op.negative(size), size), constant(math.nan, computed))
-    return op.cast(op.where(op.less(base, 0), below, size), dtype)
-
-
 def _compared(op: Operators, left: relax.Expr, right: relax.Expr, direction: str) -> relax.Expr:
     if dtype_of(left) == "bool":  # TVM's comparisons of booleans do not compile
         left, right = op.cast(left, "int8"), op.cast(right, "int8")
@@ -257,7 +242,7 @@ _BINARY: dict[str, Elementwise] = {
     "remainder": _remainder,
     "maximum": _of_numbers("maximum", "logical_or"),
     "minimum": _of_numbers("minimum", "logical_and"),
-    "power": _power,
+    "power": lambda op, base, exponent: power(op, base, exponent, dtype_of(base)),
     "atan2": _named("atan2"),
     "and": _bitwise("and"),
     "or": _bitwise("or"),
