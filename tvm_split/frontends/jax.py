@@ -152,19 +152,13 @@ def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> t
 def _names(source: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -> list[str]:
     """Name each leaf of the arguments by its parameter and the keys below it."""
     try:
-        bound = inspect.signature(source).bind_partial(*positional, **keywords)
-        parameters = [key for key, _ in zip(bound.arguments, positional, strict=False)]
-        is_plain = all(
-            inspect.signature(source).parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL for key in parameters
-        )
-        called = parameters if is_plain and len(parameters) == len(positional) else []
+        named = dict(inspect.signature(source).bind_partial(*positional).arguments)
     except (TypeError, ValueError):
-        called = []
-    called = called or [f"input_{place}" for place in range(len(positional))]
-    named = [*zip(called, positional, strict=True), *((key, keywords[key]) for key in sorted(keywords))]
+        named = {f"input_{place}": value for place, value in enumerate(positional)}
+    named |= {key: keywords[key] for key in sorted(keywords)}
     return [
         identifier(key + tree_util.keystr(path))
-        for key, value in named
+        for key, value in named.items()
         for path, _ in tree_util.tree_leaves_with_path(value)
     ]
 

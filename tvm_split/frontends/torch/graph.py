@@ -48,6 +48,9 @@ TAKEN_APART = (
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_functional.default,
     # TVM's importer converts these wrongly, and torch has decompositions for them.
+    aten.addmm.default,
+    aten.addmv.default,
+    aten.copysign.Tensor,
     aten.isinf.default,
     aten.linalg_vector_norm.default,
 )

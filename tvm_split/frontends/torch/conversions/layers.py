@@ -52,13 +52,6 @@ def _matmul(op: Operators, call: TorchCall) -> relax.Expr:
     return op.matmul(left, right)
 
 
-def _product_and_sum(op: Operators, call: TorchCall) -> relax.Expr:
-    # TVM's importer fixes the result to float32.
-    added, left, right = call.operands[:3]
-    product = _scaled(op, op.matmul(left, right), call["alpha"])
-    return product if call["beta"] == 0 else op.add(product, _scaled(op, added, call["beta"]))
-
-
 def _scaled(op: Operators, value: relax.Expr, factor: float) -> relax.Expr:
     return value if factor == 1 else op.multiply(value, factor)
 
@@ -276,7 +269,6 @@ def _grid_sample(op: Operators, call: TorchCall) -> relax.Expr:
 CONVERSIONS: dict[str, Conversion] = {
     "convolution.default": _convolution,
     **{f"{name}.default": _matmul for name in ("mm", "bmm", "matmul")},
-    **{f"{name}.default": _product_and_sum for name in ("addmm", "addmv")},
     "linear.default": _linear,
     "scaled_dot_product_attention.default": _attention,
     "layer_norm.default": _layer_norm,
