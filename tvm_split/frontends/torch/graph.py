@@ -50,7 +50,6 @@ TAKEN_APART = (
     # TVM's importer converts these wrongly, and torch has decompositions for them.
     aten.addmm.default,
     aten.addmv.default,
-    aten.copysign.Tensor,
     aten.isinf.default,
     aten.linalg_vector_norm.default,
 )

@@ -101,6 +101,12 @@ _UNARY: dict[str, str | Unary] = {
 }
 
 
+def _copysign(op: Operators, call: TorchCall) -> relax.Expr:
+    left, right = _promoted(op, call)
+    size = op.abs(left)
+    return op.where(op.less(right, 0), op.negative(size), size)
+
+
 def _clamp(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM keeps an integer dtype although torch promotes to a float limit's dtype, and casts infinities to integers.
     low, high = (None if call[limit] is None else op.cast(call[limit], call.dtype) for limit in ("min", "max"))
@@ -166,6 +172,7 @@ CONVERSIONS: dict[str, Conversion] = {
     "clamp.Tensor": _clamp,
     "round.default": _round,
     "round.decimals": _round,
+    "copysign.Tensor": _copysign,
     "hypot.default": lambda op, call: op.sqrt(op.add(*map(op.square, _promoted(op, call)))),
     "maximum.default": partial(_binary, operator="maximum"),
     "minimum.default": partial(_binary, operator="minimum"),
