@@ -76,7 +76,7 @@ def compile_and_deploy(
         planned = plan(model, workers, request=request, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:
-            warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=2)
+            warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=3)
         bundle = compile(model, planned, verify=verify, database=request.database, on_progress=report)
         undo.pop_all()
     return deploy_on(workers, bundle, timeout_seconds, in_flight=in_flight)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json as json_format
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -18,12 +14,11 @@ from tvm_split.cli import options
 from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import ModelOptions, load_tvm, planned
-from tvm_split.display.console import print_json, print_note, print_unwrapped, tuning_progress
+from tvm_split.display.console import print_json, print_unwrapped, tuning_progress
 from tvm_split.display.view import write
 from tvm_split.launchers.local import InProcess
 from tvm_split.planner.request import PlanRequest
 
-INTERRUPTED = 128 + signal.SIGINT
 DEFAULT_TRIALS = 200
 
 
@@ -66,6 +61,8 @@ def tune(
 ) -> None:
     """Tune a model's kernels by measuring, here or on devices of a TVM RPC tracker; `compile` uses what is found.
 
+    Ctrl-C keeps everything that was measured; the same command goes on from there.
+
     Example: tvm-split tune net.onnx --trials 500
     """
     if merge is not None:
@@ -83,7 +80,7 @@ def tune(
     loaded = shapes.load(model)
     existing_database = request.database if request.database is not None and request.database.is_dir() else None
     chosen_plan = planned(loaded, machines, replace(request, database=existing_database))
-    with _stop_at_interrupt() as should_stop, tuning_progress() as report:
+    with tuning_progress() as report:
         result = tvm_split.tune(
             loaded,
             chosen_plan,
@@ -93,12 +90,8 @@ def tune(
             tracker=tracker,
             key=key,
             on_progress=report,
-            should_stop=should_stop,
         )
     write(result, json=json)
-    if result.stopped:
-        print_note("stopped; everything measured so far is kept, and the same command goes on from there")
-        raise typer.Exit(INTERRUPTED)
 
 
 def _cluster(file: Path | None, target: str | None, threads: int | None) -> tvm_split.Cluster:
@@ -130,25 +123,3 @@ def _merge(database: Path | None, other_folder: Path, json: bool) -> None:
         print_json({"database": str(folder), "merged": str(other_folder), "records": record_count})
     else:
         print_unwrapped(f"{record_count} records of {other_folder} are now in {folder}")
-
-
-@contextmanager
-def _stop_at_interrupt() -> Iterator[Callable[[], bool]]:
-    """Make the first Ctrl-C end the run after the measurements in progress, and a second one end it immediately."""
-    is_stopping = False
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal is_stopping
-        if is_stopping:
-            signal.signal(signal.SIGINT, before)
-            signal.raise_signal(signal.SIGINT)
-            return
-        # Keep this handler for now: with the previous one, the signal thread would end the process for this signal.
-        is_stopping = True
-        print_note("stopping after the measurements under way; Ctrl-C again stops at once")
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: is_stopping
-    finally:
-        signal.signal(signal.SIGINT, before)
