@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.convert import Kind
 
 Array = np.ndarray[Any, Any]
+
+_FUNCTIONS = "tvm_split.functions"
+"""The domain of the functions that replace ONNX's own operators."""
 
 _LARGEST_IN_SKELETON = 1024
 """The most elements of a weight in the model for shape inference, since a protobuf holds at most 2 GiB."""
@@ -46,21 +49,26 @@ def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [value for value in model.graph.input if value.name not in weights]
 
 
-def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGraph:
+def static_graph(model: onnx.ModelProto, importable: frozenset[str], refused: Container[str]) -> OnnxGraph:
     """Flatten ``model``, whose inputs have fixed sizes; ``model`` is not changed.
 
-    Operators that are not ``importable`` are replaced by simpler ones where ONNX defines them.
+    Operators that are not ``importable`` are replaced by simpler ones where ONNX defines them. ``refused`` ones are
+    left as they are.
     """
     for sparse in model.graph.sparse_initializer:
         raise ModelImportError(f"weight {sparse.values.name!r} is sparse; only dense weights can be imported")
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    skeleton = _with_definitions(_inlined_without_weights(model), importable)
+    skeleton = _inlined_without_weights(model)
     outputs = [value.name for value in skeleton.graph.output]
     nodes = list(skeleton.graph.node)
     while True:
         nodes = _needed(nodes, outputs)
         kinds = _kinds(skeleton, nodes, constants)
-        remaining = _fold(nodes, constants, kinds, skeleton)
+        simpler = _with_functions_inlined(nodes, importable, kinds, opset_of(model))
+        if len(simpler) != len(nodes):
+            nodes = simpler
+            continue
+        remaining = _fold(nodes, constants, kinds, skeleton, refused)
         if len(remaining) == len(nodes):
             break
         nodes = remaining
@@ -73,37 +81,19 @@ def layers_of_nodes(model: onnx.ModelProto) -> list[tuple[str, ...]]:
     Nodes are named before constants are folded, so some of these layers are not in the imported model.
     """
     inlined = _inlined_without_weights(model)
-    return [tuple(part.name for part in parts) for _, parts in _calls(model, inlined)]
-
-
-def _calls(model: onnx.ModelProto, inlined: onnx.ModelProto) -> Iterator[tuple[onnx.NodeProto, list[onnx.NodeProto]]]:
-    """Yield each node of ``model`` with the nodes that replace it in the model whose functions are inlined."""
+    layers: list[tuple[str, ...]] = []
     rest = iter(inlined.graph.node)
     for node in model.graph.node:
         # Functions are inlined in place, and the outputs of a call keep their names.
         missing = {tensor for tensor in node.output if tensor}
-        parts = []
+        names: list[str] = []
         for part in rest:
-            parts.append(part)
+            names.append(part.name)
             missing -= set(part.output)
             if not missing:
                 break
-        yield node, parts
-
-
-def _with_definitions(model: onnx.ModelProto, importable: frozenset[str]) -> onnx.ModelProto:
-    """Replace operators that are not ``importable`` by ONNX's definitions; the new nodes keep the name of the old."""
-    kept = [("", operator) for operator in importable]
-    try:
-        simpler = onnx.inliner.inline_selected_functions(model, kept, exclude=True, inline_schema_functions=True)
-    except Exception as error:
-        raise ModelImportError(
-            f"operators cannot be replaced by the simpler ones that ONNX defines them by: {last_line(error)}"
-        ) from error
-    for node, parts in _calls(model, simpler):
-        for part in parts:
-            part.name = node.name
-    return simpler
+        layers.append(tuple(names))
+    return layers
 
 
 def opset_of(model: onnx.ModelProto) -> int:
@@ -117,9 +107,6 @@ def _inlined_without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     graph.node.extend(model.graph.node)
     graph.input.extend(model_inputs(model))
     graph.output.extend(model.graph.output)
-    graph.value_info.extend(
-        helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims) for tensor in model.graph.initializer
-    )
     copy = onnx.ModelProto(ir_version=max(model.ir_version, 4), graph=graph)
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
@@ -185,8 +172,9 @@ def _fold(
     constants: dict[str, Array],
     kinds: dict[str, Kind],
     skeleton: onnx.ModelProto,
+    refused: Container[str],
 ) -> list[onnx.NodeProto]:
-    """Compute the nodes that depend on constants only, add the results to ``constants``, and return the others.
+    """Compute the nodes that depend on constants only (none that is ``refused``: it may be random), add the results to ``constants``, and return the others.
 
     Nodes that ONNX's evaluator cannot compute are left to the import, such as DequantizeLinear below opset 19.
     """
@@ -196,21 +184,13 @@ def _fold(
         source = kinds.get(node.input[0]) if node.op_type in ("Shape", "Size") else None
         if source is not None and source.shape is not None:
             operands = {node.input[0]: np.broadcast_to(np.float32(0), source.shape)}  # only the shape counts
-        values = _computed(node, operands, skeleton) if _is_known(node, operands, skeleton) else None
+        is_known = node.domain in ("", "ai.onnx") and all(array is not None for array in operands.values())
+        values = _computed(node, operands, skeleton) if is_known and node.op_type not in refused else None
         if values is None:
             remaining.append(node)
         else:
             constants.update(values)
     return remaining
-
-
-def _is_known(node: onnx.NodeProto, operands: Mapping[str, Array | None], skeleton: onnx.ModelProto) -> bool:
-    """Whether a node of ONNX's own operators has constant operands, and a result that depends on nothing else."""
-    opset = opset_of(skeleton)
-    is_own = node.domain in ("", "ai.onnx") and defs.has(node.op_type, opset)
-    if not is_own or any(array is None for array in operands.values()):
-        return False
-    return defs.get_schema(node.op_type, opset).node_determinism == defs.OpSchema.NodeDeterminism.Deterministic
 
 
 def _computed(
@@ -229,6 +209,64 @@ def _computed(
     except Exception:  # it raises what its operators raise, and does not have all of them
         return None
     return {output.name: np.asarray(result) for output, result in zip(outputs, results, strict=True)}
+
+
+def _with_functions_inlined(
+    nodes: Iterable[onnx.NodeProto], importable: frozenset[str], kinds: Mapping[str, Kind], opset: int
+) -> list[onnx.NodeProto]:
+    """Replace ONNX's operators that are not ``importable`` by their definition in simpler operators, if ONNX has one.
+
+    The new nodes keep the name of the old one.
+    """
+    result: list[onnx.NodeProto] = []
+    for node in nodes:
+        is_own = node.domain in ("", "ai.onnx") and node.op_type not in importable
+        schema = defs.get_schema(node.op_type, opset) if is_own and defs.has(node.op_type, opset) else None
+        if schema is None or not (schema.has_function or schema.has_context_dependent_function):
+            result.append(node)
+            continue
+        try:
+            result.extend(_function_body(node, schema, kinds, opset))
+        except Exception as error:
+            raise ModelImportError(
+                f"operator {node.op_type} of node {node.name!r} cannot be replaced by the simpler ones "
+                f"that ONNX defines it by: {last_line(error)}"
+            ) from error
+    return result
+
+
+def _function_body(
+    node: onnx.NodeProto, schema: defs.OpSchema, kinds: Mapping[str, Kind], opset: int
+) -> Iterator[onnx.NodeProto]:
+    if schema.has_context_dependent_function:
+        types = [_type(kinds.get(name)).SerializeToString() for name in node.input]
+        body = schema.get_context_dependent_function(node.SerializeToString(), types)
+    else:
+        body = schema.get_function_with_opset_version(opset)
+    function = onnx.FunctionProto.FromString(body)
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(_FUNCTIONS, 1)]
+    del function.opset_import[:]
+    function.opset_import.extend(imports[:1])
+    call = onnx.NodeProto()
+    call.CopyFrom(node)
+    call.domain = function.domain = _FUNCTIONS
+    inputs, outputs = (
+        [onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name] for names in (node.input, node.output)
+    )
+    graph = helper.make_graph([call], "function", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=imports, functions=[function], ir_version=10)
+    outside = {*node.input, *node.output, ""}
+    for part in onnx.inliner.inline_local_functions(model).graph.node:
+        part.name = node.name
+        for names in (part.input, part.output):
+            names[:] = [name if name in outside else f"{node.output[0]}:{name}" for name in names]
+        yield part
+
+
+def _type(kind: Kind | None) -> onnx.TypeProto:
+    if kind is None:
+        return onnx.TypeProto()
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape)
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:

@@ -35,7 +35,7 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
     """
     model = _read(source)
     examples = _bind_sizes(model, request)
-    graph = static_graph(model, importable_operators())
+    graph = static_graph(model, importable_operators(), REFUSED)
     built = import_onnx(graph)
     name = request.name or (Path(source).stem if isinstance(source, str | Path) else model.graph.name)
     reference = InChildProcess(OnnxReference(model, graph.inputs, built.held))
