@@ -166,7 +166,7 @@ def _names(source: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -
 def _load_module(source: Any, request: ImportRequest, name: str) -> Model:
     """Load an Exported or the bytes of a module; all arguments of its main function become inputs."""
     names: list[str] = []
-    symbols: list[tuple[int | str, ...]] = []
+    symbols: list[tuple[int | str | None, ...]] = []
     paths: list[Any] = []
     if isinstance(source, bytes):
         module = parsed(source, "the module")

@@ -174,17 +174,19 @@ def _fold(
     skeleton: onnx.ModelProto,
     refused: Container[str],
 ) -> list[onnx.NodeProto]:
-    """Compute the nodes that depend on constants only (none that is ``refused``: it may be random), add the results to ``constants``, and return the others.
+    """Compute the nodes that depend on constants only, add the results to ``constants``, and return the others.
 
-    Nodes that ONNX's evaluator cannot compute are left to the import, such as DequantizeLinear below opset 19.
+    Nodes that are ``refused`` may be random. Nodes that ONNX's evaluator cannot compute are left to the import, such as
+    DequantizeLinear below opset 19.
     """
     remaining = []
     for node in nodes:
-        operands = {name: constants.get(name) for name in node.input if name}
+        names = [name for name in node.input if name]
+        operands = {name: constants[name] for name in names if name in constants}
         source = kinds.get(node.input[0]) if node.op_type in ("Shape", "Size") else None
         if source is not None and source.shape is not None:
             operands = {node.input[0]: np.broadcast_to(np.float32(0), source.shape)}  # only the shape counts
-        is_known = node.domain in ("", "ai.onnx") and all(array is not None for array in operands.values())
+        is_known = node.domain in ("", "ai.onnx") and all(name in operands for name in names)
         values = _computed(node, operands, skeleton) if is_known and node.op_type not in refused else None
         if values is None:
             remaining.append(node)
