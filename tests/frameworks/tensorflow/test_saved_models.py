@@ -79,8 +79,6 @@ def test_a_module_of_tensorflow_and_its_open_sizes(tmp_path: Path) -> None:
         np.testing.assert_allclose(actual, right.numpy(), rtol=1e-5)
     with pytest.raises(ModelImportError, match=r"axis 0 of input 'x'.*batch=1"):
         load_model(tmp_path / "saved")
-    with pytest.raises(ModelImportError, match=r"'x' is float32\['open', 3\].*\[2, 5\]"):
-        load_model(tmp_path / "saved", {"x": np.ones((2, 5), "float32"), "bias": bias})
 
 
 def test_a_broken_folder_is_named(tmp_path: Path) -> None:

@@ -338,12 +338,6 @@ def test_example_inputs_that_disagree_on_one_open_size() -> None:
         load_model(program, (torch.randn(2, 4), torch.randn(3, 5)))
 
 
-def test_a_fixed_batch_cannot_be_changed() -> None:
-    program = torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),))
-    with pytest.raises(ModelImportError, match=r"batch gives .* the size 4.*fixed size 2"):
-        load_model(program, batch=4)
-
-
 def test_batch_of_a_module_repeats_the_example_s_rows() -> None:
     model = load_model(Net().eval(), image(2), batch=5)
     assert model.inputs[0].shape == (5, 3, 2, 2)
@@ -351,20 +345,6 @@ def test_batch_of_a_module_repeats_the_example_s_rows() -> None:
     np.testing.assert_array_equal(model.example_inputs[0][0], model.example_inputs[0][2])
     with pytest.raises(ModelImportError, match=r"batch=4"):
         load_model(Function(lambda x, y: x.sum() + y.sum()), (torch.randn(2), torch.randn(3)), batch=4)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ((torch.randn(2, 3), torch.randn(2)), "takes 1 inputs.*has 2"),
-        (torch.randn(2, 4), r"float32\[2, 3\].*float32\[2, 4\]"),
-        (torch.randn(2, 3).double(), r"float32\[2, 3\].*float64\[2, 3\]"),
-    ],
-)
-def test_example_inputs_that_do_not_fit_a_program(inputs: Any, message: str) -> None:
-    program = torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),))
-    with pytest.raises(ModelImportError, match=message):
-        load_model(program, inputs)
 
 
 def test_a_program_from_a_file(tmp_path: Path) -> None:
