@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +13,6 @@ import torch
 from torch import nn
 
 import tvm_split
-from tests.helpers.waiting import eventually
 from tvm_split.cluster.machine import Machine
 from tvm_split.launchers.local import Local
 
@@ -35,23 +31,7 @@ class Network(nn.Module):
 
 X = torch.ones(1, 3, 6, 6)
 SPLIT = {"machine-a": ["conv1"], "machine-b": ["conv2"]}
-
-
-def children(process: int | None = None) -> set[int]:
-    """Return the running child processes of this process, or of another one."""
-    process_ids = set()
-    for child in psutil.Process(process).children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE:
-                process_ids.add(child.pid)
-    return process_ids
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_behind() -> Iterator[None]:
-    before = children()
-    yield
-    eventually(lambda: children() <= before, "no process is left")
+pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
 @pytest.fixture(scope="module")
@@ -113,15 +93,14 @@ def test_a_bundle_of_another_version(bundle: tvm_split.Bundle, tmp_path: Path) -
 
 
 def test_a_worker_that_dies_in_mid_stream(shared_bundle: tvm_split.Bundle) -> None:
-    before = children()
     with tvm_split.deploy(shared_bundle, tvm_split.Cluster.local(2)) as deployment:
-        workers = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children() - before}
-        victim = next(pid for pid, line in workers.items() if "machine-b" in line)
+        named = [child for child in psutil.Process().children() if "--name=machine-b" in child.cmdline()]
+        victim = max(named, key=psutil.Process.create_time)  # others have started before
 
         def batches() -> Iterator[torch.Tensor]:
             for index in range(100_000):
                 if index == 200:
-                    os.kill(victim, signal.SIGKILL)
+                    victim.kill()
                 yield X
 
         with pytest.raises(tvm_split.WorkerUnavailableError, match=r"machine-b.*stage_0_machine_b_0"):

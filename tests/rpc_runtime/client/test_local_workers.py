@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -12,6 +14,7 @@ import pytest
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
+from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 
@@ -40,6 +43,19 @@ def test_one_that_ended_is_started_again() -> None:
         description = describe(workers.endpoints["left"], PATIENCE_SECONDS)
         assert (description.machine, description.process_id) == ("left", workers.process_ids["left"])
         assert workers.endpoints["right"] == before["right"]
+
+
+def test_they_end_when_their_parent_is_killed() -> None:
+    code = (
+        "import time\nfrom rpc_runtime.client.local_workers import LocalWorkers\n"
+        "workers = LocalWorkers(['a'])\nprint(workers.process_ids['a'], flush=True)\ntime.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    eventually(lambda: not psutil.pid_exists(worker), "the worker has ended with its parent")
 
 
 def test_a_worker_that_dies_at_the_start_says_why(tmp_path: Path) -> None:
