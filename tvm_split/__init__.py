@@ -12,9 +12,12 @@ compiler, which it does not need.
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 __version__ = "0.1.0"
@@ -51,8 +54,28 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'tvm_split' has no attribute {name!r}")
     value = getattr(import_module(_MODULE_OF_NAME[name]), name)
-    globals()[name] = value
+    globals()[name] = value = _refusing_misfits(value) if isinstance(value, FunctionType) else value
     return value
+
+
+def _refusing_misfits(function: FunctionType) -> Any:
+    """Return the function with an `InputError` instead of a TypeError for arguments that do not fit its signature."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except TypeError:
+            try:
+                inspect.signature(function).bind(*arguments, **named)
+            except TypeError as misfit:
+                from rpc_runtime.errors import InputError
+
+                names = ", ".join(inspect.signature(function).parameters)
+                raise InputError(f"tvm_split.{function.__name__}: {misfit}; it takes {names}") from None
+            raise
+
+    return call
 
 
 def __dir__() -> list[str]:

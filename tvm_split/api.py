@@ -16,7 +16,7 @@ from tvm_split.compiling import compile
 from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy_on
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
-from tvm_split.planner.fewest_machines import one_machine_advice
+from tvm_split.planner.baselines import one_machine_advice
 from tvm_split.planner.problem import Objective
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import SplitLike, plan, request_for
@@ -76,7 +76,7 @@ def compile_and_deploy(
         planned = plan(model, workers, request=request, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:
-            warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=2)
+            warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=3)
         bundle = compile(model, planned, verify=verify, database=request.database, on_progress=report)
         undo.pop_all()
     return deploy_on(workers, bundle, timeout_seconds, in_flight=in_flight)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,15 @@ def test_what_cannot_be_meant_is_refused_in_a_sentence(
     with pytest.raises(tvm_split.TvmSplitError) as error:
         call(model, tvm_split.Cluster.in_process(2))
     assert len(str(error.value)) < 800
+
+
+@pytest.mark.parametrize("name", [name for name in tvm_split.__all__ if name[0].islower()])
+def test_missing_and_unknown_arguments_are_named(name: str) -> None:
+    function = getattr(tvm_split, name)
+    first = next(iter(inspect.signature(function).parameters))
+    for arguments in ({}, {"no_such_argument": 1}):
+        with pytest.raises(tvm_split.InputError, match=f"tvm_split.{name}: missing .*'{first}'"):
+            function(**arguments)
 
 
 RUNS: dict[str, Callable[[tvm_split.Deployment], Any]] = {

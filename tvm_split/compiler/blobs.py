@@ -10,6 +10,7 @@ import tvm
 
 from rpc_runtime.program.program import BlobSpec, TensorSpec, WeightSpec
 from rpc_runtime.scratch import ScratchFolder
+from tvm_split.errors import OutputError
 
 
 class BlobFolder:
@@ -30,9 +31,16 @@ class BlobFolder:
         return self.folder / sha256
 
     def add(self, content: bytes) -> BlobSpec:
+        """Store a blob. Raises `OutputError` if the disk is full."""
         digest = hashlib.sha256(content).hexdigest()
         if not self.path(digest).exists():
-            self.path(digest).write_bytes(content)
+            try:
+                self.path(digest).write_bytes(content)
+            except OSError as error:
+                raise OutputError(
+                    f"{self.folder} cannot hold what is compiled: {error.strerror}; make room there, or name another "
+                    "folder for temporary files in $TMPDIR"
+                ) from error
         return BlobSpec(digest, len(content))
 
     def add_file(self, source: Path) -> BlobSpec:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
+from tvm.support.cc import get_cc
 
 import schedules
 from relay_passes.lift_weights import lift_weights
@@ -22,6 +25,10 @@ from relay_passes.pipeline import Schedules, stage_phases
 from tvm_split.compiler.cuda_code import machine_code
 from tvm_split.compiler.targets import cpu_part, tvm_target
 from tvm_split.errors import CompileError, last_line
+from tvm_split.units import bytes_text
+
+LARGEST_OBJECT_BYTES = 64 * 1024 * 1024
+"""Several times the largest object file of a stage; weights are not in it."""
 
 
 class StageCompiler:
@@ -85,9 +92,40 @@ class StageCompiler:
             raise CompileError(f"{name} cannot be compiled for {dict(self._target)}: {last_line(error)}") from error
 
     def _export(self, module: Any, library: Path, name: str) -> None:
-        """Link a library. TVM's temporary files lie in its folder, so they are removed with it even after a crash."""
-        with tempfile.TemporaryDirectory(dir=library.parent) as objects:
-            module.export_library(str(library), workspace_dir=objects, **_linker(self._target, name))
+        """Link a library. Temporary files lie in its folder, so they are removed with it even after a crash."""
+        command = link_command(self._target, name) or [get_cc()]
+
+        def link(output: str, objects: Sequence[str], options: Sequence[str] = ()) -> None:
+            arguments = [*command, "-shared", "-fPIC", "-o", output, *objects, *options]
+            result = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603
+            if result.returncode != 0:
+                reason = "; ".join(result.stderr.split("\n")).strip("; ")
+                raise CompileError(f"linking {name} in {library.parent} with {command[0]} failed: {reason}")
+
+        _require_large_files(name)
+        with _objects_in_memory(library.parent) as objects:
+            module.export_library(str(library), fcompile=link, workspace_dir=objects)
+
+
+def _require_large_files(name: str) -> None:
+    """Raise a `CompileError` if this process may not write a file of an object's size, also in memory."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and limit < LARGEST_OBJECT_BYTES:
+        raise CompileError(
+            f"{name} cannot be compiled where files are limited to {bytes_text(limit)}, since object files may have "
+            f"{bytes_text(LARGEST_OBJECT_BYTES)}: raise the limit (ulimit -f)"
+        )
+
+
+@contextmanager
+def _objects_in_memory(parent: Path) -> Iterator[str]:
+    """Yield a folder in which TVM's object files are links to memory: LLVM ends the process if a disk is full."""
+    with tempfile.TemporaryDirectory(dir=parent) as folder, ExitStack() as files:
+        for name in ("lib0.o", "devc.o"):
+            descriptor = os.memfd_create(name)
+            files.callback(os.close, descriptor)
+            (Path(folder) / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        yield folder
 
 
 def code_of(module: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
@@ -116,22 +154,6 @@ def link_command(target: Mapping[str, Any], purpose: str) -> list[str] | None:
             f"a compiler named {architecture}-linux-gnu-gcc"
         )
     return command
-
-
-def _linker(target: Mapping[str, Any], stage: str) -> dict[str, Callable[..., None]]:
-    """Return the arguments by which ``export_library`` links for another architecture; none for this host's."""
-    command = link_command(target, stage)
-    if command is None:
-        return {}
-
-    def link(output: str, objects: str | Sequence[str], options: Sequence[str] | None = None) -> None:
-        files = [objects] if isinstance(objects, str) else list(objects)
-        arguments = [*command, "-shared", "-fPIC", "-o", output, *files, *(options or ())]
-        result = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603
-        if result.returncode != 0:
-            raise CompileError(f"linking {stage} with {command[0]} failed: {result.stderr.strip()}")
-
-    return {"fcompile": link}
 
 
 def _cross_linker(architecture: str) -> list[str] | None:

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import new_function
+from tests.helpers.full_disk import full_disk
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import host_target
 from tvm_split.errors import CompileError
@@ -38,3 +39,15 @@ def test_only_main_checks_its_arguments(tmp_path: Path) -> None:
     for wrong in (np.ones((3, 5), np.float32), np.ones(12, np.float32), np.ones((3, 4), np.float64)):
         with pytest.raises((RuntimeError, ValueError), match=r"fn=main, loc=param\[0\], param=x"):
             main(tvm.runtime.tensor(wrong))
+
+
+def test_a_limit_of_files_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
+    with full_disk(4096), pytest.raises(CompileError, match=r"part_7 .* files are limited to 4.1 kB"):
+        build(relax.op.exp, tmp_path / "part.so")
+
+
+def test_what_the_linker_says_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "part.so").symlink_to("/dev/full")  # object files need no room on a disk, but the library does
+    with pytest.raises(CompileError, match=rf"^linking part_7 in {tmp_path} .*No space left on device") as raised:
+        build(relax.op.exp, tmp_path / "part.so")
+    assert "\n" not in str(raised.value)
