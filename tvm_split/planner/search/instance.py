@@ -16,7 +16,7 @@ from tvm_split.planner.evaluate import NumberedStep, missing_link
 from tvm_split.planner.faults import require_sense
 from tvm_split.planner.graph import grouped
 from tvm_split.planner.problem import Problem
-from tvm_split.planner.timetable import MachineSet
+from tvm_split.planner.step_graph import MachineSet
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
