@@ -16,6 +16,7 @@ from torch import nn
 import tvm_split
 from rpc_runtime.program.program import TensorSpec
 from schedules import machine_of
+from schedules.template import text_of
 from schedules.tuning import DatabaseWriter
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.targets import host_target, tvm_target
@@ -114,11 +115,9 @@ def test_tuned_kernels_are_used_at_once(tmp_path: Path) -> None:
     DatabaseWriter(tmp_path).close()
     assert compiled(model, plan, verify=False, database=tmp_path)[1]
     assert not compiled(model, plan, verify=False, database=tmp_path)[1]
-    machine = machine_of(tvm_target(target))
-    choices = kernel.template.space(kernel.function, machine).default
-    trace = kernel.template.schedule(kernel.function, machine, choices).trace
+    choices = kernel.template.space(kernel.function, machine_of(tvm_target(target))).default
     with DatabaseWriter(tmp_path) as writer:
-        writer.add_decision(kernel.function, tvm_target(target), trace, 1e-9)
+        writer.add_decision(kernel.function, tvm_target(target), text_of(choices), 1e-9)
     assert compiled(model, plan, verify=False, database=tmp_path)[1]
     assert not compiled(model, plan, verify=False, database=tmp_path)[1]
 
