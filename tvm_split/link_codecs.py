@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -94,7 +95,7 @@ def with_codecs(
         choices = list(_untried(routes))
     else:
         report("trying codecs", 0, 1)
-        with CodecTrials(one_by_one(bundle.program)[0], bundle.blob_path, inputs) as trials:
+        with closing(CodecTrials(one_by_one(bundle.program)[0], bundle.blob_path, inputs)) as trials:
             sizes = [route.tensor.size_bytes for route in routes]
             probe = partial(_probed, cluster, request, sizes, on_progress)
             choices = _Choosing(trials, plan, request.allow_lossy, speeds, probe, shared).choose(routes)

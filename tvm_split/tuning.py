@@ -266,7 +266,7 @@ def tracker_at(address: Address, key: str, **options: float) -> tuning.Tracker:
         return [
             (server.key, server.registration.tunes, server.registration.state)
             if server.registration
-            else (server.key, not server.fault, "ready")
+            else (server.key, not server.is_invalid, "ready")
             for server in servers
         ]
 

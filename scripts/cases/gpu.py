@@ -197,8 +197,8 @@ def kernels(name: str, target: str, threads: int, **sizes: int) -> Iterator[Prep
         plan = tvm_split.plan(model, tvm_split.Cluster(machines), split={DEVICE: [model.layer_names[0]]})
         code = target_code(model, plan.machine(DEVICE).target, None)
         digests = [digest for digest in code.distinct if digest not in code.untimeable]
-        timed = tuple(map(code.timed, digests))
-        kernel_set = KernelSet(DEVICE, code.device, code.build(digests, blobs), timed, code.weight_bytes)
+        timed = tuple(code.distinct[digest].timed for digest in digests)
+        kernel_set = KernelSet(DEVICE, code.device, code.build(frozenset(digests), blobs), timed, code.weight_bytes)
         with RemoteKernels(endpoint, TIMEOUT_SECONDS) as session:
             session.load(kernel_set, blobs.path)
             times = dict(zip(digests, session.measure(TimingEffort(7, 0.5, 60.0)), strict=True))

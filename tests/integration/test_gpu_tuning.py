@@ -62,12 +62,6 @@ def refused(model, plan, lab, folder, monkeypatch):
     return str(caught.value)
 
 
-def test_without_a_tracker_nothing_is_measured(model, plan, tmp_path):
-    with pytest.raises(tvm_split.TuningError, match=r"through a tracker alone.*--insecure-tuning.*GPU of sm_90"):
-        tvm_split.tune(model, plan, database=tmp_path / "tuned")
-    assert not (tmp_path / "tuned").exists()
-
-
 def no_preparing(*_):
     raise AssertionError("it was prepared before it was refused")
 
@@ -79,7 +73,7 @@ def test_the_tracker_is_asked_before_anything_is_prepared(model, plan, tmp_path,
     for where in (plan, cluster):
         with pytest.raises(tvm_split.TuningError, match=r"no tracker can be reached at 127\.0\.0\.1:1 "):
             tvm_split.tune(model, where, database=tmp_path, tracker="127.0.0.1:1", key=KEY, device_timeout_seconds=0.1)
-        with pytest.raises(tvm_split.TuningError, match="through a tracker alone"):
+        with pytest.raises(tvm_split.TuningError, match=r"through a tracker alone.*--insecure-tuning.*GPU of sm_90"):
             tvm_split.tune(model, where, database=tmp_path)
 
 

@@ -10,7 +10,6 @@ import torch
 import tvm_split
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.models.small_onnx_model import small_model
-from tests.models.torch_graphs import SeveralOutputs, Skip, TwoInputs
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import OneMachineWarning, PlanError
@@ -141,15 +140,6 @@ def test_limits_and_counts(wide):
     assert going_round.prediction is None
 
 
-def test_replicas(wide):
-    machines = tuple(Machine(name) for name in (A, B, "machine-c"))
-    cluster = tvm_split.Cluster(machines, shared_cores=enough(A, B, "machine-c"), launcher=Local())
-    plan = tvm_split.plan(wide, cluster, estimate=True, replicas=True, stages=1)
-    assert plan.stages[0].machines == (A, B, "machine-c")
-    assert {machine.machine for machine in plan.prediction.machines} == {A, B, "machine-c"}
-    assert plan.prediction.period_seconds < plan.prediction.baselines[-1].period_seconds
-
-
 def test_memory_of_the_cluster(wide):
     tight = tuple(Machine(name, memory_bytes=4_000_000) for name in (A, B))
     plan = tvm_split.plan(wide, tvm_split.Cluster(tight, launcher=Local()), objective="latency", estimate=True)
@@ -189,17 +179,6 @@ def test_demands_are_never_dropped(model):
         tvm_split.plan(model, two_workers, objective="size")
     with pytest.raises(PlanError, match="no strategy 'nope'"):  # though one machine leaves nothing to search
         tvm_split.plan(model, one_worker, strategy="nope", estimate=True)
-
-
-def test_a_split_by_hand_is_predicted_by_a_profile(wide):
-    cluster = tvm_split.Cluster.local(workers=2)
-    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
-    plan = tvm_split.plan(wide, cluster, split={A: ["0"], B: ["1"]}, profile=profile)
-    best = tvm_split.plan(wide, cluster, profile=profile)
-    assert plan.origin == "by hand"
-    assert plan.prediction.method.startswith("given")
-    assert plan.prediction.lower_bound_seconds == pytest.approx(best.prediction.period_seconds)
-    assert plan.prediction.period_seconds > best.prediction.period_seconds
 
 
 def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
@@ -269,34 +248,6 @@ def test_what_cannot_be_improved(wide):
     lost = dataclasses.replace(current, stages=(dataclasses.replace(current.stages[0], layers=("0",)),))
     with pytest.raises(PlanError, match="cuts through layers"):
         replan(wide, cluster, lost, Measured({A: 2.0}), request=PlanRequest(profile=profile))
-
-
-def test_plans_with_shards_are_predicted_by_a_profile(wide):
-    cluster = tvm_split.Cluster.local(workers=2)
-    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
-    shards = [tvm_split.Shard("0", "1", "channels", {A: 0.5, B: 0.5})]
-    planned = tvm_split.plan(wide, cluster, shards=shards, profile=profile)
-    assert planned.prediction.method.startswith("given")
-    assert planned.prediction.lower_bound_seconds <= planned.prediction.period_seconds
-
-
-@pytest.mark.filterwarnings("ignore::tvm_split.errors.OneMachineWarning")
-@pytest.mark.parametrize(
-    ("network", "inputs"),
-    [
-        (Skip, (torch.zeros(1, 3, 9, 9),)),
-        (TwoInputs, (torch.zeros(2, 5), torch.tensor([3, 4]), torch.zeros(2, 7))),
-        (SeveralOutputs, (torch.zeros(2, 4),)),
-    ],
-)
-def test_graphs_of_any_shape(network, inputs):
-    torch.manual_seed(0)
-    loaded = tvm_split.load_model(network().eval(), inputs)
-    for constraints in ({}, {"objective": "latency"}, {"stages": 2}):
-        plan = tvm_split.plan(loaded, tvm_split.Cluster.local(workers=2), estimate=True, **constraints)
-        placed = [layer for stage in plan.stages for layer in stage.layers]
-        assert sorted(placed) == sorted(loaded.layer_names)
-    tvm_split.compile(loaded, plan)
 
 
 def test_a_tiny_network_is_not_distributed():

@@ -1,31 +1,12 @@
 """Read a cluster from a YAML file, which is validated before any machine is contacted.
 
-    machines:
-      - name: desk
-        address: 192.0.2.10:7001
-        threads: 8
-        target: {kind: llvm, mcpu: znver4}      # optional: by default the target that the worker reports
-        memory_bytes: 16e9                      # optional: by default no limit
-        token_file: token                       # optional: the worker's secret; found automatically on loopback
-        tls: {ca: ca.pem, certificate: client.pem, key: client.key}   # optional; certificate and key for mutual TLS
-        ssh: {to: me@desk, python: python3.12, folder: ~/.cache/tvm-split/ssh, arguments: [--insecure]}   # optional
-    links:                                      # optional: without it, every link is measured
-      - {from: desk, to: box, bytes_per_second: 1.25e8, latency_seconds: 0.001}   # used as stated, not measured
-      - {from: desk, to: edge, address: 10.0.0.7:7001}   # measured; the address at which desk reaches edge
-      - {from: box, to: edge, bytes_per_second: 0}       # closed: no transfer between the two
-      - {from: client, to: edge, bytes_per_second: 2e6}  # optional: client is the deploying machine
-      - {from: edge, to: client, codec: auto}            # optional: the codec of tensors; default none
-    groups:                                     # optional: machines with common links, by host, rack or site
-      lab: [desk, box]
-      campus: [lab, edge]                       # contains machines and other groups
-    shared_cores:                               # optional: by default the workers report them
-      - {machines: [lab, client], cores: 8}     # together they have 8 cores; machines, groups, client
+    machines: [{name: desk, address: "192.0.2.10:7001", threads: 8, token_file: token, …}]
+    links: [{from: desk, to: box, bytes_per_second: 1.25e8, latency_seconds: 0.001}, …]
+    groups: {lab: [desk, box]}
+    shared_cores: [{machines: [lab, client], cores: 8}]
 
-A link from or to a group stands for one link per machine of the group. A link from a group to itself stands for one
-between any two of its machines. If several entries fit a pair of machines, the pair's own entry counts, otherwise the
-entry with the fewest pairs. A link counts in both directions unless its reverse is listed too; its ``address`` counts
-in its own direction only. With ``links``, every pair of machines needs a link, so that none is forgotten. Paths are
-relative to the file.
+``docs/machines.md`` and ``docs/links.md`` describe the keys, which are those of `Machine`, `Link` and `SharedCores`. A
+link from or to a group stands for one link per machine of the group. Paths are relative to the file.
 """
 
 from __future__ import annotations
@@ -33,6 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,8 +35,6 @@ from tvm_split.units import short_list
 from tvm_split.values import Document, Location, line_of, sentence
 
 Pair = tuple[str, str]
-MOST_SHOWN = 8
-"""The number of groups that an error message about a cycle lists."""
 
 
 @dataclass(frozen=True)
@@ -209,42 +189,22 @@ def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> 
     Raises:
         ClusterError: a group has the name of a machine, an unknown member, or contains itself.
     """
-    machine_names = {CLIENT, *machines}
-    resolved: dict[str, tuple[str, ...]] = {}
-    for name in groups:
-        if name in machine_names:
+    names = {CLIENT, *machines}
+    for name, members in groups.items():
+        if name in names:
             raise ClusterError(f"group {name!r} has the name of a machine, or of the client; give it another")
-        _resolve(name, groups, machine_names, resolved)
-    return resolved
-
-
-def _resolve(
-    name: str, groups: Mapping[str, Sequence[str]], machine_names: set[str], resolved: dict[str, tuple[str, ...]]
-) -> None:
-    """Find a group's machines, inner groups first; without recursion, since files may nest thousands of groups."""
-    inside = {name: iter(groups[name])}  # the groups being expanded, with their members left to visit
-    while inside:
-        group = next(reversed(inside))
-        member = next(
-            (candidate for candidate in inside[group] if candidate not in machine_names and candidate not in resolved),
-            None,
-        )
-        if member is None:
-            parts = (resolved.get(candidate, (candidate,)) for candidate in groups[group])
-            resolved[group] = tuple(dict.fromkeys(machine for part in parts for machine in part))
-            del inside[group]
-        elif member in inside:
-            names = list(inside)
-            circle = [*names[names.index(member) :], member]
-            way = circle if len(circle) <= MOST_SHOWN else [*circle[: MOST_SHOWN - 2], "…", member]
-            raise ClusterError(f"group {member!r} is in itself: {' → '.join(way)}")
-        elif member not in groups:
-            raise ClusterError(
-                f"group {group!r} has {member!r}, which is no machine or group; there are "
-                f"{short_list(sorted({*machine_names, *groups} - {CLIENT}))}"
-            )
-        else:
-            inside[member] = iter(groups[member])
+        for member in members:
+            if member not in names and member not in groups:
+                known = short_list(sorted({*names, *groups} - {CLIENT}))
+                raise ClusterError(f"group {name!r} has {member!r}, which is no machine or group; there are {known}")
+    resolved: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
+    try:
+        for name in TopologicalSorter(groups).static_order():
+            if name not in names:
+                resolved[name] = machines_of(groups[name], resolved)
+    except CycleError as error:
+        raise ClusterError(f"group {error.args[1][0]!r} is in itself, by {short_list(error.args[1][1:])}") from error
+    return {name: resolved[name] for name in groups}
 
 
 def machines_of(names: Iterable[str], members: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def test_list_tune_resume_compile(invoke_json, invoke, onnx_path, tmp_path):
 def test_wrong_use(invoke, onnx_path, tmp_path):
     assert "MODEL: give one" in invoke("tune", code=2).stderr
     assert "--merge" in invoke("tune", onnx_path, "--merge", tmp_path, code=2).stderr
-    assert "is not JSON" in invoke("tune", onnx_path, "--target", "llvm", code=2).stderr
+    assert "is not JSON" in invoke("tune", onnx_path, "--target", "{llvm", code=2).stderr
     assert "without a key" in invoke("tune", onnx_path, "--tracker", "127.0.0.1:1", code=2).stderr
     target = json.dumps({"kind": "cuda", "arch": "sm_90"})
     # The error comes before the model is read; there is none here.
