@@ -136,16 +136,6 @@ def test_decisions_are_scheduled_again(name, tmp_path):
         assert TuningDatabase(folder).kernel(function, cuda("sm_80")) is None
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_the_model_of_time_is_the_default(name):
-    graph, inputs, _, _ = CASES[name]
-    template, function = template_and_function(name)
-    lowered = lower(graph_of(graph, inputs), SM_90)
-    assert name in rules(lowered)
-    chosen = {str(kernel.attrs.get("tvm_split.choices")) for _, kernel in module_of_kernels(lowered).functions_items()}
-    assert text_of(template.space(function, GPU).default) in chosen
-
-
 def test_kernels_for_all_gpus_are_equal_before_they_are_scheduled():
     graph, inputs, _, _ = CASES["conv2d"]
     modules = [module_of_kernels(fuse(graph_of(graph, inputs), cuda(arch))) for arch in ("sm_80", "sm_90")]
