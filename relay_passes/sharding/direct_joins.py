@@ -18,10 +18,10 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import (
-    Builder,
     free_name,
     main_function,
     names_of,
+    new_function,
     operations_of,
     operator_name,
     returned_fields,
@@ -89,6 +89,8 @@ def with_direct_joins(
 
 
 class _Spreading:
+    _builder: relax.BlockBuilder
+
     def __init__(
         self,
         module: tvm.IRModule,
@@ -113,7 +115,6 @@ class _Spreading:
         self._lazy = joins.union(self._ranges)
         """Names of the slices and joins that are computed where they are used."""
         self._users = self._first_users()
-        self._builder = Builder()
         self._emitted: dict[str, relax.Expr] = {}
         self._made: dict[tuple[str, tuple[str, ...]], relax.Expr] = {}
         self._pieces: dict[SliceRange, relax.Expr] = {}
@@ -125,21 +126,23 @@ class _Spreading:
         remaining = [param for param in self._function.params if param.name in used or param.name not in sliced_inputs]
         parameters = [*remaining, *(relax.Var(binding.var.name, binding.var.ty) for binding in self._of_inputs)]
         self._emitted.update({parameter.name: parameter for parameter in parameters})
-        with self._builder.function("main", parameters):
-            with self._builder.dataflow():
-                for name, binding in self._bindings.items():
-                    if name in self._keepers:
-                        self._read(name, self._keepers[name].machines)
-                    elif name not in self._lazy:
-                        if name not in self._places:
-                            self._places[name] = self._places[binding.value.args[0].name]
-                        value = self._on(binding.value, self._places[name].machines)
-                        self._emitted[name] = self._builder.emit(value, name_hint=name)
-                keepers = {name: place.machines for name, place in self._keepers.items()}
-                fields = [self._read(name, keepers.get(name, ())) for name in self._returned]
-                outputs = self._builder.emit_output(relax.Tuple(fields), name_hint="outputs")
-            self._builder.emit_func_output(outputs)
-        return Spread(with_main(self._module, self._builder.get()["main"]), self._places, self._source_of)
+        return Spread(
+            with_main(self._module, new_function("main", parameters, self._emit)), self._places, self._source_of
+        )
+
+    def _emit(self, builder: relax.BlockBuilder) -> list[relax.Expr]:
+        self._builder = builder
+        for name, binding in self._bindings.items():
+            if name in self._keepers:
+                self._read(name, self._keepers[name].machines)
+            elif name not in self._lazy:
+                if name not in self._places:
+                    self._places[name] = self._places[binding.value.args[0].name]
+                value = self._on(binding.value, self._places[name].machines)
+                self._emitted[name] = builder.emit(value, name_hint=name)
+        return [
+            self._read(name, self._keepers[name].machines if name in self._keepers else ()) for name in self._returned
+        ]
 
     def _first_users(self) -> Mapping[str, dict[tuple[str, ...], Place]]:
         """Return the first place that uses each lazy variable on each group of machines, in the order of the stages."""

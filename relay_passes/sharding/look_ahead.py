@@ -2,20 +2,20 @@
 
 The columns of a fused query-key-value projection can be sharded as one block, or as three blocks with the same bounds.
 Only the operators behind it show that each machine needs the same heads of all three. So when a product's columns are
-sharded, the look-ahead tries each number of blocks that a later reshape, slice or split suggests. It takes the one that
-passes most operators, and the fewest blocks if several pass equally many.
+sharded and a later reshape, slice or split ends that, the look-ahead tries more blocks. It takes the number that passes
+most operators, and the fewest blocks if several pass equally many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
-from math import prod
 
 from relay_passes.sharding.rule import Axis, Operation, Rule
-from relay_passes.sharding.shape_rules import section_ends, slice_ranges
 
 Axes = tuple[Axis | None, ...]
+MOST_BLOCKS = 8
+"""Fused projections have 2 (gates) to 4 blocks (LSTM), groups that channels are shuffled over up to 8."""
+_DIVIDING = ("relax.reshape", "relax.split", "relax.strided_slice")
 
 
 class LookAhead:
@@ -39,7 +39,7 @@ class LookAhead:
 
         of_single = reached(single)
         best, most = single, len(of_single)
-        for outer in sorted(self._suggested(place, of_single)):
+        for outer in range(2, MOST_BLOCKS + 1) if self._is_divided(place, of_single) else ():
             if single.length % outer == 0:
                 axis = Axis(single.index, outer, single.length // outer)
                 if (count := len(reached(axis))) > most:
@@ -65,34 +65,9 @@ class LookAhead:
                 last = max(last, self._last_use.get(operation.name, place))
         return axes_of
 
-    def _suggested(self, place: int, axes_of: Mapping[str, Axes]) -> set[int]:
-        """Return the numbers of blocks that the readers of the values in ``axes_of`` suggest, without 1."""
-        suggested: set[int] = set()
-        for operation in self._operations[place + 1 :]:
-            axis = next((axes_of[name][0] for name in operation.names if name in axes_of), None)
-            if axis is not None:
-                suggested |= _blocks(operation, axis)
-        return suggested - {1}
-
-
-def _blocks(operation: Operation, axis: Axis) -> set[int]:
-    """Return the numbers of blocks into which an operation divides an axis of its first operand."""
-    call, shape = operation.expression, operation.operands[0].shape
-    length = shape[axis.index] if axis.index < len(shape) else 1
-    match operation.operator:
-        case "relax.reshape":
-            before, after = prod(shape[: axis.index]), operation.shape
-            outer = {prod(after[:index]) for index in range(1, len(after))}
-            return {blocks // before for blocks in outer if before < blocks < before * length and blocks % before == 0}
-        case "relax.split" if int(call.attrs.axis) % len(shape) == axis.index:
-            sections = [0, *(section_ends(call) or ()), length]
-            return _even([end - begin for begin, end in pairwise(sections)], length)
-        case "relax.strided_slice" if axis.index in (ranges := slice_ranges(call) or {}):
-            begin, end, _ = ranges[axis.index]
-            return _even([end - begin] if begin % max(1, end - begin) == 0 else [], length)
-    return set()
-
-
-def _even(lengths: Sequence[int], whole: int) -> set[int]:
-    even = len(set(lengths)) == 1 and lengths[0] > 0 and whole % lengths[0] == 0
-    return {whole // lengths[0]} if even else set()
+    def _is_divided(self, place: int, reached: Mapping[str, Axes]) -> bool:
+        """Return whether an operation that may divide an axis into blocks ends the sharding of a value."""
+        return any(
+            operation.operator in _DIVIDING and operation.name not in reached and reached.keys() & {*operation.names}
+            for operation in self._operations[place + 1 :]
+        )

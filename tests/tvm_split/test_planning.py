@@ -10,7 +10,6 @@ import torch
 import tvm_split
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.models.small_onnx_model import small_model
-from tests.models.torch_graphs import SeveralOutputs, Skip, TwoInputs
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import OneMachineWarning, PlanError
@@ -249,17 +248,6 @@ def test_the_precision_stays_that_of_the_plan(wide):
     assert (half.precision, better.precision) == ("float16", "float16")
 
 
-def test_replicas_are_kept_when_nothing_is_better(wide):
-    cluster = tvm_split.Cluster.local(workers=2)
-    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
-    request = PlanRequest(profile=profile, replicas=True, stages=1)
-    current = tvm_split.plan(wide, cluster, request=request)
-    assert current.stages[0].machines == (A, B)
-    same, change = replan(wide, cluster, current, Measured({A: 1.1, B: 1.1}), request=request)
-    assert not change.changed
-    assert same.stages == current.stages
-
-
 def test_what_cannot_be_improved(wide):
     cluster = tvm_split.Cluster.local(workers=2)
     profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
@@ -269,34 +257,6 @@ def test_what_cannot_be_improved(wide):
     lost = dataclasses.replace(current, stages=(dataclasses.replace(current.stages[0], layers=("0",)),))
     with pytest.raises(PlanError, match="cuts through layers"):
         replan(wide, cluster, lost, Measured({A: 2.0}), request=PlanRequest(profile=profile))
-
-
-def test_plans_with_shards_are_predicted_by_a_profile(wide):
-    cluster = tvm_split.Cluster.local(workers=2)
-    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
-    shards = [tvm_split.Shard("0", "1", "channels", {A: 0.5, B: 0.5})]
-    planned = tvm_split.plan(wide, cluster, shards=shards, profile=profile)
-    assert planned.prediction.method.startswith("given")
-    assert planned.prediction.lower_bound_seconds <= planned.prediction.period_seconds
-
-
-@pytest.mark.filterwarnings("ignore::tvm_split.errors.OneMachineWarning")
-@pytest.mark.parametrize(
-    ("network", "inputs"),
-    [
-        (Skip, (torch.zeros(1, 3, 9, 9),)),
-        (TwoInputs, (torch.zeros(2, 5), torch.tensor([3, 4]), torch.zeros(2, 7))),
-        (SeveralOutputs, (torch.zeros(2, 4),)),
-    ],
-)
-def test_graphs_of_any_shape(network, inputs):
-    torch.manual_seed(0)
-    loaded = tvm_split.load_model(network().eval(), inputs)
-    for constraints in ({}, {"objective": "latency"}, {"stages": 2}):
-        plan = tvm_split.plan(loaded, tvm_split.Cluster.local(workers=2), estimate=True, **constraints)
-        placed = [layer for stage in plan.stages for layer in stage.layers]
-        assert sorted(placed) == sorted(loaded.layer_names)
-    tvm_split.compile(loaded, plan)
 
 
 def test_a_tiny_network_is_not_distributed():
@@ -322,10 +282,3 @@ def test_a_network_that_computes_and_sends_nothing(estimate):
         # A stream and a single input are measured separately.
         assert not estimate or prediction.period_seconds <= prediction.latency_seconds
         assert 0 <= prediction.gap <= 1
-
-
-def test_the_first_wishes_can_be_given_by_position(model):
-    cluster = tvm_split.Cluster.local(workers=2)
-    split = {"machine-a": ["conv_1"], "machine-b": ["conv_2"]}
-    plan = tvm_split.plan(model, cluster, "latency", 2, split)
-    assert (plan.objective, [stage.machine for stage in plan.stages]) == ("latency", ["machine-a", "machine-b"])
