@@ -21,8 +21,6 @@ from tests.helpers.shard_networks import Network, require_same
 from tests.helpers.sharded_graphs import region_of
 from tests.helpers.split_costs import crossing_bytes
 
-KERNEL1 = relax.const(np.arange(4 * 2 * 3 * 3, dtype=np.float32).reshape(4, 2, 3, 3))
-KERNEL2 = relax.const(np.arange(3 * 4, dtype=np.float32).reshape(3, 4, 1, 1))
 MATRIX1 = relax.const(np.arange(2 * 4, dtype=np.float32).reshape(2, 4))
 MATRIX2 = relax.const(np.arange(4 * 2, dtype=np.float32).reshape(4, 2))
 BIAS1, BIAS2 = relax.const(np.arange(4, dtype=np.float32)), relax.const(np.arange(2, dtype=np.float32))
@@ -33,41 +31,6 @@ def part(constant: relax.Expr, *index: slice) -> relax.Expr:
 
 
 FIRST, LAST = slice(0, 3), slice(3, 4)
-
-
-@I.ir_module
-class Pair:
-    @R.function
-    def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tuple(R.Tensor((1, 3, 4, 4), "float32")):
-        with R.dataflow():
-            conv1 = R.nn.conv2d(x, KERNEL1, padding=1)
-            relu = R.nn.relu(conv1)
-            conv2 = R.nn.conv2d(relu, KERNEL2)
-            outputs = (conv2,)
-            R.output(outputs)
-        return outputs
-
-
-@I.ir_module
-class PairFused:
-    @R.function
-    def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tuple(R.Tensor((1, 3, 4, 4), "float32")):
-        with R.dataflow():
-            conv1_machine_a = R.nn.conv2d(x, part(KERNEL1, FIRST), padding=1)
-            conv1_machine_b = R.nn.conv2d(x, part(KERNEL1, LAST), padding=1)
-            relu_machine_a = R.nn.relu(conv1_machine_a)
-            relu_machine_b = R.nn.relu(conv1_machine_b)
-            conv2_machine_a = R.nn.conv2d(relu_machine_a, part(KERNEL2, slice(None), FIRST))
-            conv2_machine_b = R.nn.conv2d(relu_machine_b, part(KERNEL2, slice(None), LAST))
-            conv2 = R.add(conv2_machine_a, conv2_machine_b)
-            outputs = (conv2,)
-            R.output(outputs)
-        return outputs
-
-
-def test_a_pair_of_convolutions_needs_one_sum() -> None:
-    sharded = shard(Pair, region_of(Pair, (0.7, 0.3)), axis="channels", exchange="fused")
-    tvm.ir.assert_structural_equal(sharded.module, PairFused)
 
 
 @I.ir_module
