@@ -16,6 +16,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import constant, is_tensor_constant, new_function
+from relay_passes.one_at_a_time import one_at_a_time
 from relay_passes.sharding.bounds import Range
 from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, replaced_at, same_range
 
@@ -106,6 +107,7 @@ def resize(operation: Operation) -> Rule:
 
 
 @cache
+@one_at_a_time
 def _weights(length: int, size: int, method: str, mode: str, rounding: str, cubic_alpha: float) -> Table:
     """Return the matrix (size, length) by which a resize multiplies an axis: what TVM's kernel makes of an identity."""
     image = relax.Var("image", relax.TensorType((length, 1, length, 2), "float32"))
