@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -232,35 +231,23 @@ def _memory_limit_of(folder: Path) -> MemoryLimit | None:
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's control groups that may limit a controller, from the innermost outward."""
-    paths: dict[str, str] = {}
+    """Yield the folders of this process's control groups that may limit a controller, from the innermost outward.
+
+    Version 2 is mounted at the usual place, or beside version 1; version 1 has a folder for each controller. A
+    container's path may be that of its host, although only the container's own group is mounted here.
+    """
+    mounted = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
-        paths.update(dict.fromkeys(names.split(","), path))
-    for mount, mounted_group, controllers in _mounts(root):
-        path = paths.get("" if controllers is None else controller, "")
-        if path and (controllers is None or controller in controllers):
-            top = root / mount.strip("/")
-            # The path may be the host's, although only the container's own group is mounted here.
-            folder = top / path.removeprefix(mounted_group).strip("/")
-            yield from (group for group in (folder, *folder.parents) if group.is_dir() and group.is_relative_to(top))
-
-
-def _mounts(root: Path) -> Iterator[tuple[str, str, list[str] | None]]:
-    """Yield each mount point of control groups, the group mounted there, and its controllers (None in version 2).
-
-    See proc_pid_mountinfo(5).
-    """
-    for line in _read(root / "proc/self/mountinfo").splitlines():
-        fields, _, rest = line.partition(" - ")
-        kind, *_, options = rest.split() or [""]
-        if kind in ("cgroup", "cgroup2"):
-            mounted_group, mount = (_unescaped(field) for field in fields.split()[3:5])
-            yield mount, mounted_group, None if kind == "cgroup2" else options.split(",")
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+        if names and controller not in names.split(","):
+            continue
+        for top in (mounted / controller, mounted / names) if names else (mounted / "unified", mounted):
+            folder = top / path.strip("/")
+            if top.is_dir():
+                yield from (
+                    group for group in (folder, *folder.parents) if group.is_dir() and group.is_relative_to(top)
+                )
+                break
 
 
 def _read(path: Path) -> str:

@@ -11,7 +11,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def option(
-    default: Any, help: str, *, metavar: str | None = None, minimum: float | None = None, flag: str | None = None
+    default: Any,
+    help: str,
+    *,
+    metavar: str | None = None,
+    minimum: float | None = None,
+    flag: str | None = None,
+    **further: Any,
 ) -> Any:
     """Return a dataclass field with the metadata of a command-line option.
 
@@ -22,8 +28,9 @@ def option(
         minimum: the smallest allowed number.
         flag: the option's name if it differs from the field's; for a flag that is on by default, the name that turns it
             off.
+        further: checks of the command line's library, such as ``exists`` of a path.
     """
-    metadata: dict[str, Any] = {"description": help, "json_schema_extra": {"metavar": metavar, "flag": flag}}
+    metadata: dict[str, Any] = {"description": help, "json_schema_extra": {"metavar": metavar, "flag": flag, **further}}
     if minimum is not None:
         metadata["ge"] = minimum
     if isinstance(default, dict | list):

@@ -46,7 +46,7 @@ class Side:
     """One of the ways that a benchmark compares; ``checkout`` labels another checkout, ``facts`` go into the report."""
 
     name: str
-    measure: Callable[[], Figures]
+    measure: Callable[..., Figures]
     facts: Facts = field(default_factory=dict)
     checkout: str = ""
 
@@ -84,8 +84,8 @@ class Setup:
         self,
         make: SideFactory,
         checkout: Checkout | None = None,
-        /,
         environment: Mapping[str, str] | None = None,
+        /,
         **arguments: Any,
     ) -> SideProcess:
         """Start a side's process without waiting for it; see `SideProcess.ready`."""
@@ -98,8 +98,8 @@ class Setup:
         title: str,
         make: SideFactory,
         checkout: Checkout | None = None,
-        /,
         environment: Mapping[str, str] | None = None,
+        /,
         **arguments: Any,
     ) -> Side:
         """Return a side with a process of its own, which is ready."""

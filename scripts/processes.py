@@ -109,11 +109,13 @@ class SideProcess:
         )
 
     def ready(self) -> Facts:
-        return self.answer()
+        facts: Facts = self.answer()
+        return facts
 
     def measure(self, **request: Any) -> Figures:
         self.ask(**request)
-        return self.answer()
+        figures: Figures = self.answer()
+        return figures
 
     def ask(self, **request: Any) -> None:
         assert self._process.stdin is not None

@@ -21,6 +21,8 @@ from tests.models import torch_models
 
 RUNS = 5
 """The number of single runs for one figure, which is their median."""
+FILL = 6
+"""The number of first results of a stream that do not count."""
 
 
 def network(name: str, **sizes: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -50,6 +52,24 @@ def timed(run: Callable[[], object], runs: int = RUNS) -> Callable[..., Figures]
         return {"per_second": count / (time.perf_counter() - start)}
 
     return measure
+
+
+def arrivals(deployment: Any, inputs: Sequence[Any], seconds: float) -> list[float]:
+    """Feed a stream for ``seconds``, with at least three times `FILL` inputs; return when its results arrived."""
+    end = time.perf_counter() + seconds
+
+    def fed() -> Iterator[Sequence[Any]]:
+        count = 0
+        while count < 3 * FILL or time.perf_counter() < end:
+            yield inputs
+            count += 1
+
+    return [time.perf_counter() for _ in deployment.stream(fed())]
+
+
+def rate(times: Sequence[float]) -> float:
+    """Return the results per second after the first `FILL`."""
+    return (len(times) - FILL) / (times[-1] - times[FILL - 1])
 
 
 def difference(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:

@@ -37,7 +37,7 @@ from tvm_split.planner.request import PlanRequest as PlanRequest
 from tvm_split.planner.search import solve as solve
 from tvm_split.planner.shard import Shard as Shard
 from tvm_split.planning import plan as plan, replan as replan
-from tvm_split.profiling.kernel_report import profile as profile
+from tvm_split.profiling.cluster_profile import profile as profile
 from tvm_split.simulation.simulate import simulate as simulate
 from tvm_split.tuning import TuningReport as TuningReport, merge_databases as merge_databases, tune as tune
 

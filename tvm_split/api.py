@@ -16,7 +16,7 @@ from tvm_split.compiling import compile
 from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy_on
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
-from tvm_split.planner.fewest_machines import one_machine_advice
+from tvm_split.planner.baselines import one_machine_advice
 from tvm_split.planner.problem import Objective
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import SplitLike, plan, request_for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import cache, partial
 
 from rpc_runtime.client.worker_client import WorkerDescription
@@ -78,7 +79,7 @@ def with_codecs(
         choices: Choices = {route: _untried(route, link) for route, link in routes.items()}
     else:
         report("trying codecs", 0, 1)
-        with CodecTrials(one_by_one(bundle.program)[0], bundle.blob_path, inputs) as trials:
+        with closing(CodecTrials(one_by_one(bundle.program)[0], bundle.blob_path, inputs)) as trials:
             sizes = [route.tensor.size_bytes for route in routes]
             probe = partial(_probed, cluster, request, sizes, on_progress)
             choices = _Choosing(trials, plan, request.allow_lossy, speeds, probe, has_no_codec).choose(routes)

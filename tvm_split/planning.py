@@ -18,7 +18,7 @@ from tvm_split.link_codecs import with_codecs
 from tvm_split.model import Model
 from tvm_split.planner.baselines import stages_of_equal_cost
 from tvm_split.planner.build_problem import require_known_pins
-from tvm_split.planner.by_hand import named, stages_by_hand, stages_with_shards
+from tvm_split.planner.by_hand import named, stages_by_hand
 from tvm_split.planner.estimate import estimated_seconds
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Objective, Problem, Stage
@@ -108,18 +108,12 @@ def _stages_without_search(
     """Stages that need no search, and why; no stages if a search is needed, or if ``searches`` asks for one."""
     machines, split = cluster.machines, request.split
     assert isinstance(split, Mapping)  # noqa: S101  (a split of the source is resolved before)
-    if request.shards:
-        stages = named(stages_with_shards(model.graph, request.shards, split, cluster.machine_names))
-        if request.stages not in (None, len(stages)):
-            raise PlanError(
-                f"the shards and the split make {len(stages)} stages, stages={request.stages} was asked for"
-            )
+    if request.is_by_hand:
+        stages = stages_by_hand(model.graph, split, cluster.machine_names, request.stages, request.shards)
         for stage in stages:
             if stage.sharding:
                 computed_shares(model, stage)  # refuse an impossible sharding here, before compiling
         return stages, "by hand"
-    if split:
-        return stages_by_hand(model.graph, split, cluster.machine_names, request.stages), "by hand"
     if request.stages is not None and request.stages > len(machines):
         if request.is_demanding:
             raise PlanError(

@@ -11,17 +11,17 @@ from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.build_problem import model_problem, stages_of_layers, stages_of_pieces
+from tvm_split.planner.baselines import with_fewest_machines
+from tvm_split.planner.build_problem import model_problem, stages_of_layers, stages_of_pieces, with_identical_averaged
 from tvm_split.planner.estimate import estimated_profile
-from tvm_split.planner.fewest_machines import with_fewest_machines
+from tvm_split.planner.evaluate import keeps_demands
 from tvm_split.planner.graph import piece_edges
-from tvm_split.planner.identical import with_identical_averaged
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.predict import predict_solution
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import Objective, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.replan import Change, Measured, calibrated, change_to, corrections_of, replan
+from tvm_split.planner.replan import Change, Measured, calibrated, change_to, corrections_of
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search import solve
 from tvm_split.planner.strategy import solve_by
@@ -80,20 +80,21 @@ class PlanningProblem:
         """Return the stages to run instead of the current ones; raises as `tvm_split.planning.replan`."""
         machines = [machine for stage in current for machine in stage.machines]
         if any(stage.sharding for stage in current) or len(set(machines)) < len(machines):
-            keeps_demands = self._shards.keeps_demands(current)
+            is_possible = self._shards.keeps_demands(current)
             best = self.best()
             now = self._shards.of_stages(current, best.prediction.lower_bound_seconds)
-            change = change_to(best.prediction, now.prediction, self.problem, threshold, keeps_demands=keeps_demands)
-            return best if change.changed else now, change
-        pieces = stages_of_pieces(self.profile, current)
-        if pieces is None:
-            raise PlanError(
-                "the plan cuts through layers that run in one kernel, so what was measured of it says nothing about "
-                "other cuts; make a new plan"
-            )
-        replanned = replan(self.problem, pieces, self._solved, threshold)
-        choice = self._whole(replanned.best, replanned.stages)
-        return choice if replanned.change.changed else replace(choice, stages=current), replanned.change
+        else:
+            pieces = stages_of_pieces(self.profile, current)
+            if pieces is None:
+                raise PlanError(
+                    "the plan cuts through layers that run in one kernel, so what was measured of it says nothing "
+                    "about other cuts; make a new plan"
+                )
+            solution = self._solved(self.problem)
+            best, now = self._whole(solution, solution.stages), self._whole(solution, pieces)
+            is_possible = keeps_demands(self.problem, pieces, now.prediction)
+        change = change_to(best.prediction, now.prediction, self.problem, threshold, keeps_demands=is_possible)
+        return best if change.changed else replace(now, stages=current), change
 
     def _solved(self, problem: Problem) -> Solution:
         return solve_by(self.request.strategy, problem, self.request.time_limit_seconds)

@@ -16,6 +16,8 @@ from tvm_ffi.structural import StructuralKey
 from relay_passes.ir import bindings_of, main_function, operator_name
 from rpc_runtime.errors import InputError, TvmSplitError
 from rpc_runtime.hardware import own_cores
+from rpc_runtime.processes import before_end, cleared
+from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.tracker import listed_servers
 from schedules import machine_of, templates_of, tuning
@@ -43,7 +45,7 @@ class TuningReport(Shown):
 
     ``fixed_seconds`` is the time of the other kernels in one run of the model, without those, ``unmeasured``, that
     could not be timed. ``trials`` is the number of trials in the database now, with those of earlier runs; ``devices``
-    is the number of devices at the end; ``stopped`` says whether the run ended early.
+    is the number of devices at the end.
     """
 
     model: str
@@ -55,7 +57,6 @@ class TuningReport(Shown):
     unmeasured: int
     trials: int
     devices: int
-    stopped: bool
 
     @property
     def default_seconds(self) -> float:
@@ -81,7 +82,6 @@ def tune(
     effort: tuning.Effort | None = None,
     device_timeout_seconds: float = 30.0,
     on_progress: Callable[[TuningProgress], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
 ) -> TuningReport:
     """Search better choices for the kernels of a plan's parts, and keep those that are faster than the default.
 
@@ -96,9 +96,8 @@ def tune(
             are measured on this machine.
         seed: makes the search repeatable.
         device_timeout_seconds: the longest wait for a device that answers.
-        on_progress: called after every batch of measurements.
-        should_stop: called between batches; if it returns true, the run ends with its results so far. The same call
-            resumes it.
+        on_progress: called after every batch of measurements. An exception that it raises ends the run. Whatever ends
+            a run, the same call resumes it.
 
     Raises:
         TuningUseError: the arguments do not fit together.
@@ -120,13 +119,15 @@ def tune(
         gpu = tuning_needs(target)
         with (
             tuning.DatabaseWriter(folder) as writer,
-            tuning.Measurer(built_for, where_measured, effort, linker, gpu, own_cores().count) as measurer,
+            ScratchFolder("tuning") as scratch,
+            tuning.Measurer(
+                built_for, scratch.path, where_measured, effort, linker, gpu, own_cores().count
+            ) as measurer,
+            _closed_before_end(measurer),
         ):
             # Prepare the kernels only after a device of the right kind was found, because it takes long.
             kernels, fixed = kernels_to_tune(model, planned, [tuned.name for tuned in machines], target)
-            run = tuning.Tuner(
-                kernels, fixed, built_for, measurer, writer, seed=seed, on_progress=on_progress, should_stop=should_stop
-            )
+            run = tuning.Tuner(kernels, fixed, built_for, measurer, writer, seed=seed, on_progress=on_progress)
             results = run.run(trials)
             return TuningReport(
                 model=model.name,
@@ -138,7 +139,6 @@ def tune(
                 unmeasured=run.unmeasured,
                 trials=sum(kernel.trials for kernel in results),
                 devices=measurer.devices,
-                stopped=run.stopped,
             )
 
 
@@ -265,11 +265,21 @@ def tracker_at(address: Address, key: str, **options: float) -> tuning.Tracker:
         return [
             (server.key, server.registration.tunes, server.registration.state)
             if server.registration
-            else (server.key, not server.fault, "ready")
+            else (server.key, not server.is_invalid, "ready")
             for server in servers
         ]
 
     return tuning.Tracker(address.host, address.port, key, list_servers, **options)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _closed_before_end(measurer: tuning.Measurer) -> Iterator[None]:
+    """Close the measurer if the process ends in this context, whatever ends it."""
+    before_end(measurer, measurer.close)
+    try:
+        yield
+    finally:
+        cleared(measurer)
 
 
 @contextmanager

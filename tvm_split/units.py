@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from itertools import islice
 
 MOST_AMOUNT = 1e18
@@ -17,6 +18,17 @@ SECONDS_PER_UNIT = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 SECONDS_PER_AGE = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
 
+def number_text(number: float, digits: int = 4) -> str:
+    """Format a number in plain notation, rounded to so many significant digits."""
+    return format(Decimal(f"{number:.{digits}g}"), "f")
+
+
+def count_text(count: int, noun: str) -> str:
+    """Format a count with its noun, in the singular for 1, such as ``2 stages``."""
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{ending}"
+
+
 def bytes_text(count: float) -> str:
     """Format a number of bytes with a fitting unit, such as ``1.5 MB``."""
     number, unit = _in_unit(count, BYTES_PER_UNIT, "B")
@@ -26,13 +38,13 @@ def bytes_text(count: float) -> str:
 def precise_bytes_text(count: float) -> str:
     """Format a number of bytes with four digits, so that two different numbers look different."""
     number, unit = _in_unit(count, BYTES_PER_UNIT, "B")
-    return f"{number:.4g} {unit}"
+    return f"{number_text(number)} {unit}"
 
 
 def seconds_text(seconds: float) -> str:
     """Format a duration in seconds with a fitting unit, such as ``1.5 ms``, and at least three digits of precision."""
     number, unit = _in_unit(seconds, SECONDS_PER_UNIT, "s")
-    return f"{number:.0f} {unit}" if number >= 1000 else f"{number:.3g} {unit}"
+    return f"{number_text(number, 3)} {unit}"
 
 
 def age_text(seconds: float) -> str:
@@ -40,8 +52,7 @@ def age_text(seconds: float) -> str:
     number, unit = _in_unit(seconds, SECONDS_PER_AGE, "")
     if not unit:
         return "less than a minute"
-    count = int(number)
-    return f"{count} {unit}{'' if count == 1 else 's'}"
+    return count_text(int(number), unit)
 
 
 def short_list(names: Sequence[str], most: int = 6) -> str:

@@ -15,10 +15,9 @@ from rpc_runtime.client.result_queue import ResultQueue, array_slot
 from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
 from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.inputs import checked_inputs, client_arrays, flat_bytes
-from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
-from rpc_runtime.program.runner import Array
+from rpc_runtime.program.runner import Array, Outputs
 from rpc_runtime.transports.credits import MOST_MORE
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink

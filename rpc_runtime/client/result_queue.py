@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program, TensorSpec
-from rpc_runtime.program.runner import Array, Bytes
-from rpc_runtime.transports.slots import Slot
+from rpc_runtime.program.runner import Array, Bytes, Outputs
+from rpc_runtime.transports.transport import Slot
 
 
 def array_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:

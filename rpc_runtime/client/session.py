@@ -25,10 +25,9 @@ from rpc_runtime.client.worker_client import (
 )
 from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
-from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram
-from rpc_runtime.program.runner import Runner
+from rpc_runtime.program.runner import Outputs, Runner
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.opening import LinkCall

@@ -36,9 +36,9 @@ STALE_SECONDS = 86_400.0
 class BlobStore:
     """Blobs in ``folder``, of at most ``limit_bytes`` in total. Thread-safe.
 
-    The default limit is four fifths of the free disk space, where existing blobs count as free. If a new blob does not
-    fit, the least recently used blobs are removed, but never one that an open store has pinned. A removed folder is
-    made again; its blobs are then missing and are sent again.
+    The default limit is four fifths of the disk space that is free now, where existing blobs count as free. If a new
+    blob does not fit, the least recently used blobs are removed, but never one that an open store has pinned. A removed
+    folder is made again; its blobs are then missing and are sent again.
 
     Every method raises:
         BlobError: the folder cannot be used, another user may write to it, or another process has kept its lock for
@@ -61,10 +61,15 @@ class BlobStore:
                 if time.time() - status.st_mtime > STALE_SECONDS:
                     path.unlink(missing_ok=True)
             self._all_pins()
-            total = self._counted_bytes()
-            self._record(total)
-            free = shutil.disk_usage(folder).free + total
-        self.limit_bytes = int(SHARE_OF_FREE_DISK * free) if limit_bytes is None else limit_bytes
+            self._record(self._counted_bytes())
+        self._own_limit_bytes = limit_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        """The most bytes that all blobs may have together."""
+        if self._own_limit_bytes is not None:
+            return self._own_limit_bytes
+        return int(SHARE_OF_FREE_DISK * (shutil.disk_usage(self.folder).free + self._recorded_bytes()))
 
     def path(self, blob: BlobSpec) -> Path:
         return self.folder / "blobs" / blob.sha256[:2] / blob.sha256
@@ -91,7 +96,8 @@ class BlobStore:
         """
         with self._explained():
             self._make_folders()
-            self._require_room(blob, shutil.disk_usage(self.folder).free)
+            if blob.size_bytes > min(self.limit_bytes, shutil.disk_usage(self.folder).free):
+                raise self._full(blob.size_bytes, f"blob {blob.sha256[:12]}")
             digest, size = hashlib.sha256(), 0
             path = self.path(blob)
             with contextlib.ExitStack() as until_it_is_there, replacing(path, self._temporary) as file:
@@ -183,29 +189,31 @@ class BlobStore:
             self._pin_file.write("\n".join(sorted(set().union(*self._pins.values()))).encode())
             self._pin_file.flush()
 
-    def _require_room(self, blob: BlobSpec, free: int) -> None:
-        where = f"blob {blob.sha256[:12]} has {blob.size_bytes} bytes, and the cache {self.folder}"
-        if blob.size_bytes > self.limit_bytes:
-            raise BlobError(f"{where} may hold {self.limit_bytes}: raise its limit (--cache-limit-bytes)")
-        if blob.size_bytes > free:
-            raise BlobError(f"{where} has {free} free")
+    def _full(self, needed_bytes: int, what: str) -> BlobError:
+        """Return the error for what does not fit: this store's own limit, or its disk, is too small."""
+        if self._own_limit_bytes is not None and needed_bytes > self._own_limit_bytes:
+            return BlobError(
+                f"the cache {self.folder} may hold {self._own_limit_bytes} bytes, and {what} needs {needed_bytes}: "
+                "raise its limit (--cache-limit-bytes), or close deployments"
+            )
+        return BlobError(
+            f"the disk of the cache {self.folder} is full: {what} needs {needed_bytes} bytes, and "
+            f"{shutil.disk_usage(self.folder).free} are free: make room there, or give the worker another --cache"
+        )
 
     def _evict(self, blob: BlobSpec) -> None:
         """Remove unpinned blobs until a new one fits. Requires the lock of all processes."""
-        total = self._recorded_bytes() + blob.size_bytes
-        if total > self.limit_bytes:
+        total, limit = self._recorded_bytes() + blob.size_bytes, self.limit_bytes
+        if total > limit:
             entries = [entry for entry in self._entries() if entry[0].name != blob.sha256]
             total = sum(status.st_size for _, status in entries) + blob.size_bytes
-            pinned = self._all_pins() if total > self.limit_bytes else set()
+            pinned = self._all_pins() if total > limit else set()
             for path, status in sorted(entries, key=lambda entry: entry[1].st_mtime_ns):
-                if total > self.limit_bytes and path.name not in pinned:
+                if total > limit and path.name not in pinned:
                     path.unlink(missing_ok=True)
                     total -= status.st_size
-            if total > self.limit_bytes:
-                raise BlobError(
-                    f"the cache {self.folder} may hold {self.limit_bytes} bytes, and what is in use needs {total}: "
-                    "raise its limit (--cache-limit-bytes), or close deployments"
-                )
+            if total > limit:
+                raise self._full(total, "what is in use")
         self._record(total)
 
     def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:

@@ -40,7 +40,7 @@ from rpc_runtime.program.program import StageSpec, TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.link_end import Station
-from rpc_runtime.transports.slots import Slot
+from rpc_runtime.transports.transport import Slot
 
 Tensor = Any
 

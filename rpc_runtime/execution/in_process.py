@@ -29,10 +29,9 @@ from rpc_runtime.program.measurements import (
     TraceEvent,
     now,
 )
-from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program, TensorSpec, weight_bytes
 from rpc_runtime.program.routes import CLIENT, Route
-from rpc_runtime.program.runner import Array, Runner
+from rpc_runtime.program.runner import Array, Outputs, Runner
 
 Crossing = Callable[[Route, Array], Array]
 

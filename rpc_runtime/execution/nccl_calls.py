@@ -111,7 +111,10 @@ class NcclLibrary:
 
 
 class NcclCommunicator:
-    """A `transports.nccl.Communicator`; this end is ``rank`` 0 or 1. Only one thread may begin operations."""
+    """A communicator of two ranks; this end is ``rank`` 0 or 1. Only one thread may begin operations.
+
+    Each method raises a `WorkerError` if NCCL has failed; `send` and `receive` require `is_ready`.
+    """
 
     def __init__(self, nccl: NcclLibrary, cuda: CudaCalls, unique_id: bytes, rank: int) -> None:
         self._nccl, self._cuda, self._peer = nccl, cuda, 1 - rank
@@ -123,6 +126,7 @@ class NcclCommunicator:
         nccl.call("ncclCommInitRankConfig", ctypes.byref(self._handle), 2, named, rank, ctypes.byref(config))
 
     def is_ready(self) -> bool:
+        """Return whether both ranks have joined, and the operation begun last was submitted to the device."""
         self._require_there()
         state = ctypes.c_int()
         self._nccl.call("ncclCommGetAsyncError", self._handle, ctypes.byref(state))
@@ -136,6 +140,7 @@ class NcclCommunicator:
         self._begin("ncclRecv", address, size_bytes)
 
     def is_done(self) -> bool:
+        """Return whether the operation begun last has ended."""
         if not self.is_ready():
             return False
         if not self._is_marked:
@@ -144,6 +149,7 @@ class NcclCommunicator:
         return self._cuda.is_reached(self._mark)
 
     def abort(self) -> None:
+        """Abort the communicator and its operations in flight. May take long."""
         self._is_aborted = True
         if self._handle:
             self._nccl.call("ncclCommAbort", self._handle)
@@ -159,7 +165,11 @@ class NcclCommunicator:
 
 
 class CudaNccl:
-    """NCCL on this process's GPU, whose memory ``make_tensor`` allocates. Thread-safe."""
+    """NCCL on this process's GPU, whose memory ``make_tensor`` allocates. Thread-safe.
+
+    ``gpu`` is a globally unique name of the GPU, ``turn`` the lock of this process for one transfer at a time.
+    `unique_id` returns the id by which two ranks find each other; this process then listens for them.
+    """
 
     def __init__(self, library: NcclLibrary, calls: CudaCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> None:
         self._library, self._calls, self._make_tensor = library, calls, make_tensor
@@ -167,9 +177,11 @@ class CudaNccl:
         self.gpu = f"{boot_id()} {calls.bus_identity()}"
 
     def communicator(self, unique_id: bytes, rank: int) -> NcclCommunicator:
+        """Return a new communicator, which is not ready yet."""
         return NcclCommunicator(self._library, self._calls, unique_id, rank)
 
     def memory(self, tensor: TensorSpec) -> tuple[int, Uploaded]:
+        """Allocate GPU memory for a tensor; return its address and the value to deliver to a station."""
         try:
             memory = self._make_tensor(tensor)
         except Exception as error:

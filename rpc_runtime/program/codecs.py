@@ -101,13 +101,6 @@ class Codec(ABC):
         encoded = self.encode(data)
         return data if encoded is None or encoded.size >= data.size else encoded
 
-    def may_have(self, size_bytes: int) -> bool:
-        """Return whether ``size_bytes`` is a possible size of this tensor on the wire."""
-        whole = self.tensor.size_bytes
-        if self.is_lossy:
-            return size_bytes in (whole, self.encoded_bytes)
-        return 0 < size_bytes < whole or size_bytes == whole
-
     def from_wire(self, encoded: Bytes, data: Bytes) -> None:
         """Decode the output of `to_wire` into ``data``, the tensor's memory.
 
@@ -118,6 +111,8 @@ class Codec(ABC):
             data[:] = encoded
             return
         try:
+            if self.is_lossy and encoded.size != self.encoded_bytes:
+                raise ValueError(f"it has {self.encoded_bytes} bytes")
             self.decode(encoded, data)
         except ValueError as error:
             raise ProtocolError(

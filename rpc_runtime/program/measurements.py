@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,7 +80,10 @@ class Recorder:
     def __init__(self, machine: str, stages: Sequence[str]) -> None:
         self._machine = machine
         self._lock = threading.Lock()
-        self._totals = {name: _Totals() for name in stages}
+        self._samples: dict[str, deque[float]] = {name: deque(maxlen=COMPUTE_SAMPLES) for name in stages}
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._bytes: Counter[tuple[str, str]] = Counter()
         self._new: deque[tuple[Any, ...]] = deque()
         self._events: deque[tuple[Any, ...]] = deque(maxlen=TRACE_EVENTS)
         self.activity = 0
@@ -98,7 +101,22 @@ class Recorder:
     def statistics(self) -> tuple[StageStatistics, ...]:
         with self._lock:
             self._count_locked()
-            return tuple(totals.statistics(name, self._machine) for name, totals in self._totals.items())
+            return tuple(map(self._statistics_locked, self._samples))
+
+    def _statistics_locked(self, stage: str) -> StageStatistics:
+        samples = self._samples[stage]
+        return StageStatistics(
+            name=stage,
+            machine=self._machine,
+            micro_batches=self._counts[stage, COMPUTE],
+            compute_seconds=self._seconds[stage, COMPUTE],
+            median_compute_seconds=statistics.median(samples) if samples else 0.0,
+            wait_seconds=self._seconds[stage, WAIT],
+            receive_seconds=self._seconds[stage, RECEIVE],
+            send_seconds=self._seconds[stage, SEND],
+            bytes_received=self._bytes[stage, RECEIVE],
+            bytes_sent=self._bytes[stage, SEND],
+        )
 
     def micro_batches_per_second(self) -> float:
         """Return the rate of the busiest stage since the oldest event that ended in the last `RATE_SECONDS`."""
@@ -119,37 +137,12 @@ class Recorder:
         while self._new:
             event = self._new.popleft()
             _, stage, _, kind, start, end, size_bytes = event
-            self._totals[stage].add(kind, (end - start) * 1e-9, size_bytes)
+            self._counts[stage, kind] += 1
+            self._seconds[stage, kind] += (end - start) * 1e-9
+            self._bytes[stage, kind] += size_bytes
+            if kind == COMPUTE:
+                self._samples[stage].append((end - start) * 1e-9)
             self._events.append(event)
-
-
-class _Totals:
-    def __init__(self) -> None:
-        self.micro_batches = 0
-        self.seconds = dict.fromkeys((RECEIVE, COMPUTE, WAIT, SEND), 0.0)
-        self.bytes = dict.fromkeys(self.seconds, 0)
-        self.samples: deque[float] = deque(maxlen=COMPUTE_SAMPLES)
-
-    def add(self, kind: str, seconds: float, size_bytes: int) -> None:
-        self.seconds[kind] += seconds
-        self.bytes[kind] += size_bytes
-        if kind == COMPUTE:
-            self.micro_batches += 1
-            self.samples.append(seconds)
-
-    def statistics(self, name: str, machine: str) -> StageStatistics:
-        return StageStatistics(
-            name=name,
-            machine=machine,
-            micro_batches=self.micro_batches,
-            compute_seconds=self.seconds[COMPUTE],
-            median_compute_seconds=statistics.median(self.samples) if self.samples else 0.0,
-            wait_seconds=self.seconds[WAIT],
-            receive_seconds=self.seconds[RECEIVE],
-            send_seconds=self.seconds[SEND],
-            bytes_received=self.bytes[RECEIVE],
-            bytes_sent=self.bytes[SEND],
-        )
 
 
 def shift_clock(event: TraceEvent, offset_nanoseconds: int) -> TraceEvent:

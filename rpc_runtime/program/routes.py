@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 
 CLIENT = "client"
 """The client's name wherever a machine's name is allowed; no machine may have it."""
-MAXIMUM_STAGES = 256
-"""Maximum stages of one machine. Each loads a library, and a process can load some thousands."""
-MAXIMUM_NEIGHBOURS = 64
-"""Maximum neighbours of one machine. Each needs one or two data streams."""
-MAXIMUM_TENSOR_TURNS = 1 << 19
-"""Maximum entries in a machine's routing tables, which have the turns of one period for each of its tensors."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +80,6 @@ class MachineProgram:
         routes = (*self.incoming, *self.outgoing, *self.local)
         turns = (*(stage.own_turns for stage in self.stages), *(route.when for route in routes))
         return cycle_of({recurrence.period for recurrence in turns})
-
-    def require_limits(self) -> None:
-        """Raise `ValueError` if there are more stages, neighbours or turns than a worker accepts."""
-        neighbours = {end for route in (*self.incoming, *self.outgoing) for end in (route.source, route.destination)}
-        turns = 0
-        for stage in self.stages:
-            stage_turns = self.period // stage.own_turns.period * len(stage.own_turns.remainders)
-            turns += stage_turns * (len(stage.inputs) + len(stage.outputs))
-        for what, count, limit in (
-            ("stages", len(self.stages), MAXIMUM_STAGES),
-            ("neighbours", len(neighbours - {self.machine}), MAXIMUM_NEIGHBOURS),
-            (f"turns of tensors in {self.period} micro-batches", turns, MAXIMUM_TENSOR_TURNS),
-        ):
-            if count > limit:
-                raise ValueError(f"machine {self.machine!r} has {count} {what}, at most {limit} are allowed")
 
     def destinations_of(self, tensor: str, sequence: int) -> tuple[str, ...]:
         """Return the machines to which this one sends a micro-batch of a tensor."""

@@ -19,7 +19,7 @@ from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.liveness import LinkTimeouts, Liveness
-from rpc_runtime.transports.slots import MakeSlot, Slot
+from rpc_runtime.transports.transport import MakeSlot, Slot
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.credits import Departure, Grants, Outbox, ReceiveWindow, SendWindow
 from rpc_runtime.transports.link_end import LinkEnd, Message, Station
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
-from rpc_runtime.transports.slots import MakeSlot, Slot
+from rpc_runtime.transports.transport import MakeSlot, Slot
 from rpc_runtime.wire.framing import (
     Frame,
     FrameFlag,
@@ -281,9 +281,9 @@ class IncomingLink(LinkEnd):
             slot = receiving.free.pop() if receiving.free else None
         slot = slot or self._make_slot(receiving.route.tensor)
         whole = receiving.route.tensor.size_bytes
-        if frame.total == whole or not receiving.codec.may_have(frame.total):
-            return _Arriving(receiving, slot, start, whole, slot.data)
-        return _Arriving(receiving, slot, start, frame.total, np.empty(frame.total, np.uint8))
+        if 0 < frame.total < whole:  # encoded
+            return _Arriving(receiving, slot, start, frame.total, np.empty(frame.total, np.uint8))
+        return _Arriving(receiving, slot, start, whole, slot.data)
 
     def _count_in_locked(self, frame: Frame) -> _Receiving:
         receiving = self._receiving.get(frame.tensor)

@@ -30,14 +30,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.link_end import HEARTBEAT
-from rpc_runtime.transports.slots import NOT_OF_THE_HOST, Slot
-from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable, failure_of
+from rpc_runtime.transports.transport import (
+    NOT_OF_THE_HOST,
+    Carrier,
+    OnEnd,
+    Opening,
+    Pending,
+    Slot,
+    Transport,
+    Unusable,
+    failure_of,
+)
 from rpc_runtime.wire.framing import CHUNK_BYTES, Frame, FrameKind, control_frame
 
 logger = logging.getLogger(__name__)
@@ -56,50 +65,13 @@ UNIQUE_ID_BYTES = 128
 _END = struct.Struct(f"<I{UNIQUE_ID_BYTES}s")
 
 
-class Communicator(Protocol):
-    """A communicator of two ranks. Each method raises a `WorkerError` if NCCL has failed."""
-
-    def is_ready(self) -> bool:
-        """Return whether both ranks have joined, and the operation begun last was submitted to the device."""
-
-    def send(self, address: int, size_bytes: int) -> None:
-        """Begin to send. Requires `is_ready`."""
-
-    def receive(self, address: int, size_bytes: int) -> None:
-        """Begin to receive. Requires `is_ready`."""
-
-    def is_done(self) -> bool:
-        """Return whether the operation begun last has ended."""
-
-    def abort(self) -> None:
-        """Abort the communicator and its operations in flight. May take long."""
-
-
-class NcclDevice(Protocol):
-    """NCCL on a station's GPU. ``version`` is NCCL's number, ``gpu`` a globally unique name of the GPU, ``turn`` the
-    lock of this process for one transfer at a time."""
-
-    version: int
-    gpu: str
-    turn: threading.Lock
-
-    def unique_id(self) -> bytes:
-        """Return the id by which two ranks find each other; this process then listens for them."""
-
-    def communicator(self, unique_id: bytes, rank: int) -> Communicator:
-        """Return a new communicator, which is not ready yet."""
-
-    def memory(self, tensor: TensorSpec) -> tuple[int, Any]:
-        """Allocate GPU memory for a tensor; return its address and the value to deliver to a station."""
-
-    def address(self, value: Any) -> int: ...
-
-
-MakeNccl = Callable[[], NcclDevice]
+CudaNccl = Any
+"""NCCL on a station's GPU, `rpc_runtime.execution.nccl_calls.CudaNccl`, which needs TVM: this package does not."""
+MakeNccl = Callable[[], CudaNccl]
 """Returns the NCCL device; the first call loads NCCL's library. Raises `WorkerError` if it cannot be used."""
 
 
-def nccl_of(make: MakeNccl | None) -> NcclDevice:
+def nccl_of(make: MakeNccl | None) -> CudaNccl:
     """Return NCCL on the GPU of a link's station.
 
     Raises:
@@ -179,7 +151,7 @@ class NcclCarrier(Carrier):
         WorkerError: the two ends cannot be connected, or the GPU has no memory for the link's slots.
     """
 
-    def __init__(self, opening: Opening, nccl: NcclDevice, peer: NcclEnd, join_seconds: float, *, calls: bool) -> None:
+    def __init__(self, opening: Opening, nccl: CudaNccl, peer: NcclEnd, join_seconds: float, *, calls: bool) -> None:
         _require_fit(nccl, peer)
         self._link, self._stream, self._nccl, self._join_seconds = opening.link, opening.stream, nccl, join_seconds
         self._is_first = nccl.gpu < peer.gpu
@@ -212,7 +184,7 @@ class NcclCarrier(Carrier):
     def _is_joined(self) -> bool:
         if not self._stream.is_alive():
             raise WorkerUnavailableError("the other end has gone")
-        return self._communicator.is_ready()
+        return bool(self._communicator.is_ready())
 
     def slots(self, route: Route) -> Sequence[Slot]:
         return self._slots[route.index]
@@ -409,7 +381,7 @@ class _Slot(Slot):
             self.carrier.fetch(self.address, self.size_bytes)
 
 
-def _require_fit(device: NcclDevice, peer: NcclEnd) -> None:
+def _require_fit(device: CudaNccl, peer: NcclEnd) -> None:
     if device.version != peer.version:
         raise Unusable(
             f"both ends need the same NCCL, this one has {version_text(device.version)}, the other one "

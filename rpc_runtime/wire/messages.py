@@ -151,7 +151,7 @@ def program_of(message: pb.LoadStagesRequest) -> MachineProgram:
     """Return the part of the program in a request for the request's machine.
 
     Raises:
-        ProtocolError: the program is invalid, has no stage for the machine, or more than a worker accepts.
+        ProtocolError: the program is invalid, or has no stage for the machine.
     """
     program = value_of(Program, message.program, output_names=())
     try:

@@ -78,17 +78,19 @@ class Registration:
 
 @dataclass(frozen=True)
 class ListedServer:
-    """An entry of a tracker's list: a worker, or a server of TVM's RPC if ``registration`` is None."""
+    """An entry of a tracker's list: a worker, or a server of TVM's RPC if ``registration`` is None.
+
+    ``is_invalid``: it is a worker whose registration is invalid in this version.
+    """
 
     key: str
     address: Address
     registration: Registration | None = None
-    fault: str = ""
-    """What is wrong with its registration; empty if nothing is."""
+    is_invalid: bool = False
 
     @classmethod
     def read(cls, entry: object) -> ListedServer:
-        """Return the server of an entry of a tracker's list; an invalid registration becomes its ``fault``.
+        """Return the server of an entry of a tracker's list.
 
         Raises:
             ProtocolError: the entry has no valid key and address of a server.
@@ -104,15 +106,12 @@ class ListedServer:
                 raise ProtocolError(
                     f"an entry has no key 'server:KEY' and address [HOST, PORT]: {cleaned(repr(entry))}"
                 )
-        if INFORMATION not in rest:
-            return cls(key, address)
-        registration = _registration(rest[INFORMATION])
-        fault = "" if registration else "it has a registration that is invalid in this version"
-        return cls(key, address, registration, fault)
+        registration = _registration(rest.get(INFORMATION))
+        return cls(key, address, registration, INFORMATION in rest and registration is None)
 
 
 def _registration(content: object) -> Registration | None:
-    """Return the registration in a tracker's entry; None if it is invalid."""
+    """Return the registration in a tracker's entry; None if it is missing or invalid."""
     match content:
         case {
             "name": str(name),

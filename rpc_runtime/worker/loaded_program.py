@@ -36,7 +36,7 @@ from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.nccl import MakeNccl
 from rpc_runtime.transports.opening import LinkCall
-from rpc_runtime.transports.slots import MakeSlot
+from rpc_runtime.transports.transport import MakeSlot
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS

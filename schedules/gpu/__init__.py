@@ -17,7 +17,6 @@ from tvm.target import Target
 from schedules.blocks import reduced_types
 from schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
 from schedules.gpu.attention import FuseAttention
-from schedules.gpu.contraction import schedule_few_rows
 from schedules.gpu.default_rules import apply_default, apply_reduction
 from schedules.gpu.elementwise import schedule_elementwise
 from schedules.gpu.lowering.convolution import CONVOLUTIONS, legalize_convolution
@@ -25,7 +24,7 @@ from schedules.gpu.lowering.matmul import legalize_matmul
 from schedules.gpu.lowering.scan import SCANS, legalize_scan
 from schedules.gpu.tile import Gpu, gpu_of
 from schedules.gpu.tiling_space import TEMPLATES
-from schedules.gpu.whole_reduction import LONG, schedule_whole_reduction
+from schedules.gpu.whole_reduction import schedule_whole_reduction
 from schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
 from schedules.relax_tools import Legalization
 from schedules.template import Template
@@ -60,13 +59,11 @@ def _if_threads_may_reduce(rule: Rule) -> Rule:
 # time.
 RULES: tuple[tuple[str, Rule], ...] = (
     *((template.name, _by_default(template)) for template in TEMPLATES),
-    ("few_rows", schedule_few_rows),
     ("depthwise_conv2d", schedule_depthwise_conv2d),
     ("default_matmul", partial(apply_default, dlight.gpu.Matmul())),
     ("default_gemv", _if_threads_may_reduce(partial(apply_default, dlight.gpu.GEMV()))),
     ("elementwise", schedule_elementwise),
     ("pooling", schedule_pooling),
-    ("whole_reduction", _if_threads_may_reduce(partial(schedule_whole_reduction, shortest=LONG))),
     ("reduction", _if_threads_may_reduce(apply_reduction)),
     ("general_reduction", _if_threads_may_reduce(partial(apply_default, dlight.gpu.GeneralReduction()))),
     ("whole_reduction", _if_threads_may_reduce(schedule_whole_reduction)),

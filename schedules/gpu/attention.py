@@ -3,9 +3,9 @@
     scores = matmul(query, key^T) [* scale] [+ mask ...]
     result = matmul(softmax(scores), value)      ──▶  result = attention(query, key, value[, mask])
 
-Queries, keys and values are read in place, through slices, reshapes, permutations and repeated heads. Half precision is
-computed on tensor cores, or in float32 if that is estimated to be faster; then intermediate values are not rounded.
-Scores that a constant condition replaces by the lowest number are treated as scores with a mask.
+This is for half precision on tensor cores; in float32 the products take as long as all else. Queries, keys and values
+are read in place, through slices, reshapes, permutations and repeated heads. Scores that a constant condition replaces
+by the lowest number are treated as scores with a mask.
 
 Requires: a normalised function.
 Ensures: ``result`` keeps its name and type; the values that were computed only for it are no longer used.
@@ -25,9 +25,8 @@ from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from schedules.apply import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
-from schedules.gpu.attention_fragments import FragmentKernel
-from schedules.gpu.attention_kernel import Kernel, Operands, Read, attention
-from schedules.gpu.attention_tile import Attention, AttentionFragments, choose_attention_tile
+from schedules.gpu.attention_kernel import Operands, Read, attention
+from schedules.gpu.attention_tile import Attention, choose_attention_tile
 from schedules.gpu.tile import Gpu
 from schedules.relax_tools import ModuleMutator, broadcast_index, constant, operator_of, static_shape, widened_array_of
 from schedules.views import Step, element_of, view_of
@@ -72,11 +71,12 @@ class FuseAttention(ModuleMutator):
         if scores is None or sizes is None:
             return call
         operands = scores.query, scores.transposed_key, call.args[1]
-        halves = {str(operand.ty.dtype) for operand in (*operands, call.args[0])}
-        half = halves.pop() if len(halves) == 1 and halves <= self.gpu.fragment_dtypes else None
+        dtypes = {str(operand.ty.dtype) for operand in (*operands, call.args[0])}
+        if len(dtypes) > 1 or not dtypes <= self.gpu.fragment_dtypes:
+            return call
         in_place = [self._read_in_place(operand) for operand in operands]
         copies = sum(source is not operand for (source, _), operand in zip(in_place, operands, strict=True))
-        tile = choose_attention_tile(sizes, self.gpu.processors, half, copies)
+        tile = choose_attention_tile(sizes, self.gpu.processors, dtypes.pop(), copies)
         if tile is None:
             return call
         (query, read_query), (key, read_key), (value, read_value) = in_place
@@ -87,11 +87,9 @@ class FuseAttention(ModuleMutator):
             read_value,
             partial(_broadcast, shape=static_shape(masks[0]) or ()) if masks else None,
         )
-        kernel = FragmentKernel if isinstance(tile, AttentionFragments) else Kernel
         compute = partial(
-            attention, kernel=kernel, operands=reads, sizes=sizes, tile=tile, scale=scores.scale,
-            dtype=str(call.ty.dtype),
-        )  # fmt: skip
+            attention, operands=reads, sizes=sizes, tile=tile, scale=scores.scale, dtype=str(call.ty.dtype)
+        )
         return self.builder_.call_te(
             compute, query, key, value, *masks, primfunc_name_hint="attention", primfunc_attrs=OPAQUE
         )

@@ -1,39 +1,42 @@
-"""Attention in one kernel: scores, softmax and the product with the values, for one tile of keys at a time.
+"""Attention in one kernel on tensor cores: both products use fragments of 16 x 16 x 16, all else is in float32.
 
-    block of threads:  a tile of query rows (x batch), which stay in shared memory
+    block of threads:  a tile of query rows (x batch), 16 for each warp, which stay in shared memory
       for each tile of keys:
-        all threads load the keys, and each multiplies its rows with its keys
-        sums are scaled to the rows' new maxima; the scores' exponentials go to shared memory
-        all threads load the values into the memory of the keys, and each adds to its part of the product
-      every thread divides its results by the rows' sums
+        all threads load the keys; each warp multiplies its rows with them, and stores the scores in shared memory
+        two lanes share a row: they find its new maximum and sum, and store the scores' exponentials there, rounded
+        all threads load the values into the memory of the keys; each warp multiplies the exponentials with them,
+        and its lanes add the products to those of the tiles before, scaled to the row's new maximum
+      every lane divides its results by the row's sum
 
 The matrix of scores is never in memory. Sums are rescaled when a larger score comes (Milakov, Gimelshein: Online
-normalizer calculation for softmax, 2018; Dao and others: FlashAttention, 2022). Everything is computed in float32, in a
-fixed order. The threads that share a row are neighbours in one warp and find its maximum by shuffles.
+normalizer calculation for softmax, 2018). The rows are divided among warps, so that warps need no data from each other
+(Dao: FlashAttention-2, 2023). It is not defined which elements of a fragment a lane holds. So results go through shared
+memory between the products and before they are scaled.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder, tirx as T
 from tvm.sym.analyzer import Analyzer
 
-from schedules.gpu.attention_tile import ROW_THREADS, SHIFT, AnyAttentionTile, Attention, AttentionTile
-from schedules.gpu.tile import VECTORS, WARP
+from schedules.gpu.attention_tile import FRAGMENT_SHIFT, Attention, AttentionTile, whole_fragments
+from schedules.gpu.tile import FRAGMENT, VECTORS, WARP
 from schedules.relax_tools import ravel, unravel
 
 LOWEST = -3.4028234663852886e38
 """The lowest float32, which is the maximum before the first score; with -inf the difference would be NaN."""
+LANES_OF_ROW = 2
+RUN = 4
+"""The number of adjacent elements that one lane of a row takes, before those of the other lane."""
 
-AnyTile = TypeVar("AnyTile", bound=AnyAttentionTile)
 Read = Callable[[Any, Sequence[Any]], Any]
 """Reads an operand's element from the tensor it is a view of, at the operand's indices [*outer, row, column]."""
 
@@ -54,17 +57,16 @@ class Operands:
 
 def attention(
     *tensors: te.Tensor,
-    kernel: type[AnyKernel[Any]],
     operands: Operands,
     sizes: Attention,
-    tile: AnyAttentionTile,
+    tile: AttentionTile,
     scale: float,
     dtype: str,
 ) -> te.Tensor:
     """``softmax(query @ key^T * scale + mask) @ value``, [*outer, rows, value_width], in ``dtype``."""
 
     def body(inputs: Sequence[tirx.Buffer], outputs: Sequence[tirx.Buffer]) -> tirx.Stmt:
-        return kernel(inputs, outputs[0], operands, sizes, tile, scale).body()
+        return _Kernel(inputs, outputs[0], operands, sizes, tile, scale).body()
 
     shape = (*sizes.outer, sizes.rows, sizes.value_width)
     # These buffers start where their memory starts, like those of other kernels, so vectors are aligned.
@@ -73,8 +75,8 @@ def attention(
     return te.extern([shape], list(tensors), body, name="attention", in_buffers=in_buffers, out_buffers=[out_buffer])
 
 
-class AnyKernel(ABC, Generic[AnyTile]):
-    """The common part of the attention kernels: blocks of threads, loads and masks."""
+class _Kernel:
+    """Emits the kernel; operands and exponentials have the tile's dtype."""
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class AnyKernel(ABC, Generic[AnyTile]):
         output: tirx.Buffer,
         operands: Operands,
         sizes: Attention,
-        tile: AnyTile,
+        tile: AttentionTile,
         scale: float,
     ) -> None:
         self.output, self.sizes, self.tile, self.scale = output, sizes, tile, scale
@@ -97,26 +99,78 @@ class AnyKernel(ABC, Generic[AnyTile]):
         with (
             IRBuilder() as builder,
             T.thread_binding(prod(sizes.outer) * row_tiles, thread="blockIdx.x") as block,
-            T.thread_binding(tile.threads // self.neighbours, thread="threadIdx.y") as y,
-            T.thread_binding(self.neighbours, thread="threadIdx.x") as x,
+            T.thread_binding(tile.warps, thread="threadIdx.y") as y,
+            T.thread_binding(WARP, thread="threadIdx.x") as x,
             T.sblock("attention"),
         ):
             # Nothing is scheduled around this block, so its reads and writes need not be known.
             T.reads()
             T.writes()
-            self.of_thread(unravel(block // row_tiles, sizes.outer), block % row_tiles * tile.rows, y, x)
+            self._of_thread(unravel(block // row_tiles, sizes.outer), block % row_tiles * tile.rows, y, x)
         return builder.get()
 
-    @property
-    @abstractmethod
-    def neighbours(self) -> int:
-        """The number of threads along threadIdx.x: a part of one warp."""
-
-    @abstractmethod
-    def of_thread(self, outer: list[Any], first: Any, y: Any, x: Any) -> None:
+    def _of_thread(self, outer: list[Any], first: Any, y: Any, x: Any) -> None:
         """Emit the work of thread (y, x) for the rows from ``first`` on."""
+        sizes, tile, dtype = self.sizes, self.tile, self.tile.dtype
+        width, value_width = whole_fragments(sizes.width), whole_fragments(sizes.value_width)
+        key_row, value_row, score_row = (extent + FRAGMENT_SHIFT for extent in (width, value_width, tile.keys))
+        thread, row, lane = y * WARP + x, y * FRAGMENT + x // LANES_OF_ROW, x % LANES_OF_ROW
+        queries = T.alloc_buffer((tile.rows * key_row,), dtype, scope="shared")
+        loaded = T.alloc_buffer((tile.loaded_elements(sizes),), dtype, scope="shared")
+        products = T.alloc_buffer((tile.rows, score_row), "float32", scope="shared")
+        weights = T.alloc_buffer((tile.rows, score_row), dtype, scope="shared")
+        row_scores = T.alloc_buffer((tile.keys // LANES_OF_ROW,), "float32", scope="local")
+        sums = T.alloc_buffer((value_width // LANES_OF_ROW,), "float32", scope="local")
+        highest, total, scalar, factor = (T.alloc_buffer((1,), "float32", scope="local") for _ in range(4))
+        of_keys = tile.keys // FRAGMENT
+        left = _Fragments("wmma.matrix_a", dtype)
+        keys, values = (_Fragments("wmma.matrix_b", dtype) for _ in range(2))
+        results = _Fragments("wmma.accumulator", "float32", of_keys)
 
-    def key_tiles(self, first: Any) -> Any:
+        # One scope in which all buffers are live, because TVM's reuse of memory confuses buffers of different dtypes.
+        with T.attr(tirx.const(0, "int32"), "extern_scope", tirx.const(0, "int32")):
+            self._load(thread, outer, self.query, tile.rows, first, sizes.rows, sizes.width, queries)
+            T.buffer_store(highest, _number(LOWEST), [0])
+            T.buffer_store(total, _number(0), [0])
+            with T.unroll(value_width // LANES_OF_ROW) as c:
+                T.buffer_store(sums, _number(0), [c])
+            with T.serial(self._key_tiles(first)) as step:
+                start = step * tile.keys
+                self._load(thread, outer, self.key, tile.keys, start, sizes.keys, sizes.width, loaded)
+                for j in range(of_keys):
+                    results.clear(j)
+                with T.unroll(width // FRAGMENT) as k:
+                    left.load(queries, (y * FRAGMENT) * key_row + k * FRAGMENT, key_row)
+                    for j in range(of_keys):
+                        keys.load(loaded, j * FRAGMENT * key_row + k * FRAGMENT, key_row, "col_major")
+                        results.add_product(j, left, keys)
+                for j in range(of_keys):
+                    results.store(j, products, y * FRAGMENT * score_row + j * FRAGMENT, score_row)
+                self._exponentials(
+                    outer, first + row, row, start, lane, products, weights, row_scores, highest, total, factor
+                )
+                self._load(thread, outer, self.value, tile.keys, start, sizes.keys, sizes.value_width, loaded)
+                # Take as many columns at a time as there are keys; they fit where the scores were.
+                for column in range(0, value_width, tile.keys):
+                    fragments = min(of_keys, (value_width - column) // FRAGMENT)
+                    for c in range(fragments):
+                        results.clear(c)
+                    for j in range(of_keys):
+                        left.load(weights, y * FRAGMENT * score_row + j * FRAGMENT, score_row)
+                        for c in range(fragments):
+                            values.load(loaded, j * FRAGMENT * value_row + column + c * FRAGMENT, value_row)
+                            results.add_product(c, left, values)
+                    for c in range(fragments):
+                        results.store(c, products, y * FRAGMENT * score_row + c * FRAGMENT, score_row)
+                    with T.unroll(fragments * FRAGMENT // LANES_OF_ROW // RUN) as run, T.vectorized(RUN) as n:
+                        at = column // LANES_OF_ROW + run * RUN + n
+                        added = products[row, (run * LANES_OF_ROW + lane) * RUN + n]
+                        T.buffer_store(sums, sums[at] * factor[0] + added, [at])
+            T.buffer_store(scalar, total[0], [0])
+            _of_row(scalar, lambda a, b: a + b)
+            self._store(outer, first + row, lane, sums, scalar)
+
+    def _key_tiles(self, first: Any) -> Any:
         """The number of tiles of keys for which the rows from ``first`` on have weights."""
         sizes, tile = self.sizes, self.tile
         all_tiles = -(-sizes.keys // tile.keys)
@@ -124,34 +178,39 @@ class AnyKernel(ABC, Generic[AnyTile]):
             return all_tiles
         return tirx.min(all_tiles, (first + (tile.rows + sizes.reach + tile.keys - 1)) // tile.keys)
 
-    def load(
+    def _load(
         self,
         thread: Any,
+        outer: list[Any],
+        read: Callable[[Any], Any],
         rows: int,
-        columns: int,
-        existing_columns: int,
-        existing_rows: Any,
-        read: Callable[[Any, Any], Any],
-        store: Callable[[Any, Any, Any], None],
-        dtype: str = "float32",
-        lanes: int = 1,
+        first: Any,
+        existing: int,
+        width: int,
+        loaded: tirx.Buffer,
     ) -> None:
-        """Load a matrix with all threads, neighbours along its columns; missing rows and columns become zeros.
+        """Load whole fragments of rows from ``first`` on, with all threads, neighbours along the columns.
 
-        Each thread loads ``lanes`` columns at a time.
+        There are zeros beyond the ``existing`` rows and their ``width``. Each thread loads several columns at a time.
         """
+        columns, dtype = whole_fragments(width), self.tile.dtype
+
+        def element(row: Any, column: Any) -> Any:
+            return read((*outer, first + row, column))
+
+        lanes = _side_by_side(element, width)
         groups = columns // lanes
         with T.serial(-(-rows * groups // self.tile.threads)) as step:
             place = step * self.tile.threads + thread
             row, group = place // groups, place % groups
             # Count in whole vectors, so that the condition is the same for all elements of a vector.
-            exists = tirx.all(row < existing_rows, group < existing_columns // lanes)
+            exists = tirx.all(row < existing - first, group < width // lanes)
 
             def take() -> None:
                 with T.vectorized(lanes) if lanes > 1 else nullcontext(0) as lane:
                     column = group * lanes + lane
-                    value = tirx.if_then_else(exists, read(row, column).astype(dtype), tirx.const(0, dtype))
-                    store(row, column, value)
+                    value = tirx.if_then_else(exists, element(row, column).astype(dtype), tirx.const(0, dtype))
+                    T.buffer_store(loaded, value, [row * (columns + FRAGMENT_SHIFT) + column])
 
             if rows * groups % self.tile.threads == 0:
                 take()
@@ -159,106 +218,93 @@ class AnyKernel(ABC, Generic[AnyTile]):
                 with T.If(place < rows * groups), T.Then():
                     take()
 
-    def score(self, product: Any, outer: list[Any], row: Any, key: Any) -> Any:
-        score = product * number(self.scale)
+    def _score(self, product: Any, outer: list[Any], row: Any, key: Any) -> Any:
+        score = product * _number(self.scale)
         if self.mask is not None:
             inside = tirx.all(row < self.sizes.rows, key < self.sizes.keys)
             added = self.mask((*outer, row, key)).astype("float32")
-            score = score + tirx.if_then_else(inside, added, number(0))
+            score = score + tirx.if_then_else(inside, added, _number(0))
         if self.sizes.keys % self.tile.keys == 0:
             return score
-        return tirx.Select(key < self.sizes.keys, score, number(float("-inf")))
+        return tirx.Select(key < self.sizes.keys, score, _number(float("-inf")))
+
+    def _exponentials(
+        self,
+        outer: list[Any],
+        query: Any,
+        row: Any,
+        start: Any,
+        lane: Any,
+        products: tirx.Buffer,
+        weights: tirx.Buffer,
+        row_scores: tirx.Buffer,
+        highest: tirx.Buffer,
+        total: tirx.Buffer,
+        factor: tirx.Buffer,
+    ) -> None:
+        """Compute the exponentials of a row's scores and its new maximum; ``factor`` rescales the sums so far."""
+        runs = self.tile.keys // LANES_OF_ROW // RUN
+        T.buffer_store(factor, highest[0], [0])
+        with T.unroll(runs) as run:
+            with T.vectorized(RUN) as n:
+                T.buffer_store(row_scores, products[row, (run * LANES_OF_ROW + lane) * RUN + n], [run * RUN + n])
+            with T.unroll(RUN) as n:
+                key = start + (run * LANES_OF_ROW + lane) * RUN + n
+                T.buffer_store(row_scores, self._score(row_scores[run * RUN + n], outer, query, key), [run * RUN + n])
+                T.buffer_store(highest, tirx.max(highest[0], row_scores[run * RUN + n]), [0])
+        _of_row(highest, tirx.max)
+        T.buffer_store(factor, tirx.exp(factor[0] - highest[0]), [0])
+        T.buffer_store(total, total[0] * factor[0], [0])
+        with T.unroll(runs) as run:
+            with T.unroll(RUN) as n:
+                T.buffer_store(row_scores, tirx.exp(row_scores[run * RUN + n] - highest[0]), [run * RUN + n])
+                T.buffer_store(total, total[0] + row_scores[run * RUN + n], [0])
+            with T.vectorized(RUN) as n:
+                rounded = row_scores[run * RUN + n].astype(self.tile.dtype)
+                T.buffer_store(weights, rounded, [row, (run * LANES_OF_ROW + lane) * RUN + n])
+
+    def _store(self, outer: list[Any], query: Any, lane: Any, sums: tirx.Buffer, total: tirx.Buffer) -> None:
+        width = self.sizes.value_width
+        lanes = RUN if width % RUN == 0 else 1
+        with (
+            T.If(query < self.sizes.rows),
+            T.Then(),
+            T.unroll(-(-width // RUN // LANES_OF_ROW)) as run,
+            T.unroll(RUN // lanes) as group,
+        ):
+            column = (run * LANES_OF_ROW + lane) * RUN + group * lanes
+            with T.If(column < width), T.Then(), T.vectorized(lanes) if lanes > 1 else nullcontext(0) as n:
+                result = (sums[run * RUN + group * lanes + n] / total[0]).astype(str(self.output.dtype))
+                T.buffer_store(self.output, result, [*outer, query, column + n])
 
 
-class Kernel(AnyKernel[AttentionTile]):
-    """The kernel in float32."""
+class _Fragments:
+    """An array of fragments and the instructions on it."""
 
-    @property
-    def neighbours(self) -> int:
-        return ROW_THREADS
+    def __init__(self, scope: str, dtype: str, count: int = 1) -> None:
+        self.buffer = T.alloc_buffer((count * FRAGMENT * FRAGMENT,), dtype, scope=scope)
 
-    def of_thread(self, outer: list[Any], first: Any, y: Any, x: Any) -> None:
-        sizes, tile = self.sizes, self.tile
-        rows, keys, columns = tile.row_registers, tile.key_columns, sizes.value_columns
-        thread = y * ROW_THREADS + x
-        queries = T.alloc_buffer((sizes.width, tile.rows + SHIFT), "float32", scope="shared")
-        loaded = T.alloc_buffer((tile.loaded_elements(sizes),), "float32", scope="shared")
-        exponentials = T.alloc_buffer((tile.rows, tile.keys + SHIFT), "float32", scope="shared")
-        scores = T.alloc_buffer((rows * keys,), "float32", scope="local")
-        sums = T.alloc_buffer((rows * columns,), "float32", scope="local")
-        highest = T.alloc_buffer((rows,), "float32", scope="local")
-        totals = T.alloc_buffer((rows,), "float32", scope="local")
-        left = T.alloc_buffer((rows * 4,), "float32", scope="local")
-        right = T.alloc_buffer((max(keys, columns),), "float32", scope="local")
-        scalar = T.alloc_buffer((2,), "float32", scope="local")
+    def clear(self, index: int) -> None:
+        T.evaluate(T.tvm_fill_fragment(self.buffer.data, *_SIZE, index, _number(0)))
 
-        self.load(
-            thread, tile.rows, sizes.width, sizes.width, sizes.rows - first,
-            lambda row, k: self.query((*outer, first + row, k)),
-            lambda row, k, value: T.buffer_store(queries, value, [k, row]),
-        )  # fmt: skip
-        with T.unroll(rows) as i:
-            T.buffer_store(highest, number(LOWEST), [i])
-            T.buffer_store(totals, number(0), [i])
-            with T.unroll(columns) as c:
-                T.buffer_store(sums, number(0), [i * columns + c])
-        with T.serial(self.key_tiles(first)) as step:
-            start = step * tile.keys
-            self.load(
-                thread, tile.keys, sizes.width, sizes.width, sizes.keys - start,
-                lambda key, k: self.key((*outer, start + key, k)),
-                lambda key, k, value: T.buffer_store(loaded, value, [k * (tile.keys + SHIFT) + key]),
-            )  # fmt: skip
-            with T.unroll(rows * keys) as i:
-                T.buffer_store(scores, number(0), [i])
-            with T.serial(sizes.width) as k:
-                _copy(rows, lambda i: queries[k, y * rows + i], left)
-                _copy(keys, lambda j: loaded[k * (tile.keys + SHIFT) + x * keys + j], right)
-                with T.unroll(rows) as i, T.unroll(keys) as j:
-                    T.buffer_store(scores, scores[i * keys + j] + left[i] * right[j], [i * keys + j])
-            with T.unroll(rows) as i:
-                with T.unroll(keys) as j:
-                    score = self.score(scores[i * keys + j], outer, first + y * rows + i, start + x * keys + j)
-                    T.buffer_store(scores, score, [i * keys + j])
-                T.buffer_store(scalar, highest[i], [0])
-                with T.unroll(keys) as j:
-                    T.buffer_store(scalar, tirx.max(scalar[0], scores[i * keys + j]), [0])
-                of_row(scalar, tirx.max, ROW_THREADS)
-                T.buffer_store(scalar, tirx.exp(highest[i] - scalar[0]), [1])
-                T.buffer_store(highest, scalar[0], [i])
-                T.buffer_store(totals, totals[i] * scalar[1], [i])
-                with T.unroll(columns) as c:
-                    T.buffer_store(sums, sums[i * columns + c] * scalar[1], [i * columns + c])
-                with T.unroll(keys) as j:
-                    T.buffer_store(scores, tirx.exp(scores[i * keys + j] - highest[i]), [i * keys + j])
-                    T.buffer_store(totals, totals[i] + scores[i * keys + j], [i])
-                with _lanes(keys) as j:
-                    T.buffer_store(exponentials, scores[i * keys + j], [y * rows + i, x * keys + j])
-            width = ROW_THREADS * columns
-            self.load(
-                thread, tile.keys, width, sizes.value_width, sizes.keys - start,
-                lambda key, c: self.value((*outer, start + key, c)),
-                lambda key, c, value: T.buffer_store(loaded, value, [key * width + c]),
-            )  # fmt: skip
-            with T.serial(tile.keys // 4) as group:
-                with T.unroll(rows) as i, T.vectorized(4) as n:
-                    T.buffer_store(left, exponentials[y * rows + i, group * 4 + n], [i * 4 + n])
-                with T.unroll(4) as n:
-                    _copy(columns, lambda c: loaded[(group * 4 + n) * width + x * columns + c], right)
-                    with T.unroll(rows) as i, T.unroll(columns) as c:
-                        at = i * columns + c
-                        T.buffer_store(sums, sums[at] + left[i * 4 + n] * right[c], [at])
-        with T.unroll(rows) as i:
-            T.buffer_store(scalar, totals[i], [0])
-            of_row(scalar, lambda a, b: a + b, ROW_THREADS)
-            with T.unroll(columns) as c:
-                row, column = first + y * rows + i, x * columns + c
-                with T.If(tirx.all(row < sizes.rows, column < sizes.value_width)), T.Then():
-                    result = (sums[i * columns + c] / scalar[0]).astype(str(self.output.dtype))
-                    T.buffer_store(self.output, result, [*outer, row, column])
+    def load(self, source: tirx.Buffer, offset: Any, row: int, layout: str = "row_major") -> None:
+        """Load a fragment from a matrix whose rows (columns, if ``col_major``) are ``row`` elements apart."""
+        pointer = source.access_ptr("r", offset=offset, extent=row * (FRAGMENT - 1) + FRAGMENT)
+        T.evaluate(T.tvm_load_matrix_sync(self.buffer.data, *_SIZE, 0, pointer, row, layout))
+
+    def store(self, index: int, result: tirx.Buffer, offset: Any, row: int) -> None:
+        pointer = result.access_ptr("w", offset=offset, extent=row * (FRAGMENT - 1) + FRAGMENT)
+        T.evaluate(T.tvm_store_matrix_sync(self.buffer.data, *_SIZE, index, pointer, row, "row_major"))
+
+    def add_product(self, index: int, left: _Fragments, right: _Fragments) -> None:
+        accumulator = self.buffer.data, index
+        T.evaluate(T.tvm_mma_sync(*accumulator, left.buffer.data, 0, right.buffer.data, 0, *accumulator))
 
 
-def side_by_side(read: Callable[[Any, Any], Any], columns: int) -> int:
+_SIZE = (FRAGMENT, FRAGMENT, FRAGMENT)
+
+
+def _side_by_side(read: Callable[[Any, Any], Any], columns: int) -> int:
     """The number of elements of a row that one load may take: they are contiguous, and the first is aligned to them."""
     row, group = tirx.Var("row", "int64"), tirx.Var("group", "int64")
     analyzer = Analyzer()
@@ -281,28 +327,11 @@ def side_by_side(read: Callable[[Any, Any], Any], columns: int) -> int:
     return 1
 
 
-def number(value: float) -> tirx.Expr:
+def _number(value: float) -> tirx.Expr:
     return tirx.const(value, "float32")
 
 
-def _lanes(count: int) -> Any:
-    """A loop over elements that are contiguous in shared memory and in registers."""
-    return T.vectorized(count) if count in (2, 4) else T.unroll(count)
-
-
-def _copy(count: int, read: Callable[[Any], Any], registers: tirx.Buffer) -> None:
-    if count > 4 and count % 4 == 0:
-        with T.unroll(count // 4) as group, T.vectorized(4) as lane:
-            T.buffer_store(registers, read(group * 4 + lane), [group * 4 + lane])
-    else:
-        with _lanes(count) as lane:
-            T.buffer_store(registers, read(lane), [lane])
-
-
-def of_row(scalar: tirx.Buffer, combine: Callable[[Any, Any], Any], threads: int) -> None:
-    """Combine ``scalar[0]`` over the ``threads`` of a row, neighbours in one warp; all of them get the result."""
-    distance = threads // 2
-    while distance:
-        exchanged = T.tvm_warp_shuffle_xor(tirx.const(0xFFFFFFFF, "uint32"), scalar[0], distance, threads, WARP)
-        T.buffer_store(scalar, combine(scalar[0], exchanged), [0])
-        distance //= 2
+def _of_row(scalar: tirx.Buffer, combine: Callable[[Any, Any], Any]) -> None:
+    """Combine ``scalar[0]`` over the two lanes of a row, which are neighbours; both get the result."""
+    exchanged = T.tvm_warp_shuffle_xor(tirx.const(0xFFFFFFFF, "uint32"), scalar[0], 1, LANES_OF_ROW, WARP)
+    T.buffer_store(scalar, combine(scalar[0], exchanged), [0])

@@ -16,13 +16,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm import s_tir, tirx
+from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.target import Target
 
-from schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
+from schedules.blocks import Block, Parts, inline_tail
 from schedules.gpu.elementwise import bind_elements
-from schedules.gpu.tile import DEPTH_FIRST, FETCH, FEW_ROWS, SMALL_COLUMNS, STORE, AnyTile, Tile, Tiling
+from schedules.gpu.tile import DEPTH_FIRST, FETCH, STORE, AnyTile, Tile, Tiling
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +29,6 @@ UNROLL = 512
 """Up to this many statements, nvcc is asked to unroll loops that the schedule does not unroll."""
 SHIFT_OF_COLUMNS = 4
 """Padding elements per row of shared memory that threads write by columns."""
-STEPS = 8
-"""Steps of the sum whose loads are in flight together, for products of few rows."""
 
 
 @dataclass(frozen=True)
@@ -159,11 +156,11 @@ def share_among_threads(schedule: s_tir.Schedule, loops: Sequence[LoopRV], rows:
     schedule.vectorize(vector)
 
 
-def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | None, in_place: bool = True) -> None:
+def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | None) -> None:
     """Schedule the blocks after a sum: the first where the sum is stored, if possible; the others as separate kernels.
 
-    The first block cannot be computed there if it makes several elements from one, or if the sum is in slices (not
-    ``in_place``, or with an ``adder``, whose sum the first block's threads compute).
+    The first block cannot be computed there if it makes several elements from one, or if the sum is in slices; then the
+    first block's threads compute the ``adder``, which adds them.
     """
     if adder is not None:
         thread = bind_elements(schedule, tail[0].handle, vectorize=False)
@@ -171,7 +168,7 @@ def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | No
         schedule.set_scope(adder, 0, "local")
         schedule.unroll(schedule.get_loops(adder)[-1])
         tail = tail[1:]
-    elif in_place:
+    else:
         try:
             schedule.reverse_compute_inline(tail[0].handle)
             tail = tail[1:]
@@ -179,33 +176,3 @@ def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | No
             logger.debug("%s is a kernel of its own: %s", tail[0].name, error)
     for block in tail:
         bind_elements(schedule, block.handle)
-
-
-def schedule_few_rows(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """Schedule products of few rows, such as a vector times a matrix; reading the matrix once limits their speed.
-
-    Neighbouring threads take neighbouring columns, so that each step of the sum reads whole lines of the matrix. All
-    threads share the vector's element. The legalization makes slices of the sum, which fill the GPU. Anchor iterators:
-    slice, batch, row, column | depth.
-    """
-    schedule = new_schedule(function)
-    parts = find_parts(schedule, FEW_ROWS)
-    if parts is None:
-        return None
-    anchor = parts.anchor
-    for block in parts.preparation:
-        schedule.compute_inline(block.handle)
-    tail = inline_tail(schedule, anchor, parts.tail)
-    part, batch, row, column, depth = schedule.get_loops(anchor.handle)
-    column_block, column_thread = schedule.split(column, [None, SMALL_COLUMNS])
-    outer, inner = schedule.split(depth, [None, min(STEPS, anchor.extents[-1])])
-    schedule.reorder(part, batch, column_block, column_thread, outer, inner, row)
-    schedule.bind(schedule.fuse(part, batch, column_block), "blockIdx.x")
-    schedule.bind(column_thread, "threadIdx.x")
-    schedule.unroll(inner)
-    schedule.unroll(row)
-    stored = schedule.cache_write(anchor.handle, 0, "local")
-    schedule.reverse_compute_at(stored, column_thread, preserve_unit_loops=True)
-    finish(schedule, tail, None, in_place=anchor.extents[0] == 1)
-    schedule.decompose_reduction(anchor.handle, outer)
-    return schedule.mod["main"]

@@ -23,7 +23,6 @@ from schedules.template import Choices, Value
 TILED = "tiled "
 """The anchor of a tiled contraction is named with this prefix and the operator's name: ``tiled conv2d``."""
 TENSOR_CORE = "tensor_core"
-FEW_ROWS = "few_rows"
 DEPTHWISE = "depthwise_conv2d"
 FETCH = "tvm_split.fetch_lanes"
 """Annotation of an operand's view: how many of its elements one load may take."""
@@ -33,8 +32,6 @@ STORE = "tvm_split.store_lanes"
 """Annotation of a tiled anchor: how many results of one row one store may take."""
 VECTORS = (4, 2, 1)
 """The numbers of elements that one load or store may take, the best first."""
-MOST_ROWS = 4
-"""For products of at most this many rows, reading the right operand once limits the speed."""
 TENSOR_CORE_SMALLEST = 16
 """Smallest extent for tensor cores: all extents of a product must fill at least one fragment."""
 
@@ -59,9 +56,6 @@ MULTIPROCESSORS = {"sm_80": 108, "sm_90": 132}
 FRAGMENTS_SINCE = {"float16": 70, "bfloat16": 80}
 """The compute capability, times ten, from which tensor cores multiply a dtype (CUDA C++ Programming Guide, wmma)."""
 LARGEST_SLICES = 8
-SMALL_COLUMNS = 64
-"""Columns per block of threads for a product of few rows."""
-LARGEST_SLICES_OF_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -216,14 +210,11 @@ def choose_fragment_tile(extents: Extents, processors: int) -> tuple[FragmentTil
     return _choose(FRAGMENT_TILES, TENSOR_MULTIPLICATIONS_PER_CYCLE, extents, processors)
 
 
-def product_cycles(extents: Extents, processors: int, on_tensor_cores: bool) -> float:
-    """The estimated cycles of a product in its best tile."""
-    if on_tensor_cores:
-        fragment, slices = choose_fragment_tile(extents, processors)
-        rate = TENSOR_MULTIPLICATIONS_PER_CYCLE * FRAGMENT_TILES[fragment]
-        return _cycles(fragment, slices, rate, extents, processors)
-    tile, slices = choose_tile(extents, processors)
-    return _cycles(tile, slices, MULTIPLICATIONS_PER_CYCLE * TILES[tile], extents, processors)
+def fragment_cycles(extents: Extents, processors: int) -> float:
+    """The estimated cycles of a product on tensor cores in its best tile."""
+    tile, slices = choose_fragment_tile(extents, processors)
+    rate = TENSOR_MULTIPLICATIONS_PER_CYCLE * FRAGMENT_TILES[tile]
+    return _cycles(tile, slices, rate, extents, processors)
 
 
 def slices_to_try(depth: int, unit: int) -> list[int]:
@@ -262,9 +253,3 @@ def _cycles(tile: _AnyTile, slices: int, rate: float, extents: Extents, processo
 
 def _whole(extent: int, part: int) -> int:
     return -(-extent // part)
-
-
-def choose_slices(batch: int, columns: int, depth: int, processors: int) -> int:
-    """The slices of a sum for few rows: four blocks of threads per multiprocessor, at least 32 steps per slice."""
-    blocks = batch * _whole(columns, SMALL_COLUMNS)
-    return max(1, min(4 * processors // blocks, depth // 32, LARGEST_SLICES_OF_ROWS))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from tvm.s_tir import meta_schedule
 
 from schedules.tuning.errors import DeviceError
 
@@ -45,12 +42,6 @@ class Tracker:
     list_servers: Callable[[], Sequence[tuple[str, bool, str]]]
     session_timeout_seconds: int = 20
     device_timeout_seconds: float = 30.0
-
-    @property
-    def configuration(self) -> meta_schedule.runner.RPCConfig:
-        return meta_schedule.runner.RPCConfig(
-            self.host, self.port, self.key, session_timeout_sec=self.session_timeout_seconds
-        )
 
     def wait_for_devices(self) -> int:
         """Wait for devices and return their number, at least one.
@@ -107,49 +98,53 @@ class Tracker:
         return DeviceError(f"a device of key {self.key!r} at the tracker {self.host}:{self.port} {problem}")
 
 
-# The functions for builder and runner processes are made by functions that return functions. They are pickled with
-# their code, so that such a process does not have to import this package.
+# The functions for other processes are made by functions that return functions. They are pickled with their code, so
+# that such a process does not have to import this package.
 
-
-def prepare_process(threads: int) -> Callable[[], None]:
-    """The set-up of such a process: it sets the kernels' threads and leaves Ctrl-C to the parent, which ends it."""
-
-    def prepare() -> None:
-        import os
-        import signal
-
-        os.environ["TVM_NUM_THREADS"] = str(threads)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    return prepare
-
-
-MISFIT = "tvm-split: this device "
-"""Begins the error of a device that must not measure, which reaches the tuner as text among that of other errors."""
 GPU_FUNCTION = "tvm_split.tuning.gpu"
 """A function of workers that allow tuning: it describes their GPU as JSON."""
 CPU_EVICTION = "cache_flush_cpu_non_first_arg"
 GPU_EVICTION = "tvm_split.tuning.evict"
 """These functions of a device evict its caches before a timed run; the first is TVM's, the second our workers'."""
+FILL = "tvm.contrib.random.random_fill_for_measure"
+Connect = Callable[[], Any]
+"""Opens a session with a device; returns it or, as text, why the device must not measure."""
 
 
-def session_of(problem_of: Callable[[Any], str]) -> Callable[[Any], Any]:
-    """A function that connects to a device; it raises an error with `MISFIT` and the session's problem, if any."""
-    marker = MISFIT
+def prepare_process(threads: int, folder: str) -> Callable[[], None]:
+    """The set-up of such a process: the number of its kernels' threads, and the folder of its temporary files."""
 
-    def connect(configuration: Any) -> Any:
-        session = configuration.connect_server()
-        problem = problem_of(session)
-        if problem:
-            raise RuntimeError(f"{marker}{problem}")
-        return session
+    def prepare() -> None:
+        import os
+        import tempfile
+
+        os.environ["TVM_NUM_THREADS"] = str(threads)
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+    return prepare
+
+
+def session_at(tracker: Tracker, problem_of: Callable[[Any], str]) -> Connect:
+    """A function that connects to one of the tracker's devices; ``problem_of`` says what is wrong with a session's."""
+    host, port, key, seconds = tracker.host, tracker.port, tracker.key, tracker.session_timeout_seconds
+
+    def connect() -> Any:
+        from tvm import rpc
+
+        session = rpc.connect_tracker(host, port).request(key, priority=1, session_timeout=seconds)
+        return problem_of(session) or session
 
     return connect
 
 
-def misfit_in(error: str) -> str:
-    """The problem of a device in an error of `session_of`; empty for other errors."""
-    return error.rpartition(MISFIT)[2].strip().splitlines()[0] if MISFIT in error else ""
+def probe_of(connect: Connect | None) -> Callable[[], str]:
+    """A function that returns why the device that answers must not measure, or an empty text."""
+
+    def probe() -> str:
+        session = connect() if connect is not None else ""
+        return session if isinstance(session, str) else ""
+
+    return probe
 
 
 def threads_problem(threads: int) -> Callable[[Any], str]:
@@ -167,10 +162,9 @@ def threads_problem(threads: int) -> Callable[[Any], str]:
     return problem_of
 
 
-def gpu_problem(arch: str, driver: int, is_source: bool) -> Callable[[Any], str]:
-    """A function that says why a session's device has not the needed GPU: kernels are measured only on ``arch``."""
-
-    function = GPU_FUNCTION
+def gpu_problem(needs: GpuNeeds) -> Callable[[Any], str]:
+    """A function that says why a session's device has not the needed GPU: kernels are measured only on its ``arch``."""
+    arch, driver, is_source, function = needs.arch, needs.driver, needs.is_source, GPU_FUNCTION
 
     def text(version: int) -> str:
         return f"{version // 1000}.{version % 1000 // 10}"
@@ -208,19 +202,8 @@ def gpu_problem(arch: str, driver: int, is_source: bool) -> Callable[[Any], str]
     return problem_of
 
 
-def connects(connect: Callable[[Any], Any]) -> Callable[[Any], bool]:
-    """A function that returns whether a session can be opened; its errors are those of ``connect``."""
-
-    def probe(configuration: Any) -> bool:
-        return connect(configuration) is not None
-
-    return probe
-
-
-def build_into(
-    folder: str, linker: tuple[str, ...] | None, code: Callable[[str], str] | None = None
-) -> Callable[[Any], str]:
-    """A function that compiles a (module, target) and links it into a library in a folder; devices need no compiler.
+def build_into(linker: tuple[str, ...] | None, code: Callable[[str], str] | None = None) -> Callable[[Any], str]:
+    """A function that compiles a (module, target) and links it into a temporary library; devices need no compiler.
 
     ``code`` turns CUDA source into what replaces it in the library; an error that it raises is the reason why the build
     fails. MetaSchedule's own default takes 20 seconds more, because it imports intrinsics of GPUs.
@@ -242,7 +225,7 @@ def build_into(
                 "tvm_callback_cuda_postproc", lambda source, target: make(source), override=True
             )
         compiled = compile_module(module, target=target)
-        handle, path = tempfile.mkstemp(suffix=".so", dir=folder)
+        handle, path = tempfile.mkstemp(suffix=".so")
         os.close(handle)
 
         def link(output: Any, objects: Any, options: Any = None) -> None:
@@ -256,20 +239,46 @@ def build_into(
     return build
 
 
-def evaluate_in_turn(names: tuple[str, ...], rounds: int, runs: int, eviction: str) -> Callable[..., list[float]]:
+def timed_in_turn(
+    connect: Connect | None,
+    arguments: Sequence[tuple[tuple[int, ...], str]],
+    names: tuple[str, ...],
+    rounds: int,
+    runs: int,
+    kind: str,
+    eviction: str,
+) -> Callable[[str], list[float] | str]:
     """A function that times a library's functions in turn on one device, so that a slowdown affects all of them.
 
-    Before each run, the device's function ``eviction`` evicts every argument but the first from the caches: in a
-    network weights come from memory, and the data from the previous kernel. The result has the median of ``runs`` runs
-    for every name, ``rounds`` times over, round by round. The function accepts the arguments of both the local and the
-    remote runner of MetaSchedule, which differ in a leading session.
+    ``connect`` opens a session with the device; without it this machine measures. ``arguments`` are the shapes and
+    dtypes of the functions' arguments, which get random values. Before each run, the device's function ``eviction``
+    evicts every argument but the first from the caches: in a network weights come from memory, and the data from the
+    previous kernel. The result has the median of ``runs`` runs for every name, ``rounds`` times over, round by round;
+    or it is the text of ``connect``.
     """
+    fill = FILL
 
-    def evaluate(*arguments: Any) -> list[float]:
-        module, device, _, repeated = arguments[-4:]
-        (values,) = repeated
+    def measure(path: str) -> list[float] | str:
+        import os
+        import statistics
+
+        import tvm
+        import tvm_ffi
+
+        if connect is None:
+            module, device, filler = tvm.runtime.load_module(path), tvm.device(kind, 0), tvm_ffi.get_global_func(fill)
+        else:
+            session = connect()
+            if isinstance(session, str):
+                return session
+            session.upload(path)
+            module, device = session.load_module(os.path.basename(path)), session.device(kind, 0)  # noqa: PTH119
+            filler = session.get_function(fill)
+        values = [tvm.runtime.empty(shape, dtype, device) for shape, dtype in arguments]
+        for value in values:
+            filler(value)
         evaluators = [module.time_evaluator(name, device, number=1, repeat=runs, f_preproc=eviction) for name in names]
         device.sync()
         return [float(statistics.median(evaluator(*values).results)) for _ in range(rounds) for evaluator in evaluators]
 
-    return evaluate
+    return measure

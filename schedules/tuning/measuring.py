@@ -1,18 +1,20 @@
-"""Build kernels in separate processes and time them with MetaSchedule's runners, with deadlines."""
+"""Build kernels in other processes, and time them in processes of this machine or on a tracker's devices."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any, Self
 
 import tvm
 from tvm import tirx
-from tvm.s_tir import meta_schedule
+from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.support.popen_pool import PopenPoolExecutor, StatusKind, kill_child_processes
 from tvm.target import Target
 
@@ -21,18 +23,18 @@ from schedules.traits import threads_of
 from schedules.tuning.devices import (
     CPU_EVICTION,
     GPU_EVICTION,
+    Connect,
     GpuNeeds,
     Tracker,
     build_into,
-    connects,
-    evaluate_in_turn,
     gpu_problem,
-    misfit_in,
     prepare_process,
-    session_of,
+    probe_of,
+    session_at,
     threads_problem,
+    timed_in_turn,
 )
-from schedules.tuning.errors import DeviceError
+from schedules.tuning.errors import DeviceError, TuningError
 
 MAIN = "main"
 POLL_SECONDS = 0.05
@@ -68,12 +70,36 @@ class Timing:
     error: str | None
 
 
+class _Processes(PopenPoolExecutor):  # type: ignore[misc]
+    """Processes that only this one ends: signals to the whole process group would end them in the midst of a trial."""
+
+    def _worker_run(self, *task: Any) -> Any:
+        # A process that starts inherits the mask of the thread that starts it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        return super()._worker_run(*task)
+
+    def end(self) -> None:
+        """End the processes at once, even busy ones and those that are just starting.
+
+        TVM's own shutdown would first close the pipe of a busy process, and wait for the lock that its reader holds.
+        """
+        self._threadpool.shutdown(wait=False, cancel_futures=True)
+        while any(thread.is_alive() for thread in self._threadpool._threads):
+            for worker in list(self._worker_map.values()):
+                if (process := worker._proc) is not None:
+                    kill_child_processes(process.pid)  # nvcc runs in its own process group
+                    with contextlib.suppress(OSError):
+                        process.kill()
+            time.sleep(POLL_SECONDS)
+        self.shutdown(wait=True)
+
+
 class Measurer:
     """Builds kernels for a target here and times them on ``tracker``'s devices or on this machine; a context manager.
 
-    ``linker`` is a command that links for another architecture; with None this machine's compiler links. ``gpu`` is
-    required for a CUDA target: it says how machine code is made and what the devices must have. ``build_processes`` is
-    the number of kernels that are compiled at the same time.
+    Libraries and other temporary files are in ``folder``. ``linker`` is a command that links for another architecture;
+    with None this machine's compiler links. ``gpu`` is required for a CUDA target: it says how machine code is made and
+    what the devices must have. ``build_processes`` is the number of kernels that are compiled at the same time.
 
     Raises:
         DeviceError: no device answers, or a device does not have the required GPU.
@@ -82,6 +108,7 @@ class Measurer:
     def __init__(
         self,
         target: Target,
+        folder: Path,
         tracker: Tracker | None = None,
         effort: Effort | None = None,
         linker: Sequence[str] | None = None,
@@ -90,25 +117,30 @@ class Measurer:
     ) -> None:
         self.target = target
         self.effort = effort or (Effort() if gpu is None else Effort(build_timeout_seconds=NVCC_SECONDS))
-        self._gpu = gpu
-        self._tracker = tracker
-        self._threads = threads_of(target)
+        self._gpu, self._tracker = gpu, tracker
+        self._build_one = build_into(tuple(linker) if linker else None, None if gpu is None else gpu.code)
+        self._connect: Connect | None = None
+        if tracker is not None:
+            of_threads = threads_problem(threads_of(target))
+            self._connect = session_at(tracker, of_threads if gpu is None else gpu_problem(gpu))
+        self._ended = False
         self.devices = tracker.wait_for_devices() if tracker is not None else 1
-        self._folder = tempfile.TemporaryDirectory(prefix="tvm-split-tuning-")
-        self._linker = tuple(linker) if linker else None
-        self._runner: Any = None
-        # MetaSchedule's LocalBuilder starts new processes for every batch, because they leak. That takes seconds, while
-        # building takes tenths. These processes are replaced only now and then.
-        self._builders: Any = PopenPoolExecutor(
-            max_workers=build_processes,
-            timeout=self.effort.build_timeout_seconds,
-            initializer=prepare_process(self._threads),
+        # One measurement waits for at most one other, and for its device to register again.
+        run_seconds = self.effort.run_timeout_seconds if tracker is None else 2 * tracker.session_timeout_seconds + 10.0
+        prepare = prepare_process(threads_of(target), str(folder))
+        # MetaSchedule's builder starts new processes for every batch, because they leak, which takes seconds. These are
+        # replaced only now and then.
+        self._builders = _Processes(
+            build_processes,
+            self.effort.build_timeout_seconds,
+            prepare,
             maximum_process_uses=BUILDS_PER_PROCESS,
+            stderr=DEVNULL,
         )
+        self._runners = _Processes(self.devices, run_seconds, prepare, stderr=DEVNULL)
         try:
-            self._runner = self._new_runner()
             if tracker is not None and gpu is not None:
-                self._require_gpus(tracker, gpu)
+                self._require_gpus(tracker)
         except BaseException:
             self.close()
             raise
@@ -119,61 +151,50 @@ class Measurer:
 
     def build(self, candidates: Sequence[Mapping[str, tirx.PrimFunc]]) -> list[Built]:
         """Build one library per candidate, which maps names to functions; this machine's cores build all at once."""
-        if not candidates:
-            return []
-        modules = [
-            tvm.IRModule(
-                {
-                    name: without_symbol(function).with_attr("global_symbol", name)
-                    for name, function in candidate.items()
-                }
-            )
-            for candidate in candidates
-        ]
-        compile_one = build_into(self._folder.name, self._linker, None if self._gpu is None else self._gpu.code)
-        tasks = [(module, self.target) for module in modules]
+        tasks = [(_module_of(candidate), self.target) for candidate in candidates]
+        results = list(self._builders.map_with_error_catching(self._build_one, tasks))
+        self._require_open()
         return [
             Built(str(result.value), None)
             if result.status == StatusKind.COMPLETE
             else Built(None, str(result.value) or f"not built within {self.effort.build_timeout_seconds} seconds")
-            for result in self._builders.map_with_error_catching(compile_one, tasks)
+            for result in results
         ]
 
     def start(
         self, built: Sequence[Built], function: tirx.PrimFunc, names: tuple[str, ...] = (MAIN,), rounds: int = 0
-    ) -> list[Any]:
+    ) -> list[Future[Any] | None]:
         """Start to time libraries that take the arguments of ``function``; `finish` waits for the returned values.
 
-        Remote devices measure all of them at once. This machine measures one after the other before this returns.
+        Remote devices measure all of them at once, this machine one after the other.
         """
-        arguments = meta_schedule.arg_info.ArgInfo.from_prim_func(without_symbol(function))
-        eviction = CPU_EVICTION if self._gpu is None else GPU_EVICTION
-        self._runner.f_run_evaluator = evaluate_in_turn(names, rounds or self.effort.rounds, self.effort.runs, eviction)
-        kind = "cpu" if self._gpu is None else "cuda"
+        arguments = [
+            (tuple(map(int, info.shape)), str(info.dtype)) for info in ArgInfo.from_prim_func(without_symbol(function))
+        ]
+        kind, eviction = ("cpu", CPU_EVICTION) if self._gpu is None else ("cuda", GPU_EVICTION)
+        rounds = rounds or self.effort.rounds
+        measure = timed_in_turn(self._connect, arguments, names, rounds, self.effort.runs, kind, eviction)
         return [
-            self._runner.run([meta_schedule.runner.RunnerInput(candidate.path, kind, arguments)])[0]
-            if candidate.path is not None
-            else None
-            for candidate in built
+            None if candidate.path is None else self._runners.submit(measure, candidate.path) for candidate in built
         ]
 
-    def finish(self, started: Sequence[Any], built: Sequence[Built], function: tirx.PrimFunc) -> list[Timing]:
+    def finish(
+        self, started: Sequence[Future[Any] | None], built: Sequence[Built], function: tirx.PrimFunc
+    ) -> list[Timing]:
         """The timings that `start` began; a remote one that fails is tried once more, on another device if possible.
 
         Raises:
             DeviceError: none succeeded and no device answers, or a device has another number of threads or another GPU.
         """
-        self._wait(started)
-        timings = [self._timing(future, candidate) for future, candidate in zip(started, built, strict=True)]
+        timings = self._timings(started, built)
         again = [i for i, timing in enumerate(timings) if timing.rounds is None and built[i].path is not None]
         if self._tracker is None or not again:
             return timings
         # A device may have died, so check the devices before blaming a kernel.
         self.devices = self._tracker.wait_for_devices()
-        futures = self.start([built[i] for i in again], function)
-        self._wait(futures)
-        for i, future in zip(again, futures, strict=True):
-            timings[i] = self._timing(future, built[i])
+        candidates = [built[i] for i in again]
+        for i, timing in zip(again, self._timings(self.start(candidates, function), candidates), strict=True):
+            timings[i] = timing
         if all(timing.rounds is None for timing in timings):
             self._require_answer(self._tracker, timings[again[0]].error)
         return timings
@@ -186,9 +207,7 @@ class Measurer:
         built = self.build([dict(zip(names, contenders, strict=True))])
         try:
             for _ in range(2):
-                started = self.start(built, function, names, rounds)
-                self._wait(started)
-                timing = self._timing(started[0], built[0])
+                (timing,) = self._timings(self.start(built, function, names, rounds), built)
                 if timing.rounds is not None:
                     return [timing.rounds[number :: len(names)] for number in range(len(names))]
             return None
@@ -199,18 +218,13 @@ class Measurer:
         """Remove libraries that are no longer needed."""
         for candidate in built:
             if candidate.path is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(candidate.path)  # noqa: PTH108
+                Path(candidate.path).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the processes that build and measure; may be called again."""
-        if self._builders is not None:
-            _end(self._builders)
-            self._builders = None
-        if self._runner is not None:
-            _end(self._runner.pool)
-            self._runner = None
-        self._folder.cleanup()
+        """End the processes that build and measure, at once; may be called again, and by another thread."""
+        self._ended = True
+        self._builders.end()
+        self._runners.end()
 
     def __enter__(self) -> Self:
         return self
@@ -218,47 +232,23 @@ class Measurer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _new_runner(self) -> Any:
-        prepare = prepare_process(self._threads)
-        if self._tracker is None:
-            return meta_schedule.runner.LocalRunner(timeout_sec=self.effort.run_timeout_seconds, initializer=prepare)
-        runner = meta_schedule.runner.RPCRunner(
-            self._tracker.configuration,
-            max_workers=self.devices,
-            f_create_session=self._connect(),
-            initializer=prepare,
-        )
-        # MetaSchedule gives this pool no deadline, so it would wait forever for a device that is switched off. One
-        # measurement waits for at most one other, and for its server to register again.
-        runner.pool._timeout = 2.0 * self._tracker.session_timeout_seconds + 10.0
-        return runner
+    def _require_open(self) -> None:
+        """Raise an error after `close`, so that what it interrupted does not count as failed."""
+        if self._ended:
+            raise TuningError("the measurements were ended")
 
-    def _connect(self) -> Callable[[Any], Any]:
-        gpu = self._gpu
-        return session_of(
-            threads_problem(self._threads) if gpu is None else gpu_problem(gpu.arch, gpu.driver, gpu.is_source)
-        )
-
-    def _require_gpus(self, tracker: Tracker, gpu: GpuNeeds) -> None:
+    def _require_gpus(self, tracker: Tracker) -> None:
         """Ask every registered device once for its GPU, all at the same time, before anything is built."""
-        probe = connects(self._connect())
-        futures = [self._runner.pool.submit(probe, tracker.configuration) for _ in range(self.devices)]
-        for future in futures:
-            try:
-                future.result()
-            except Exception as error:
-                self._refuse(str(error))
+        probes = [self._runners.submit(probe_of(self._connect)) for _ in range(self.devices)]
+        for probe in probes:
+            if probe.exception() is None and probe.result():  # a device without an answer shows when it measures
+                raise tracker.misfit(probe.result())
 
-    def _refuse(self, error: str) -> None:
-        """Raise a `DeviceError` if a device's error reports a wrong thread count or GPU; ignore other errors."""
-        if self._tracker is not None and misfit_in(error):
-            raise self._tracker.misfit(misfit_in(error))
-
-    def _wait(self, futures: Sequence[Any]) -> None:
-        """Wait until all are done; raise `DeviceError` if no device has been registered for too long."""
+    def _timings(self, started: Sequence[Future[Any] | None], built: Sequence[Built]) -> list[Timing]:
+        """Wait for measurements; raise `DeviceError` if no device has been registered for too long."""
         missing_since: float | None = None
         looked = time.monotonic()
-        while self._tracker is not None and not all(future is None or future.done() for future in futures):
+        while self._tracker is not None and not all(future is None or future.done() for future in started):
             time.sleep(POLL_SECONDS)
             now = time.monotonic()
             if now - looked < LOOK_SECONDS:
@@ -271,37 +261,34 @@ class Measurer:
                 missing_since = missing_since or now
                 if now - missing_since > self._tracker.device_timeout_seconds:
                     raise
+        return [self._timing(future, candidate) for future, candidate in zip(started, built, strict=True)]
+
+    def _timing(self, future: Future[Any] | None, built: Built) -> Timing:
+        if future is None:
+            return Timing(None, built.error)
+        try:
+            result = future.result()
+        except TimeoutError:
+            return Timing(None, "it was not measured within its time limit")
+        except Exception as error:
+            self._require_open()
+            return Timing(None, str(error) or type(error).__name__)
+        if self._tracker is not None and isinstance(result, str):
+            raise self._tracker.misfit(result)
+        return Timing(tuple(result), None)
 
     def _require_answer(self, tracker: Tracker, reason: str | None) -> None:
         """After failures, raise if no registered device answers; otherwise the kernels are the cause."""
         try:
-            self._runner.pool.submit(connects(self._connect()), tracker.configuration).result()
+            problem = self._runners.submit(probe_of(self._connect)).result()
         except Exception as error:
-            self._refuse(str(error))
             raise tracker.no_answer(reason or str(error)) from error
-
-    def _timing(self, future: Any, built: Built) -> Timing:
-        if future is None:
-            return Timing(None, built.error)
-        result = future.result()
-        if result.run_secs is not None:
-            return Timing(tuple(float(seconds) for seconds in result.run_secs), None)
-        error = str(result.error_msg or "no reason given")
-        self._refuse(error)
-        return Timing(None, error)
+        if problem:
+            raise tracker.misfit(problem)
 
 
-def _end(pool: Any) -> None:
-    """End a pool's processes at once, even busy ones.
-
-    The pool's own shutdown would first close the pipe of a busy process, and wait for the lock that its reader holds.
-    """
-    pool._threadpool.shutdown(wait=False, cancel_futures=True)
-    for worker in list(pool._worker_map.values()):
-        process = worker._proc
-        if process is not None:
-            kill_child_processes(process.pid)  # nvcc runs in its own process group
-            with contextlib.suppress(OSError):
-                process.kill()
-    pool._threadpool.shutdown(wait=True)
-    pool.shutdown(wait=True)
+def _module_of(candidate: Mapping[str, tirx.PrimFunc]) -> tvm.IRModule:
+    functions = {
+        name: without_symbol(function).with_attr("global_symbol", name) for name, function in candidate.items()
+    }
+    return tvm.IRModule(functions)

@@ -28,7 +28,7 @@ from schedules.template import (
 )
 from schedules.tuning.database import DatabaseWriter, Measured, TuningDatabase
 from schedules.tuning.decisions import ROUNDS, divide_trials, judge, propose
-from schedules.tuning.measuring import MAIN, Built, Measurer, Timing
+from schedules.tuning.measuring import MAIN, Built, Measurer
 
 BATCH = 12
 CONTENDERS = 3
@@ -154,7 +154,6 @@ class Tuner:
         *,
         seed: int = 0,
         on_progress: Callable[[TuningProgress], None] | None = None,
-        should_stop: Callable[[], bool] | None = None,
     ) -> None:
         self._target = target
         self._machine = machine_of(target)
@@ -162,7 +161,6 @@ class Tuner:
         self._database = database
         self._seed = seed
         self._report = on_progress or (lambda progress: None)
-        self._should_stop = should_stop or (lambda: False)
         decided = TuningDatabase(database.folder)
         self._states = [self._state(kernel, decided) for kernel in kernels]
         self._fixed = fixed
@@ -170,7 +168,6 @@ class Tuner:
         self.unmeasured = len(fixed)
         self._began = time.monotonic()
         self._measured_now = 0
-        self.stopped = False
 
     def run(self, trials: int) -> tuple[KernelResult, ...]:
         """Measure until the kernels together have ``trials`` trials, including those of earlier runs, and decide.
@@ -193,12 +190,9 @@ class Tuner:
             state.budget = len(state.history) + more
             remaining -= more
         for state in self._states:
-            if self._stopping() or trials == 0:
-                break
-            if state.default_seconds is not None:
+            if trials > 0 and state.default_seconds is not None:
                 self._search(state)
-                if not self._stopping():
-                    self._duel(state)
+                self._duel(state)
         whole = self.fixed_seconds + sum(state.weight for state in self._states) or 1.0
         decided = TuningDatabase(self._database.folder)
         return tuple(self._result(state, whole, decided) for state in self._states)
@@ -213,7 +207,7 @@ class Tuner:
     def _measure_defaults(self) -> None:
         """Measure all defaults that no earlier run measured, in one batch."""
         missing = [state for state in self._states if state.default_text not in state.history]
-        if not missing or self._stopping():
+        if not missing:
             return
         self._tell("measuring defaults", missing[0])
         schedules = [self._schedule(state, state.space.default) for state in missing]
@@ -224,11 +218,11 @@ class Tuner:
         ]
         started = [self._measurer.start(batch.built, batch.state.kernel.function) for batch in batches]
         for batch, futures in zip(batches, started, strict=True):
-            self._write(*self._finish(batch, futures))
+            self._finish(batch, futures)
             self._tell("measuring defaults", batch.state)
 
     def _measure_fixed(self) -> None:
-        if not self._fixed or self._stopping():
+        if not self._fixed:
             return
         libraries = self._measurer.build([{MAIN: kernel.scheduled} for kernel in self._fixed])
         try:
@@ -251,27 +245,20 @@ class Tuner:
         measurement.
         """
         size = max(BATCH, 2 * self._measurer.devices)
-        running: tuple[_Batch, list[object]] | None = None
+        running: tuple[_Batch, list[Any]] | None = None
         while True:
-            under_way = set(running[0].texts) if running else set()
-            remaining = state.budget - len(state.history) - len(under_way)
             history = {text: measured.seconds for text, measured in state.history.items()}
-            history.update(dict.fromkeys(under_way))
-            proposals = (
-                [] if self._stopping() else propose(state.space, history, min(size, max(remaining, 0)), self._seed)
-            )
-            batch = self._prepare(state, proposals) if proposals else None
+            history.update(dict.fromkeys(running[0].texts if running else ()))
+            remaining = max(0, state.budget - len(history))
+            batch = self._prepare(state, propose(state.space, history, min(size, remaining), self._seed))
             if running is not None:
-                self._write(*self._finish(*running))
-                running = None
-            if batch is not None:
-                started = self._measurer.start(batch.built, state.kernel.function)
-                if self._measurer.is_remote:
-                    running = (batch, started)
-                else:
-                    self._write(*self._finish(batch, started))
-            elif running is None:
+                self._finish(*running)
+            if not batch.texts:
                 return
+            running = batch, self._measurer.start(batch.built, state.kernel.function)
+            if not self._measurer.is_remote:
+                self._finish(*running)
+                running = None
             self._tell("searching", state)
 
     def _duel(self, state: _State) -> None:
@@ -323,13 +310,12 @@ class Tuner:
         with self._target:
             return state.kernel.template.schedule(state.kernel.function, self._machine, choices)
 
-    def _finish(self, batch: _Batch, started: Sequence[object]) -> tuple[_Batch, list[Timing]]:
+    def _finish(self, batch: _Batch, started: Sequence[Any]) -> None:
+        """Wait for the measurements of a batch, and write them into the database."""
         try:
-            return batch, self._measurer.finish(started, batch.built, batch.state.kernel.function)
+            timings = self._measurer.finish(started, batch.built, batch.state.kernel.function)
         finally:
             self._measurer.discard(batch.built)
-
-    def _write(self, batch: _Batch, timings: Sequence[Timing]) -> None:
         state = batch.state
         for text, schedule, timing in zip(batch.texts, batch.schedules, timings, strict=True):
             rounds = timing.rounds
@@ -378,7 +364,3 @@ class Tuner:
                 seconds_left=seconds_left,
             )
         )
-
-    def _stopping(self) -> bool:
-        self.stopped = self.stopped or self._should_stop()
-        return self.stopped

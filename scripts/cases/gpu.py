@@ -1,4 +1,4 @@
-"""Benchmark networks on a GPU: their error, their speed beside torch and the device's peaks, and pipelines.
+"""Benchmark networks on a GPU: their error, their speed beside torch, pipelines, and kernels.
 
 ``--set target=llvm`` replaces the GPU's worker by a CPU worker, to test this case; the results say nothing about GPUs.
 """
@@ -27,15 +27,15 @@ from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.profiling.kernels import target_code
 
 OURS, TORCH = "tvm-split", "torch"
-WAYS = ("eager", "channels_last", "graphs", "compile")
-"""The ways to run a network with torch; ``graphs`` are CUDA graphs of the eager network."""
+WAYS = ("eager", "compile")
+"""The ways to run a network with torch."""
 NETWORKS = ("mobilenet_v2", "resnet50", "bert_base", "gpt2_small", "vit_b16", "vgg16")
 """The networks, those that compile fastest first."""
 PIPELINED = "resnet50"
 LARGEST_DIFFERENCE = {"float32": 1e-3, "float16": 1e-2}
 HOST, DEVICE, GPUS = "host", "device", ("gpu-0", "gpu-1")
 CPU = "llvm"
-LINK = {"bytes_per_second": 125e6, "latency_seconds": 0.001}
+LINK: Mapping[str, Any] = {"bytes_per_second": 125e6, "latency_seconds": 0.001}
 TIMEOUT_SECONDS = 120.0
 SIDE, COPIED_BYTES = 8192, 1 << 30
 """The width of the matrices and the size of the copies that measure the device's peaks."""
@@ -113,10 +113,7 @@ def by_torch(name: str, way: str, dtype: str, batch: int, device: str, **sizes: 
     kind = getattr(torch, dtype)
     module = module.to(device, kind)
     inputs = tuple(tensor.to(device) for tensor in batched(inputs, batch, kind))
-    if way == "channels_last":
-        module = module.to(memory_format=torch.channels_last)
-        inputs = tuple(tensor.to(memory_format=torch.channels_last) for tensor in inputs)
-    elif way == "compile":
+    if way == "compile":
         module = torch.compile(module)
 
     def run() -> None:
@@ -125,25 +122,7 @@ def by_torch(name: str, way: str, dtype: str, batch: int, device: str, **sizes: 
         if device == "cuda":
             torch.cuda.synchronize()
 
-    yield Prepared(timed(recorded(run, module, inputs) if way == "graphs" else run))
-
-
-def recorded(run: Callable[[], None], module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Callable[[], None]:
-    """Record the network as a CUDA graph, as torch's documentation does: after a warm-up on another stream."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.inference_mode(), torch.cuda.graph(graph):
-        module(*inputs)
-
-    def replay() -> None:
-        graph.replay()
-        torch.cuda.synchronize()
-
-    return replay
+    yield Prepared(timed(run))
 
 
 @contextmanager
@@ -156,7 +135,7 @@ def pipeline(
     model = tvm_split.load_model(module, inputs, name=PIPELINED)
     with ExitStack() as until_end:
         machines = until_end.enter_context(workers_of(names, target, threads))
-        links = [] if is_far else [tvm_split.Link(*names, transport=transport)]
+        links = [] if is_far else [tvm_split.Link(names[0], names[1], transport=transport)]
         for source, end in (machines, machines[::-1]) if is_far else ():
             relay = until_end.enter_context(Relay(str(end.address), **LINK))
             links.append(tvm_split.Link(source.name, end.name, **LINK, address=relay.address))
@@ -184,8 +163,12 @@ def pipeline(
         yield Prepared(measure, {"layers": {stage.machine: len(stage.layers) for stage in plan.stages}})
 
 
-def device_limits(device: str) -> Figures:
+def device_limits(device: str) -> tuple[float, float]:
     """Measure operations per second (multiplication and addition are two) and bytes per second, with torch."""
+    scale = 1 if device == "cuda" else 8
+    x = torch.randn(SIDE // scale, SIDE // scale, device=device)
+    source = torch.zeros(COPIED_BYTES // scale, dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
 
     def seconds(run: Callable[[], object]) -> float:
         def synchronized() -> None:
@@ -195,14 +178,10 @@ def device_limits(device: str) -> Figures:
 
         return median_seconds(synchronized, 7)
 
-    side = SIDE if device == "cuda" else SIDE // 8
-    figures = {}
-    for dtype in ("float32", "float16") if device == "cuda" else ("float32",):
-        x = torch.randn(side, side, device=device, dtype=getattr(torch, dtype))
-        figures[f"{dtype}_operations_per_second"] = 2.0 * side**3 / seconds(lambda x=x: torch.mm(x, x))
-    source = torch.zeros(COPIED_BYTES if device == "cuda" else COPIED_BYTES // 8, dtype=torch.uint8, device=device)
-    copy = torch.empty_like(source)
-    return {**figures, "bytes_per_second": 2.0 * source.numel() / seconds(lambda: copy.copy_(source))}
+    return (
+        2.0 * len(x) ** 3 / seconds(lambda: torch.mm(x, x)),
+        2.0 * source.numel() / seconds(lambda: copy.copy_(source)),
+    )
 
 
 @contextmanager
@@ -210,16 +189,17 @@ def kernels(name: str, target: str, threads: int, **sizes: int) -> Iterator[Prep
     """Measure every kernel of a network alone on the device, beside the measured roofline."""
     module, inputs = network(name, **sizes)
     model = tvm_split.load_model(module, inputs, name=name)
-    limits = device_limits("cpu" if target == CPU else "cuda")
-    peak, bandwidth = limits["float32_operations_per_second"], limits["bytes_per_second"]
+    peak, bandwidth = device_limits("cpu" if target == CPU else "cuda")
     blobs = BlobFolder.temporary()
     with workers_of([DEVICE], target, threads) as machines:
+        endpoint = machines[0].endpoint
+        assert endpoint is not None
         plan = tvm_split.plan(model, tvm_split.Cluster(machines), split={DEVICE: [model.layer_names[0]]})
         code = target_code(model, plan.machine(DEVICE).target, None)
         digests = [digest for digest in code.distinct if digest not in code.untimeable]
-        timed = tuple(map(code.timed, digests))
-        kernel_set = KernelSet(DEVICE, code.device, code.build(digests, blobs), timed, code.weight_bytes)
-        with RemoteKernels(machines[0].endpoint, TIMEOUT_SECONDS) as session:
+        timed = tuple(code.distinct[digest].timed for digest in digests)
+        kernel_set = KernelSet(DEVICE, code.device, code.build(frozenset(digests), blobs), timed, code.weight_bytes)
+        with RemoteKernels(endpoint, TIMEOUT_SECONDS) as session:
             session.load(kernel_set, blobs.path)
             times = dict(zip(digests, session.measure(TimingEffort(7, 0.5, 60.0)), strict=True))
     spent, ideal, failed = {}, {}, {}
@@ -250,12 +230,9 @@ def subjects(options: Options) -> Mapping[str, MakeSides]:
 
     def beside_torch(name: str, dtype: str, batch: int, setup: Setup) -> Sequence[Side]:
         computed = {"name": name, "dtype": dtype, "batch": batch}
-        ways = ("eager", *(("channels_last",) if name not in ("bert_base", "gpt2_small") else ()))
-        if device == "cuda":
-            ways += ("graphs", *(("compile",) if (dtype, batch) == ("float32", 1) else ()))
-        own_sides = [setup.side(OURS, on_device, **computed, **proven)]
+        ways = WAYS if (device, dtype, batch) == ("cuda", "float32", 1) else WAYS[:1]
         return [
-            *own_sides,
+            setup.side(OURS, on_device, **computed, **proven),
             *(setup.side(f"{TORCH}, {way}", by_torch, way=way, device=device, **computed, **sizes) for way in ways),
         ]
 
@@ -268,7 +245,6 @@ def subjects(options: Options) -> Mapping[str, MakeSides]:
         for batch in ((1,) if target == CPU else (1, 32))
         for name in NETWORKS
     }
-    make_sides["limits"] = lambda setup: [Side(TORCH, partial(device_limits, device))]
     make_sides[f"{PIPELINED} over two machines"] = partial(piped, (HOST, DEVICE), "auto", False)
     make_sides[f"{PIPELINED} over two machines, 1 Gbit/s and 1 ms"] = partial(piped, (HOST, DEVICE), "auto", True)
     for transport in ("auto",) if target == CPU else ("grpc", "shm", "nccl"):
@@ -279,7 +255,7 @@ def subjects(options: Options) -> Mapping[str, MakeSides]:
 
 
 CASE = Case(
-    doc="Networks on a GPU: differences from torch, speed beside torch and the device's limits, pipelines and kernels. "
+    doc="Networks on a GPU: differences from torch, speed beside torch, pipelines and kernels. "
     "--set target=llvm rehearses it on the CPU.",
     subjects=subjects,
     ratios=tuple(Ratio("seconds", OURS, f"{TORCH}, {way}") for way in WAYS),

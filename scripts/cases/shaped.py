@@ -26,7 +26,7 @@ from tests.helpers.shaped_network import shaped_workers
 from tests.helpers.smooth_network import CUT, smooth_network
 from tvm_split import Shard
 
-NAMES = tuple(HALVES)
+NAMES = (FIRST, SECOND) = tuple(HALVES)
 MEGABIT = 1e6
 ALLOWED_LOSS = 0.05
 CHOSEN, PLANNED = "chosen", "the plan for least latency"
@@ -44,7 +44,7 @@ SHARED = {
 def machines(bits_per_second: float, until_end: ExitStack, **link: Any) -> tvm_split.Cluster:
     cache = until_end.enter_context(ScratchFolder("shaped"))
     endpoints, _ = until_end.enter_context(shaped_workers(NAMES, bits_per_second, cache.path))
-    return cluster_of(endpoints, [tvm_split.Link(*NAMES, **link)] if link else [])
+    return cluster_of(endpoints, [tvm_split.Link(FIRST, SECOND, **link)] if link else [])
 
 
 def _period(deployment: tvm_split.Deployment, inputs: Sequence[Any]) -> Figures:
@@ -64,7 +64,7 @@ def codecs(allow_lossy: float, setup: Setup) -> Sequence[Side]:
     all_sides = []
     for codec in CODECS:
         if not CODECS[codec](route.tensor).unfit and (allow_lossy or not CODECS[codec].is_lossy):
-            program = replace(bundle.program, codecs=(RouteCodec(route.tensor.name, *NAMES, codec),))
+            program = replace(bundle.program, codecs=(RouteCodec(route.tensor.name, FIRST, SECOND, codec),))
             deployment = setup.until_end.enter_context(tvm_split.deploy(replace(bundle, program=program), cluster))
             is_chosen = codec == (between[0] if between else NONE)
             all_sides.append(

@@ -1,37 +1,27 @@
 """Benchmark the throughput of networks over two workers of one core each, beside other ways to use two cores.
 
 A pipeline is at most as fast as its slowest stage. For comparison: two workers that each compute the whole network, one
-of them alone, onnxruntime on both cores, and for ResNet-50 torch.distributed.pipelining.
+of them alone, and onnxruntime on both cores.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-import torch
-from torch import distributed, nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
 import tvm_split
 from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared, measure_together
-from scripts.sides import RUNS, by_onnxruntime, in_process, network
-from scripts.streaming import arrivals, rate
+from scripts.sides import RUNS, arrivals, by_onnxruntime, in_process, network, rate
 
 PIPELINE, ALONE, EACH_WHOLE = "pipeline of two workers", "one worker", "two workers, each the whole"
 ONE_RUN, IN_PROCESS = "one input, one worker", "one input, in process"
 ONE_SESSION, TWO_SESSIONS = "onnxruntime, one session of two threads", "onnxruntime, two sessions of one thread"
-TORCH_WHOLE = "torch, two processes, each the whole"
-TORCH_STEPS = (4, 8, 16, 32)
 NETWORKS = ("resnet50", "vgg16", "mobilenet_v2", "bert_base")
-WITH_TORCH = "resnet50"
 
 
 def streamed(deployment: tvm_split.Deployment, inputs: Sequence[Any], seconds: float) -> Figures:
@@ -73,89 +63,6 @@ def workers(name: str, split: Mapping[str, Sequence[str]] | None = None) -> Iter
         yield Prepared(measure, {"split": {stage.machine: stage.layers for stage in plan.stages}})
 
 
-class Sendable(nn.Module):
-    """A part whose result is contiguous in the default layout, as gloo requires for sending."""
-
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part = part
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.part(x)
-        return result.contiguous()
-
-
-def pieces_of(resnet: Any) -> list[nn.Module]:
-    """Return a ResNet as consecutive pieces: its stem, every block, and its head."""
-    stem = nn.Sequential(resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool)
-    head = nn.Sequential(resnet.avgpool, nn.Flatten(1), resnet.fc)
-    return [stem, *(block for index in range(4) for block in getattr(resnet, f"layer{index + 1}")), head]
-
-
-def even_cut(pieces: Sequence[nn.Module], x: torch.Tensor) -> int:
-    """Return the first rank's number of pieces that makes the slower of both ranks as fast as possible."""
-    seconds = []
-    for piece in pieces:
-        seconds.append(median_seconds(partial(piece, x), RUNS))
-        x = piece(x)
-    return min(range(1, len(pieces)), key=lambda cut: max(sum(seconds[:cut]), sum(seconds[cut:])))
-
-
-@contextmanager
-def torch_rank(rank: int, address: str, core: int) -> Iterator[Prepared]:
-    """Run one of two ranks of torch's pipeline on gloo, in inference mode; rank 0 chooses the cut."""
-    os.sched_setaffinity(0, {core})
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=2)
-    module, (x,) = network(WITH_TORCH)
-    pieces = pieces_of(module.to(memory_format=torch.channels_last))
-    with torch.inference_mode():
-        cut = torch.tensor([even_cut(pieces, x) if rank == 0 else 0])
-        distributed.broadcast(cut, 0)
-        whole, own_pieces = nn.Sequential(*pieces), pieces[: int(cut)] if rank == 0 else pieces[int(cut) :]
-        part, schedules = Sendable(nn.Sequential(*own_pieces)), {}
-
-        def measure(micro_batches: int, seconds: float) -> Figures:
-            """Run steps for ``seconds``; with 0 micro-batches, each rank computes the whole network alone."""
-            if micro_batches and micro_batches not in schedules:
-                stage = PipelineStage(part, rank, 2, torch.device("cpu"))
-                schedules[micro_batches] = ScheduleGPipe(stage, micro_batches)
-            images = x.repeat(max(1, micro_batches), 1, 1, 1)
-            arguments = (images,) if rank == 0 or not micro_batches else ()
-            step = partial(schedules[micro_batches].eval if micro_batches else whole, *arguments)
-            count = torch.tensor([max(1, round(seconds / median_seconds(step, 1)))])
-            distributed.broadcast(count, 0)  # both ranks run the same number of steps
-            start = time.perf_counter()
-            for _ in range(int(count)):
-                step()
-            distributed.barrier()
-            per_second = int(count) * max(1, micro_batches) / (time.perf_counter() - start)
-            return {"per_second": per_second if rank or not micro_batches else 0.0}
-
-        yield Prepared(measure)
-    distributed.destroy_process_group()
-
-
-def torch_sides(setup: Setup, cores: Sequence[int], seconds: float) -> Sequence[Side]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = "{}:{}".format(*listener.getsockname())
-    ranks = [
-        setup.begin(torch_rank, environment={"OMP_NUM_THREADS": "1"}, rank=rank, address=address, core=core)
-        for rank, core in enumerate(cores)
-    ]
-    for rank in ranks:
-        rank.ready()
-    steps = {TORCH_WHOLE: 0, **{torch_side(count): count for count in TORCH_STEPS}}
-    return [
-        Side(name, partial(measure_together, ranks, micro_batches=count, seconds=seconds))
-        for name, count in steps.items()
-    ]
-
-
-def torch_side(micro_batches: int) -> str:
-    return f"torch pipeline, {micro_batches} micro-batches per step"
-
-
 def sides(name: str, setup: Setup) -> Sequence[Side]:
     cores, seconds = sorted(os.sched_getaffinity(0))[:2], float(setup.options.values.get("seconds", 3.0))
     all_sides: list[Side] = []
@@ -175,7 +82,7 @@ def sides(name: str, setup: Setup) -> Sequence[Side]:
     for session in sessions:
         session.ready()
     all_sides.append(Side(TWO_SESSIONS, partial(measure_together, sessions, seconds=seconds)))
-    return [*all_sides, *(torch_sides(setup, cores, seconds) if name == WITH_TORCH else ())]
+    return all_sides
 
 
 def subjects(options: Options) -> Mapping[str, MakeSides]:
@@ -188,8 +95,6 @@ CASE = Case(
     subjects=subjects,
     ratios=(
         *(Ratio("per_second", PIPELINE, baseline) for baseline in (ALONE, EACH_WHOLE, ONE_SESSION, TWO_SESSIONS)),
-        *(Ratio("per_second", PIPELINE, torch_side(count)) for count in TORCH_STEPS),
-        *(Ratio("per_second", torch_side(count), TORCH_WHOLE) for count in TORCH_STEPS),
         Ratio("seconds", ONE_RUN, IN_PROCESS),
     ),
 )

@@ -32,7 +32,7 @@ RUN = [*podman(FOLDER), "run", "--rm", "--network=host", "--cgroups=disabled", "
 
 
 def is_serving(port: int) -> bool:
-    """As grpc_health_probe asks."""
+    """Whether the worker is healthy, asked as grpc_health_probe asks."""
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
@@ -43,15 +43,15 @@ def is_serving(port: int) -> bool:
 
 @contextmanager
 def started(name: str, service: dict[str, Any], token: Path) -> Iterator[int]:
-    """A service of compose's file, with its options, on ports of this test; where it listens. It ends by TERM."""
+    """Run a service of compose's file, with its options, on ports of this test; yield its port. End it by TERM."""
     port, health = free_port(), free_port()
     places = {"0.0.0.0:7001": f"127.0.0.1:{port}", "127.0.0.1:7002": f"127.0.0.1:{health}"}
-    given = [re.sub("|".join(places), lambda match: places[match[0]], each) for each in service["command"]]
-    options = ["--read-only", *(f"--cap-drop={each}" for each in service["cap_drop"])]
-    options += [f"--security-opt={each.replace(':true', '')}" for each in service["security_opt"]]
-    options += [f"--tmpfs={each}" for each in service["tmpfs"]]
+    arguments = [re.sub("|".join(places), lambda match: places[match[0]], word) for word in service["command"]]
+    options = ["--read-only", *(f"--cap-drop={capability}" for capability in service["cap_drop"])]
+    options += [f"--security-opt={rule.replace(':true', '')}" for rule in service["security_opt"]]
+    options += [f"--tmpfs={folder}" for folder in service["tmpfs"]]
     options += [f"--volume={token}:/run/secrets/token:ro"]
-    command = [*RUN, f"--name={name}-{os.getpid()}", *options, IMAGE, *given]
+    command = [*RUN, f"--name={name}-{os.getpid()}", *options, IMAGE, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_while_running(process, lambda: is_serving(health))
@@ -80,7 +80,9 @@ def test_workers_of_compose_answer_and_compute(tmp_path: Path) -> None:
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3)).eval()
     x = torch.randn(1, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     with ExitStack() as stack:
-        ports = {name: stack.enter_context(started(name, each, token)) for name, each in COMPOSE["services"].items()}
+        ports = {
+            name: stack.enter_context(started(name, service, token)) for name, service in COMPOSE["services"].items()
+        }
         listed = [{"name": name, "address": f"127.0.0.1:{port}", "token_file": "token"} for name, port in ports.items()]
         (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"machines": listed}))
         cluster = tvm_split.Cluster.from_yaml(tmp_path / "cluster.yaml")
@@ -91,12 +93,12 @@ def test_workers_of_compose_answer_and_compute(tmp_path: Path) -> None:
         split = {"worker-a": ["0"], "worker-b": ["2"]}
         with tvm_split.compile_and_deploy(network, (x,), cluster, split) as deployment:
             assert {stage.machine for stage in deployment.stages} == set(split)
-            (found,) = deployment.run(x)
-        np.testing.assert_allclose(found, network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+            (output,) = deployment.run(x)
+        np.testing.assert_allclose(output, network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_worker_without_its_token_says_so() -> None:
-    given = ["--listen=127.0.0.1:0", "--token-file=/run/secrets/token", "--insecure"]
-    done = subprocess.run([*RUN, IMAGE, *given], capture_output=True, text=True, timeout=120)
+    arguments = ["--listen=127.0.0.1:0", "--token-file=/run/secrets/token", "--insecure"]
+    done = subprocess.run([*RUN, IMAGE, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert "cannot read the token file /run/secrets/token" in done.stderr

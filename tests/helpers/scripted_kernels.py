@@ -37,7 +37,7 @@ class Noise:
 
 
 class ScriptedKernels:
-    """A `KernelSession` for one machine."""
+    """A session that times the kernels of one machine."""
 
     def __init__(
         self, machine: str, noise: Noise, seconds_of: Callable[[TimedKernel], float] = undisturbed_seconds

@@ -14,6 +14,7 @@ from torch import nn
 import tvm_split
 from rpc_runtime.client.local_workers import LocalWorkers
 from tests.helpers.relay import Relay
+from tests.models.torch_graphs import Skip
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 
@@ -61,46 +62,20 @@ def check(network: nn.Module, inputs: Sequence[torch.Tensor], bundle: tvm_split.
         assert all(stage.micro_batches == MICRO_BATCHES for stage in deployment.stats().stages)
 
 
-class Join(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(32, 32)
-
-    def forward(self, y: torch.Tensor, skipping: torch.Tensor) -> torch.Tensor:
-        return self.linear(y + skipping)
-
-
-class Around(nn.Module):
-    """A network whose last layer needs the output of the first one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.inner, self.last = nn.Linear(32, 32), nn.Linear(32, 32), Join()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.first(x)
-        return self.last(self.inner(y), y)
-
-
-def vectors() -> list[torch.Tensor]:
+def images() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(1, 32, generator=generator) for _ in range(7)]
+    return [torch.randn(1, 3, 16, 16, generator=generator) for _ in range(7)]
 
 
 def test_what_skips_a_far_machine(workers: LocalWorkers, far: dict[str, str]) -> None:
     torch.manual_seed(0)
-    network, inputs = Around().eval(), vectors()
+    network, inputs = Skip().eval(), images()
     cluster = far_cluster(workers, far, (A, C))
     model = tvm_split.load_model(network, (inputs[0],))
-    split = {A: ["first"], B: ["inner"], C: ["last"]}
+    split = {A: ["first"], B: ["middle"], C: ["add"]}
     bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=split))
     assert [(handover.source, handover.destination) for handover in bundle.program.handovers].count((A, C)) == 1
     check(network, inputs, bundle, cluster)
-
-
-def images() -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(1, 3, 16, 16, generator=generator) for _ in range(7)]
 
 
 def test_machines_that_wait_for_each_others_halos(workers: LocalWorkers, far: dict[str, str]) -> None:

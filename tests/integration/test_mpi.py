@@ -22,13 +22,11 @@ from torch import nn
 
 import tvm_split
 from rpc_runtime.errors import WorkerError, WorkerUnavailableError
-from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TOKEN_VARIABLE
 from tests.helpers.rpc_runtime.mpi_ranks import MPIEXEC
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import eventually
-from tests.models.torch_models import published_models
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import TvmSplitError
 
@@ -122,30 +120,6 @@ def test_outputs_are_those_of_torch(ranks: int, tmp_path: Path) -> None:
         np.testing.assert_allclose(output, expected(torch.from_numpy(value)).detach().numpy(), rtol=1e-4, atol=1e-5)
     assert not any(map(psutil.pid_exists, processes.values()))
     assert segments() == before
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_a_network_in_its_published_size(ranks: int, tmp_path: Path) -> None:
-    build, examples = published_models()["resnet50"]
-    resnet, names = build(), NAMES[:ranks]
-    model = tvm_split.load_model(resnet, examples)
-    layers = ("conv1", "layer2", "layer4")[:ranks]
-    with mpi_workers(names, tmp_path) as (endpoints, _):
-        cluster = joined_by_mpi(endpoints)
-        planned = tvm_split.plan(
-            model, cluster, split={name: [layer] for name, layer in zip(names, layers, strict=True)}
-        )
-        generator = torch.Generator().manual_seed(1)
-        images = [torch.randn(examples[0].shape, generator=generator) for _ in range(12)]
-        with tvm_split.deploy(tvm_split.compile(model, planned), cluster) as deployment:
-            outputs = list(deployment.stream((image,) for image in images))
-            between = [link for link in deployment.stats().links if CLIENT not in (link.source, link.destination)]
-    assert {link.transport for link in between} == {"mpi"}
-    for image, (output,) in zip(images, outputs, strict=True):
-        with torch.no_grad():
-            expected = resnet(image).numpy()
-        assert np.abs(output - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 @pytest.mark.slow

@@ -99,3 +99,16 @@ def test_a_network_of_torch_in_python(lab: Path) -> None:
 )
 def test_commands(lab: Path, arguments: str, own_words: str) -> None:
     assert errors_of(lab, COMMAND, *arguments.split()) == own_words
+
+
+EXAMPLES = {"images_to_npz.py": ("photos", "inputs.npz", "--batch", "2")}
+"""The arguments with which each file of ``examples`` is run."""
+
+
+@pytest.mark.parametrize("name", [path.name for path in (ROOT / "examples").glob("*.py")])
+def test_examples(lab: Path, name: str) -> None:
+    image = pytest.importorskip("PIL.Image")
+    (lab / "photos").mkdir(exist_ok=True)
+    for number in range(3):
+        image.new("RGB", (30, 40 + number)).save(lab / "photos" / f"{number}.png")
+    assert errors_of(lab, (ROOT / "examples" / name).read_text(), *EXAMPLES[name]) == ""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,11 +15,9 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.launchers.local import Local
-from tvm_split.planner.fewest_machines import one_machine_advice
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import replan
-from tvm_split.planning_problem import build_planning_problem
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 IMAGE = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -92,21 +88,6 @@ def test_attention_is_shared_where_that_is_faster() -> None:
     assert tvm_split.compile(model, plan).verified == "yes"
 
 
-def test_a_slow_link_leaves_layers_whole_and_the_plan_says_so(convolutions: tvm_split.Model) -> None:
-    machines = (Machine(A), Machine(B))
-    slow = tvm_split.plan(convolutions, linked(machines, 1e8, 0.003), objective="latency", estimate=True)
-    assert not shared(slow)
-    assert slow.prediction is not None
-    why = slow.prediction.why_no_more_machines
-    assert "no split inside layers pays: one machine" in why
-    assert "best split inside layers" in why
-    assert "no split is faster than one machine alone" in (one_machine_advice(slow, 2) or "")
-    far = tvm_split.plan(convolutions, linked(machines, 1e9, 1.0), objective="latency", estimate=True)
-    assert far.prediction is not None
-    assert "no split inside layers can pay" in far.prediction.why_no_more_machines
-    assert far.prediction.gap == 0
-
-
 def test_shares_are_by_speed_and_more_machines_share_more(convolutions: tvm_split.Model) -> None:
     unequal = linked((Machine(A, threads=1), Machine(B, threads=3)), 1e12, 0.0)
     plan = tvm_split.plan(convolutions, unequal, objective="latency", estimate=True)
@@ -171,48 +152,3 @@ def test_what_fits_on_no_machine_runs_on_three(three_workers: tvm_split.Cluster)
     alone = tvm_split.plan(model, small, split={A: ["0"]})
     with pytest.raises(tvm_split.ClusterError, match=r"'machine-a' needs 0.004 GB .* but has 0.002 GB; move layers"):
         tvm_split.deploy(tvm_split.compile(model, alone, verify=False), small)
-
-
-def test_shards_by_hand_are_predicted_where_that_is_asked_for(convolutions: tvm_split.Model, tmp_path: Path) -> None:
-    cluster = Cluster.in_process(machines=2, threads=1)
-    shards = [tvm_split.Shard("0", "7", "rows", {A: 0.5, B: 0.5})]
-    assert tvm_split.plan(convolutions, cluster, shards=shards).prediction is None
-    plan = tvm_split.plan(convolutions, cluster, shards=shards, predict=True)
-    assert plan.prediction is not None
-    assert {machine.estimated_share for machine in plan.prediction.machines} == {1.0}
-    assert {(link.source, link.destination) for link in plan.prediction.links} >= {
-        ("client", A),
-        ("client", B),
-        (B, A),
-    }
-    plan.save(tmp_path / "plan.json")
-    assert tvm_split.Plan.load(tmp_path / "plan.json") == plan
-    content = json.loads((tmp_path / "plan.json").read_text())
-    content["stages"][0]["shares"] = [0.5001, 0.4999]
-    assert tvm_split.Plan.from_dict(content).prediction is None
-    profile = build_planning_problem(convolutions, cluster, PlanRequest()).profile
-    by_profile = tvm_split.plan(convolutions, cluster, shards=shards, profile=profile)
-    assert by_profile.prediction == plan.prediction
-    wrong = [dataclasses.replace(shards[0], axis="heads")]
-    with pytest.raises(tvm_split.PlanError, match="stage_0 on machine-a, machine-b cannot be shared"):
-        tvm_split.plan(convolutions, cluster, shards=wrong, predict=True)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::tvm_split.errors.OneMachineWarning")
-def test_what_workers_share_for_latency_is_measured(
-    convolutions: tvm_split.Model, three_workers: tvm_split.Cluster
-) -> None:
-    """The test does not depend on whether it pays: the plan names what was compared, and the results are correct."""
-    plan = tvm_split.plan(convolutions, three_workers, objective="latency")
-    assert plan.prediction is not None
-    explanation = f"{plan.prediction.method} {plan.prediction.why_no_more_machines}"
-    assert (
-        "splits inside layers considered, the best few timed in their own shapes" in explanation
-        or "split inside" in explanation
-    )
-    assert {machine.estimated_share for machine in plan.prediction.machines} == {0.0}
-    bundle = tvm_split.compile(convolutions, plan)
-    with tvm_split.deploy(bundle, three_workers) as deployment, torch.no_grad():
-        (y,) = deployment.run(IMAGE)
-        np.testing.assert_allclose(y, wide_convolutions()(IMAGE).numpy(), rtol=1e-4, atol=1e-5)

@@ -39,30 +39,39 @@ def content(program: Program) -> tuple[list[tuple[str, str]], set[tuple[object, 
 
 
 @pytest.mark.parametrize(
-    "shards",
+    ("network", "split", "shards"),
     [
-        [tvm_split.Shard("features.0", "features.7", "rows", {A: 0.5, B: 0.3, C: 0.2}, "each")],
-        [
-            tvm_split.Shard("features.0", "features.2", "rows", {A: 0.5, B: 0.5}, "each"),
-            tvm_split.Shard("features.3", "features.7", "channels", {A: 0.5, B: 0.5}, "each"),
-        ],
+        (
+            "image_network",
+            None,
+            [tvm_split.Shard("features.0", "features.7", "rows", {A: 0.5, B: 0.3, C: 0.2}, "each")],
+        ),
+        (
+            "image_network",
+            None,
+            [
+                tvm_split.Shard("features.0", "features.2", "rows", {A: 0.5, B: 0.5}, "each"),
+                tvm_split.Shard("features.3", "features.7", "channels", {A: 0.5, B: 0.5}, "each"),
+            ],
+        ),
+        (
+            "attention_network",
+            {A: ["word_embeddings"], C: ["pooler"]},
+            [tvm_split.Shard("layers", "layers", "heads", {B: 0.5, C: 0.5})],
+        ),
     ],
+    ids=["rows", "rows and channels", "heads"],
 )
 def test_the_simulated_program_is_the_one_that_is_compiled(
-    image_network: tvm_split.Model, three_workers: tvm_split.Cluster, shards: Sequence[tvm_split.Shard]
+    network: str,
+    split: dict[str, list[str]] | None,
+    shards: Sequence[tvm_split.Shard],
+    three_workers: tvm_split.Cluster,
+    request: pytest.FixtureRequest,
 ) -> None:
-    plan = tvm_split.plan(image_network, three_workers, shards=shards, predict=True, estimate=True)
-    compiled = tvm_split.compile(image_network, plan, verify=False).program
-    assert content(scenario_of_plan(plan).program) == content(compiled)
-
-
-def test_heads_are_simulated_as_they_are_compiled(
-    attention_network: tvm_split.Model, three_workers: tvm_split.Cluster
-) -> None:
-    shard = tvm_split.Shard("layers", "layers", "heads", {B: 0.5, C: 0.5})
-    split = {A: ["word_embeddings"], C: ["pooler"]}
-    plan = tvm_split.plan(attention_network, three_workers, shards=[shard], split=split, predict=True, estimate=True)
-    compiled = tvm_split.compile(attention_network, plan, verify=False).program
+    model = request.getfixturevalue(network)
+    plan = tvm_split.plan(model, three_workers, shards=shards, split=split, predict=True, estimate=True)
+    compiled = tvm_split.compile(model, plan, verify=False).program
     assert content(scenario_of_plan(plan).program) == content(compiled)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tvm_split
-from schedules.tuning import DatabaseWriter, Effort, TuningDatabase
+from schedules.tuning import DatabaseWriter, Effort
 from schedules.tuning.record_file import RECORDS
 from tests.helpers.rpc_lab import KEY, RpcLab
 from tests.helpers.schedules.schedule_harness import normal
@@ -72,7 +72,6 @@ def test_tracker_with_two_servers_one_of_which_is_killed(model, plan, tmp_path):
         )  # fmt: skip
     assert devices[0] == 2
     assert report.trials == 18
-    assert not report.stopped
     assert all(kernel.default_seconds is not None for kernel in report.kernels)
     assert sum(kernel.failures for kernel in report.kernels) <= 1
     shares = sum(kernel.share for kernel in report.kernels)
@@ -83,21 +82,24 @@ def test_tracker_with_two_servers_one_of_which_is_killed(model, plan, tmp_path):
 @pytest.mark.long
 def test_stop_and_resume_with_one_server(model, plan, tmp_path):
     folder = tmp_path / "tuned"
+
+    def stop_early(progress):
+        if progress.doing == "searching":
+            raise KeyboardInterrupt
+
     with RpcLab(tmp_path, servers=1) as lab:
 
-        def run(trials, stop_after):
+        def run(on_progress):
             return tvm_split.tune(
-                model, plan, database=folder, trials=trials, tracker=lab.address, key=KEY, effort=QUICK,
-                should_stop=lambda: (folder / "trials" / RECORDS).exists() and len(tried(folder)) >= stop_after,
+                model, plan, database=folder, trials=30, tracker=lab.address, key=KEY, effort=QUICK,
+                on_progress=on_progress,
             )  # fmt: skip
 
-        first = run(12, stop_after=4)
-        assert first.stopped
-        assert 4 <= first.trials < 12
-        second = run(12, stop_after=1000)
-    assert second.trials == 12
-    assert not second.stopped
-    assert len(tried(folder)) == len(set(tried(folder))) == 12
+        with pytest.raises(KeyboardInterrupt):
+            run(stop_early)
+        assert 3 <= len(tried(folder)) < 30
+        assert run(None).trials == 30
+    assert len(tried(folder)) == len(set(tried(folder))) == 30
 
 
 @pytest.mark.slow
@@ -138,20 +140,6 @@ def decide_otherwise(kernel, target):
     space = kernel.template.space(kernel.function, traits_of(target))
     choices = next(candidate for candidate in space.all_choices() if candidate != space.default)
     return text_of(choices), kernel.template.schedule(kernel.function, traits_of(target), choices)
-
-
-@pytest.mark.slow
-def test_tuned_here_is_never_slower_than_the_default_was_measured(model, plan, tmp_path):
-    report = tvm_split.tune(model, plan, database=tmp_path, trials=8, effort=QUICK)
-    assert report.trials == 8
-    assert all(kernel.tuned_seconds <= kernel.default_seconds for kernel in report.kernels)
-    database = TuningDatabase(tmp_path)
-    target = tvm_target(plan.machines[0].target)
-    kept_kernels = {kernel.name for kernel in report.kernels if kernel.kept}
-    for kernel in kernels_to_tune(model, plan, [machine.name for machine in plan.machines], plan.machines[0].target)[0]:
-        decision = database.decision(kernel.function, target)
-        is_default = decision is None or database.kernel(kernel.function, target) is None
-        assert (kernel.name in kept_kernels) <= (not is_default)
 
 
 @pytest.mark.slow

@@ -30,17 +30,16 @@ def blob_bytes(stages: tuple[StageSpec, ...]) -> int:
     return sum({blob.sha256: blob.size_bytes for stage in stages for blob in stage.blobs}.values())
 
 
-def test_each_blob_is_sent_once(bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster) -> None:
+def test_each_blob_is_sent_once_and_each_worker_says_what_it_holds(
+    bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster
+) -> None:
     with tvm_split.deploy(bundle, three_workers) as first:
-        assert first.stats().blob_bytes_sent == blob_bytes(bundle.program.stages)
+        statistics = first.stats()
+    assert statistics.blob_bytes_sent == blob_bytes(bundle.program.stages)
+    held = {"machine-a": 4 * (256 * 64 + 64), "machine-b": 4 * (64 * 4096 + 4096 + 4096 * 4096 + 4096)}
+    assert statistics.weight_bytes == held
     with tvm_split.deploy(bundle, three_workers) as second:
         assert second.stats().blob_bytes_sent == 0
-
-
-def test_each_worker_says_what_it_holds(bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster) -> None:
-    with tvm_split.deploy(bundle, three_workers) as deployment:
-        held = deployment.stats().weight_bytes
-    assert held == {"machine-a": 4 * (256 * 64 + 64), "machine-b": 4 * (64 * 4096 + 4096 + 4096 * 4096 + 4096)}
 
 
 def test_equal_weights_of_a_machine_s_stages_are_held_once(three_workers: tvm_split.Cluster) -> None:

@@ -46,8 +46,3 @@ class UNet(nn.Module):
 
 def unet(width: int = 4, depth: int = 2, classes: int = 4, seed: int = 0) -> nn.Module:
     return conditioned(lambda: UNet(width, depth, classes), seed)
-
-
-def published_unet(seed: int = 0) -> nn.Module:
-    """Input float32[batch, 3, height, width], both multiples of 16."""
-    return unet(64, 4, 4, seed)

@@ -62,17 +62,12 @@ def test_disabled_instruction_sets_that_there_are_not_are_refused(names: str) ->
 
 
 ROOT = "sys/fs/cgroup"
-VERSION_2 = f"30 23 0:26 / /{ROOT} rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
-VERSION_1 = (
-    f"31 25 0:27 / /{ROOT}/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
-    f"32 25 0:28 / /{ROOT}/memory rw - cgroup cgroup rw,memory"
-)
 NO_LIMIT_1 = "9223372036854771712"
 Files = dict[str, str]
 
 
-def root_with(folder: Path, groups: str, mounts: str, files: Files) -> Path:
-    for name, text in {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts, **files}.items():
+def root_with(folder: Path, groups: str, files: Files) -> Path:
+    for name, text in {"proc/self/cgroup": groups, **files}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n")
@@ -90,33 +85,28 @@ NESTED = {
     f"{ROOT}/user.slice/job/cpu.max": "400000 100000",
     f"{ROOT}/user.slice/other/cpu.max": "10000 100000",
 }
-IN_CONTAINER = VERSION_1.replace("0:27 / ", "0:27 /docker/abc ")
-ELSEWHERE = VERSION_2.replace(f"/{ROOT}", "/mnt/control\\040groups")
-BOTH = f"{VERSION_1}\n33 25 0:29 / /{ROOT}/unified rw - cgroup2 cgroup2 rw"
 
 
 @pytest.mark.parametrize(
-    ("groups", "mounts", "files", "expected"),
+    ("groups", "files", "expected"),
     [
-        pytest.param("0::/", VERSION_2, {f"{ROOT}/cpu.max": "200000 100000"}, 2.0, id="a container"),
-        pytest.param("0::/", VERSION_2, {f"{ROOT}/cpu.max": "max 100000"}, None, id="no limit"),
-        pytest.param("0::/user.slice/job", VERSION_2, NESTED, 1.5, id="parent and sibling have smaller quotas"),
+        pytest.param("0::/", {f"{ROOT}/cpu.max": "200000 100000"}, 2.0, id="a container"),
+        pytest.param("0::/", {f"{ROOT}/cpu.max": "max 100000"}, None, id="no limit"),
+        pytest.param("0::/user.slice/job", NESTED, 1.5, id="parent and sibling have smaller quotas"),
         pytest.param(
             "4:cpu,cpuacct:/docker/abc\n5:memory:/docker/abc",
-            VERSION_1,
             version_1("/docker/abc", "300000") | version_1("", "-1"),
             3.0,
             id="version 1",
         ),
-        pytest.param("4:cpu,cpuacct:/docker/abc", IN_CONTAINER, version_1("", "250000"), 2.5, id="its host's path"),
-        pytest.param("4:cpu:/\n0::/", BOTH, version_1("", "-1"), None, id="both versions"),
-        pytest.param("0::/", ELSEWHERE, {"mnt/control groups/cpu.max": "100000 50000"}, 2.0, id="mounted elsewhere"),
-        pytest.param("", "", {}, None, id="no control groups"),
-        pytest.param("0::/", VERSION_2, {f"{ROOT}/cpu.max": "nonsense"}, None, id="nonsense"),
+        pytest.param("4:cpu,cpuacct:/docker/abc", version_1("", "250000"), 2.5, id="its host's path"),
+        pytest.param("4:cpu,cpuacct:/\n0::/", version_1("", "-1"), None, id="both versions"),
+        pytest.param("", {}, None, id="no control groups"),
+        pytest.param("0::/", {f"{ROOT}/cpu.max": "nonsense"}, None, id="nonsense"),
     ],
 )
-def test_core_quotas(tmp_path: Path, groups: str, mounts: str, files: Files, expected: float | None) -> None:
-    quota = core_quota(root_with(tmp_path, groups, mounts, files))
+def test_core_quotas(tmp_path: Path, groups: str, files: Files, expected: float | None) -> None:
+    quota = core_quota(root_with(tmp_path, groups, files))
     assert (quota and quota.cores) == expected
 
 
@@ -127,7 +117,7 @@ def test_memory_limits(tmp_path: Path) -> None:
         f"{ROOT}/a/memory.current": "3000",
         f"{ROOT}/a/memory.stat": "anon 1000\ninactive_file 1500\nactive_file 500",
     }
-    assert memory_limits(root_with(tmp_path / "2", "0::/a/b", VERSION_2, files)) == [MemoryLimit(4000, 1500)]
+    assert memory_limits(root_with(tmp_path / "2", "0::/a/b", files)) == [MemoryLimit(4000, 1500)]
     files = {
         f"{ROOT}/memory/docker/abc/memory.limit_in_bytes": "8000",
         f"{ROOT}/memory/docker/abc/memory.usage_in_bytes": "5000",
@@ -135,7 +125,7 @@ def test_memory_limits(tmp_path: Path) -> None:
         f"{ROOT}/memory/memory.limit_in_bytes": NO_LIMIT_1,
         f"{ROOT}/memory/memory.usage_in_bytes": "100",
     }
-    limits = memory_limits(root_with(tmp_path / "1", "5:memory:/docker/abc", VERSION_1, files))
+    limits = memory_limits(root_with(tmp_path / "1", "5:memory:/docker/abc", files))
     assert limits == [MemoryLimit(8000, 3000), MemoryLimit(int(NO_LIMIT_1), 100)]
 
 

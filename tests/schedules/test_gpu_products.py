@@ -87,7 +87,7 @@ def test_products_whose_sums_are_in_slices(rows, depth, columns, dtype):
     left, right = normal(0, rows, depth), normal(1, depth, columns)
     actual, chosen = evaluate(product(dtype), [left, right])
     assert_close(actual, exact_product(left, right), {"float32": 1e-4, **HALVES}[dtype])
-    assert chosen <= {"few_rows", "matmul", "tensor_core", "elementwise"}
+    assert chosen <= {"matmul", "tensor_core", "elementwise"}
 
 
 def any_convolution(axes, transposed, half, inputs, weight, attributes):
@@ -135,7 +135,7 @@ def test_convolutions_over_any_axes(
     graph, exact = any_convolution(axes, transposed, None, x, weight, attributes)
     actual, chosen = evaluate(graph, [x])
     assert_close(actual, exact)
-    assert chosen <= {"conv2d", "few_rows", "depthwise_conv2d"}
+    assert chosen <= {"conv2d", "depthwise_conv2d"}
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_grouped_convolution(inputs, outputs, groups):
     attributes = {"padding": (1, 1), "groups": groups}
     actual, chosen = evaluate(convolution(weight, bias, **attributes), [x])
     assert_close(actual, expected(x, weight, bias, **attributes))
-    assert chosen <= {"conv2d", "few_rows"}
+    assert chosen <= {"conv2d"}
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.helpers.scripted_kernels import Noise, ScriptedKernels
-from tvm_split.profiling import cluster_timing, link_model, link_probing
+from tvm_split.profiling import kernel_timing, link_model, link_probing
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def busy_machine() -> Iterator[None]:
     """Give kernels the times of `ScriptedKernels` and accept any times of links: the test machine may be busy."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            cluster_timing,
+            kernel_timing,
             "open_session",
             lambda cluster, timeout_seconds, machine: ScriptedKernels(machine.name, Noise()),
         )

@@ -13,7 +13,7 @@ import pytest
 
 import tvm_split
 from rpc_runtime.program.measurements import COMPUTE, TraceEvent
-from rpc_runtime.program.outputs import Outputs
+from rpc_runtime.program.runner import Outputs
 from tests.helpers.full_disk import full_disk
 from tests.models.small_onnx_model import small_model
 from tvm_split.cli.inputs import save_outputs

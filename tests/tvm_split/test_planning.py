@@ -140,15 +140,6 @@ def test_limits_and_counts(wide):
     assert going_round.prediction is None
 
 
-def test_replicas(wide):
-    machines = tuple(Machine(name) for name in (A, B, "machine-c"))
-    cluster = tvm_split.Cluster(machines, shared_cores=enough(A, B, "machine-c"), launcher=Local())
-    plan = tvm_split.plan(wide, cluster, estimate=True, replicas=True, stages=1)
-    assert plan.stages[0].machines == (A, B, "machine-c")
-    assert {machine.machine for machine in plan.prediction.machines} == {A, B, "machine-c"}
-    assert plan.prediction.period_seconds < plan.prediction.baselines[-1].period_seconds
-
-
 def test_memory_of_the_cluster(wide):
     tight = tuple(Machine(name, memory_bytes=4_000_000) for name in (A, B))
     plan = tvm_split.plan(wide, tvm_split.Cluster(tight, launcher=Local()), objective="latency", estimate=True)

@@ -72,3 +72,4 @@ def test_short_in_a_console_and_a_table_elsewhere(objects: dict[str, Any], name:
 def test_fields_with_their_defaults_are_left_out() -> None:
     assert repr(tvm_split.Machine(A, threads=4)) == "Machine(name='machine-a', threads=4)"
     assert repr(tvm_split.PlanRequest()) == "PlanRequest()"
+    assert str(tvm_split.PlanRequest()).startswith("PlanRequest: ")

@@ -10,7 +10,7 @@ import sys
 import traceback
 import warnings
 from contextlib import redirect_stdout
-from typing import Annotated, Any, NamedTuple, TextIO
+from typing import IO, Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -35,7 +35,7 @@ START, PLAN, BUILD, RUN, MACHINES = "Start", "Plan", "Build", "Run", "Machines"
 class Command(NamedTuple):
     """A command: a function of the same name (with underscores), whose docstring is its help.
 
-    It is loaded from ``module`` when it is called, by default from this package's module of the same name.
+    It is loaded from ``module`` when it is called, by default from this package's module in `MODULES` or of its name.
     """
 
     name: str
@@ -43,6 +43,8 @@ class Command(NamedTuple):
     summary: str
     module: str = ""
     hidden: bool = False
+    parses_arguments: bool = False
+    """Whether the function parses its arguments itself, ``--help`` included."""
 
     @property
     def function(self) -> str:
@@ -62,14 +64,25 @@ COMMANDS = (
     Command("run", RUN, "Stream inputs through a bundle or a model."),
     Command("bench", RUN, "Measure latency and throughput beside what the plan predicts."),
     Command("deploy", RUN, "Send a bundle's files to its machines, and check that they can run it."),
-    Command("worker", MACHINES, "Run stages on this machine until Ctrl-C or SIGTERM."),
+    Command(
+        "worker",
+        MACHINES,
+        "Run stages on this machine until Ctrl-C or SIGTERM.",
+        parses_arguments=True,
+    ),
     Command("worker-kit", MACHINES, "Pack a worker for a machine without internet."),
     Command("up", MACHINES, "Start workers over ssh."),
-    Command("down", MACHINES, "End the workers that `up` started.", "tvm_split.cli.up"),
+    Command("down", MACHINES, "End the workers that `up` started."),
     Command("tracker", MACHINES, "Run a TVM RPC tracker until Ctrl-C or SIGTERM."),
     Command("status", MACHINES, "Ask workers what they are."),
     Command("cache", MACHINES, "Show or clear what is kept on this host."),
 )
+MODULES = {
+    **dict.fromkeys(("run", "bench", "deploy"), "running"),
+    **dict.fromkeys(("worker", "tracker"), "services"),
+    **{"replan": "plan", "solve": "simulate", "down": "up"},
+}
+"""The modules of commands that are not in one of their own name."""
 
 registry = Registry[Command](
     "tvm_split.commands", "command", {row.name: row for row in COMMANDS}, Command, instances=True
@@ -98,6 +111,8 @@ class Commands(TyperGroup):
         except OSError as error:
             if error.filename is None and error.errno not in FULL:
                 raise
+            if error.filename is None:
+                _discard(STDOUT.file)  # what is left in it would fail again
             _end_with(error, _os_error_text(error), wrong_use=False)
 
 
@@ -124,11 +139,16 @@ class LoadedCommand(TyperCommand):
 
 def loaded(row: Command) -> Any:
     """Load a command's module and return the command with its options, for typer."""
-    module = importlib.import_module(row.module or f"{__package__}.{row.function}")
+    module = importlib.import_module(row.module or f"{__package__}.{MODULES.get(row.name, row.function)}")
     function = getattr(module, row.function)
     help = (function.__doc__ or row.summary) + (f"\n\n{PLANS_TOO}" if has_hidden(function) else "")
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-    settings = getattr(module, "CONTEXT_SETTINGS", {"help_option_names": ["-h", "--help"]})
+    names: list[str] = [] if row.parses_arguments else ["-h", "--help"]
+    settings = {
+        "help_option_names": names,
+        "allow_extra_args": row.parses_arguments,
+        "ignore_unknown_options": row.parses_arguments,
+    }
     alone.command(row.name, cls=LoadedCommand, help=help, context_settings=settings)(with_groups(function))
     return typer.main.get_command(alone)
 
@@ -206,12 +226,16 @@ def _print_warning(text: str) -> None:
     print_note(f"warning: {text}")
 
 
-def _flush(stream: TextIO) -> None:
-    """Flush a stream; if that fails, redirect it to nowhere, or Python would report the error again at its exit."""
+def _discard(stream: IO[str]) -> None:
+    """Redirect a stream to nowhere, or what is left in it would fail again, at Python's exit at the latest."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _flush(stream: IO[str]) -> None:
     try:
         stream.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        _discard(stream)
         if error.errno in FULL:
             print_error(_os_error_text(error))
             raise SystemExit(FAILED) from error

@@ -10,7 +10,7 @@ import typer
 
 from tvm_split.cli import options
 from tvm_split.display.console import STDOUT, print_json
-from tvm_split.units import age_text, bytes_text
+from tvm_split.units import age_text, bytes_text, count_text
 
 if TYPE_CHECKING:
     from tvm_split.profiling.store import StoreFile
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def cache(
     action: Annotated[Literal["show", "clear"], typer.Argument(metavar="show|clear", show_default=False)],
-    json: options.JsonOption = False,
+    json: bool = options.JSON,
 ) -> None:
     """Show what is kept, or remove measurements and compiled stages, so that the next plan measures and compiles again.
 
@@ -69,7 +69,8 @@ def _line(entry: StoreFile) -> str:
     of = f"links from {entry.subject.get('links from')}"
     if "machine" in entry.subject:
         of = f"{entry.subject['machine']} on {entry.subject.get('hostname')}, threads: {entry.subject.get('threads')}"
-    return f"{of}: {len(entry.measured_at)} measurements, up to {age_text(time.time() - min(entry.measured_at))} old"
+    count, age = count_text(len(entry.measured_at), "measurement"), age_text(time.time() - min(entry.measured_at))
+    return f"{of}: {count}, up to {age} old"
 
 
 def _size(folder: Path) -> int:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 import tvm_split
+from rpc_runtime.option import option
 from tvm_split.cli import options
-from tvm_split.cli.machines import MachineOptions
-from tvm_split.cli.options import HIDDEN, WrongUseError, flag_of
-from tvm_split.cli.source import ModelOptions, planned
+from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named
+from tvm_split.cli.source import MachineOptions, ModelOptions, planned
 from tvm_split.display.console import print_json, print_note
 from tvm_split.display.view import as_json, print_parts, view
 from tvm_split.planner.request import PlanRequest
@@ -19,22 +17,18 @@ from tvm_split.planner.request import PlanRequest
 
 def compile(
     model: options.ModelArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the bundle.", show_default=False)],
+    *,
+    output: Path = options.output(..., "The folder for the bundle.", flag="--output -o"),
     machines: MachineOptions,
     shapes: ModelOptions,
     request: Annotated[PlanRequest, HIDDEN],
-    plan: Annotated[
-        Path | None,
-        typer.Option(help="A plan that `tvm-split plan --output` wrote; no worker is asked for it.", dir_okay=False),
-    ] = None,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not compare the compiled stages with the source framework.")
-    ] = False,
-    dump: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the IR after every phase to this folder.")
-    ] = None,
-    details: Annotated[bool, typer.Option("--details", help="Also list the kernels of each stage.")] = False,
-    json: options.JsonOption = False,
+    plan: Path | None = option(
+        None, "A plan that `tvm-split plan --output` wrote; no worker is asked for it.", dir_okay=False
+    ),
+    no_verify: bool = option(False, "Do not compare the compiled stages with the source framework."),
+    dump: Path | None = options.output(None, "Write the IR after every phase to this folder.", metavar="FOLDER"),
+    details: bool = option(False, "Also list the kernels of each stage."),
+    json: bool = options.JSON,
 ) -> None:
     """Plan a model, compile each stage for its machine, verify the result, and write everything to a folder.
 
@@ -43,7 +37,8 @@ def compile(
     if plan is not None:
         if machines != MachineOptions():
             raise WrongUseError("it says this already; leave the machines out", "--plan")
-        _require_none(request)
+        with flags_named(PlanRequest):
+            request.require_default("--plan says this already", [name for name in request.given if name != "database"])
     chosen_plan = None if plan is None else tvm_split.Plan.load(plan)
     loaded = shapes.load(model, () if chosen_plan is None else chosen_plan.inputs)
     chosen_plan = chosen_plan or planned(loaded, machines.machines(), request)
@@ -63,10 +58,3 @@ def compile(
             check = f"`tvm-split deploy {output}{where}`"
             print_note(f"no worker was asked whether it is what the plan says: {check} does that, and runs nothing")
         print_note(f"written to {output}; `tvm-split run {output}{where}` runs it")
-
-
-def _require_none(request: PlanRequest) -> None:
-    """Raise a `WrongUseError` for a planning option, since the plan decides it already."""
-    for name in request.given:
-        if name != "database":
-            raise WrongUseError("--plan says this already", flag_of(PlanRequest, name))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.option import option
 from tvm_split.cli import options
 from tvm_split.display.console import print_json
 from tvm_split.progress import step_progress
@@ -17,14 +15,12 @@ NEEDED_PACKAGES = ("torch", "sklearn", "matplotlib")
 
 
 def demo(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the bundle, the IR and the timeline go.")
-    ] = Path("demo-output"),
-    workers: Annotated[int, typer.Option(min=1, max=4, help="Worker processes that the network is split over.")] = 3,
-    shard: Annotated[
-        bool, typer.Option("--shard", help="Let all workers compute each layer together, by rows and by channels.")
-    ] = False,
-    json: options.JsonOption = False,
+    output: Path = options.output(
+        Path("demo-output"), "Where the bundle, the IR and the timeline go.", metavar="FOLDER", flag="--output -o"
+    ),
+    workers: int = option(3, "Worker processes that the network is split over.", minimum=1, max=4),
+    shard: bool = option(False, "Let all workers compute each layer together, by rows and by channels."),
+    json: bool = options.JSON,
 ) -> None:
     """Train a small network on real handwritten digits, split it over worker processes, and show what happens.
 
@@ -35,7 +31,7 @@ def demo(
     missing = [name for name in NEEDED_PACKAGES if find_spec(name) is None]
     if missing:
         raise TvmSplitError(f"the demonstration needs {', '.join(missing)}: pip install 'tvm-split[demo]'")
-    output.mkdir(parents=True, exist_ok=True)
+    output.mkdir(exist_ok=True)
     from tvm_split.demo.demonstration import demonstrate
     from tvm_split.display.demo import content_of, print_report, write_files
 

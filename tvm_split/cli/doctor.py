@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -22,11 +21,10 @@ from tvm_split.units import bytes_text
 DISTRIBUTION = "tvm-split"
 NOT_FOR_USERS = ("development", "frameworks")
 """Extras for developers of this package, which are not checked."""
-PYTHON_FROM, PYTHON_BELOW = (3, 11), (3, 14)
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def doctor(json: options.JsonOption = False) -> None:
+def doctor(json: bool = options.JSON) -> None:
     """Check this installation: packages, compiler, linker, processor, and a network of two stages on two workers."""
     checks: list[Check] = []
     for check in all_checks():
@@ -61,7 +59,7 @@ class Check:
 
 def all_checks() -> Iterator[Check]:
     """Yield the results of all checks, in an order in which a failure explains later failures."""
-    yield _python()
+    yield Check("Python", Verdict.OK, platform.python_version())
     yield from _packages()
     for check in (_compiler, _linker, _processor, _cores, _memory, _deployment, _cuda):
         yield _guarded(check)
@@ -70,20 +68,12 @@ def all_checks() -> Iterator[Check]:
 def _guarded(check: Callable[[], Check]) -> Check:
     try:
         return check()
-    except TvmSplitError as error:
-        return Check(check.__name__.strip("_"), Verdict.FAIL, str(error))
     except Exception as error:
         name = check.__name__.strip("_")
+        if isinstance(error, TvmSplitError):
+            return Check(name, Verdict.FAIL, str(error))
         advice = "in a checkout of tvm-split: pip install --force-reinstall ."
         return Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", advice)
-
-
-def _python() -> Check:
-    version = sys.version.split()[0]
-    if PYTHON_FROM <= sys.version_info[:2] < PYTHON_BELOW:
-        return Check("Python", Verdict.OK, version)
-    versions = f"{'.'.join(map(str, PYTHON_FROM))} or newer, below {'.'.join(map(str, PYTHON_BELOW))}"
-    return Check("Python", Verdict.FAIL, version, f"use Python {versions}")
 
 
 def _packages() -> Iterator[Check]:
@@ -93,20 +83,16 @@ def _packages() -> Iterator[Check]:
     except metadata.PackageNotFoundError:
         yield Check("installation", Verdict.WARN, f"{DISTRIBUTION} is not installed as a package", "pip install -e .")
         return
-    base_requirements = [requirement for requirement in required if requirement.marker is None]
-    yield _versions("packages", base_requirements, Verdict.FAIL)
+    yield _versions("packages", [requirement for requirement in required if not requirement.marker], Verdict.FAIL)
     missing = []
     for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []:
-        extra_requirements = [
-            requirement
-            for requirement in required
-            if requirement.marker is not None and requirement.marker.evaluate({"extra": extra})
-        ]
-        if extra in NOT_FOR_USERS:
+        needed = [part for part in required if part.marker and part.marker.evaluate({"extra": extra})]
+        check = _versions(f"extra {extra}", needed, Verdict.WARN)
+        if extra in NOT_FOR_USERS or check.verdict is Verdict.OK:
             continue
-        if any(_version(requirement.name) is None for requirement in extra_requirements):
+        if any(_version(requirement.name) is None for requirement in needed):
             missing.append(extra)
-        elif (check := _versions(f"extra {extra}", extra_requirements, Verdict.WARN)).verdict is not Verdict.OK:
+        else:
             yield check
     if missing:
         advice = f"where one is needed: pip install 'tvm-split[{missing[0]}]'"
@@ -121,13 +107,12 @@ def _versions(name: str, required: Sequence[Requirement], verdict: Verdict) -> C
         if (version := versions[requirement.name]) is None
         or not requirement.specifier.contains(version, prereleases=True)
     ]
-    text = ", ".join(
-        f"{requirement.name} {versions[requirement.name] or 'is not installed'}" for requirement in wrong or required
-    )
+    names = [requirement.name for requirement in wrong or required]
+    shown = [f"{name} {versions[name] or 'is not installed'}" for name in names]
     if not wrong:
-        return Check(name, Verdict.OK, text)
+        return Check(name, Verdict.OK, ", ".join(shown))
     install = " ".join(f"'{requirement.name}{requirement.specifier}'" for requirement in wrong)
-    return Check(name, verdict, text, f"pip install {install}")
+    return Check(name, verdict, ", ".join(shown), f"pip install {install}")
 
 
 def _compiler() -> Check:
@@ -189,29 +174,28 @@ def _memory() -> Check:
 def _deployment() -> Check:
     """Compile a network of two stages for this host's target, run it on two workers, and compare."""
     import numpy as np
-    import tvm
     from tvm import relax
 
     import tvm_split
-    from relay_passes.ir import new_function
     from rpc_runtime.program.program import TensorSpec
+    from tvm_split.frontends.building import ModelBuilder
+    from tvm_split.frontends.operators import Operators
 
-    weights = [np.random.default_rng(seed).standard_normal((16, 16), dtype="float32") for seed in (0, 1)]
-    x = relax.Var("x", relax.TensorType((4, 16), "float32"))
-
-    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
-        first = builder.emit(relax.op.matmul(x, relax.const(weights[0])), "first")
-        return [builder.emit(relax.op.matmul(first, relax.const(weights[1])), "second")]
-
-    module = tvm.IRModule({"main": new_function("main", [x], emit)})
-    specs = tuple(TensorSpec(name, (4, 16), "float32") for name in ("x", "second"))
-    model = tvm_split.Model("doctor", "Relax", module, specs[:1], specs[1:], {"first": "first", "second": "second"})
+    weights = {
+        name: np.random.default_rng(len(name)).standard_normal((16, 16), "float32") for name in ("first", "second")
+    }
+    builder = ModelBuilder()
+    with builder.main([TensorSpec("x", (4, 16), "float32")]) as (value,):
+        for builder.layer, weight in weights.items():
+            value = Operators(builder).matmul(value, relax.const(weight))
+        builder.outputs = [value]
+    model = builder.built({}).model("doctor", "Relax")
     array = np.random.default_rng(2).standard_normal((4, 16), dtype="float32")
     with tvm_split.Cluster.local(workers=2) as cluster:
         plan = tvm_split.plan(model, cluster, split={"machine-a": ["first"], "machine-b": ["second"]})
         with tvm_split.deploy(tvm_split.compile(model, plan, verify=False), cluster) as deployment:
             (result,) = deployment.run(array)
-    difference = float(np.abs(result - array @ weights[0] @ weights[1]).max())
+    difference = float(np.abs(result - array @ weights["first"] @ weights["second"]).max())
     if not difference < 1e-3:
         problem = f"two stages on two workers differ from numpy by {difference:g}"
         return Check("deployment", Verdict.FAIL, problem, "install apache-tvm again")

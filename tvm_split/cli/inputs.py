@@ -11,8 +11,8 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.runner import Outputs
 from tvm_split.outputs import written
 
 Arrays = tuple[np.ndarray, ...]
@@ -83,7 +83,6 @@ def save_outputs(path: Path, results: Sequence[Outputs]) -> dict[str, list[int]]
     for name in results[0].names:
         stacked = np.stack([outputs[name] for outputs in results])
         arrays[name] = stacked.astype(np.float32) if stacked.dtype.kind == "V" else stacked
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Like numpy.savez, which rejects an array named "file".
     with written(path) as beside, zipfile.ZipFile(beside, "w") as file:
         for name, array in arrays.items():

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.option import default_of, options
+from rpc_runtime.option import default_of, option, options
 
 HIDDEN = "hidden"
 """The annotation of an option group that a command accepts, but does not show in its help."""
-
-
 SIMPLE = {int, float, bool, str, Path, type(None)}
 """Types of options with a single value; an option of another type can be repeated."""
 
@@ -29,52 +29,55 @@ class WrongUseError(TvmSplitError, ValueError):
         super().__init__(f"{option}: {text}")
 
 
-def options_of(group: type, *, hidden: bool = False) -> list[inspect.Parameter]:
-    """Return a dataclass's options as parameters for typer, one for each field."""
-    hints = get_type_hints(group)
-    return [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, **_default_and_type(group, field, hints[field.name], hidden)
-        )
-        for field in options(group)
-    ]
+def output(default: Any, help: str, **how: Any) -> Any:
+    """Return an `option` for a file or folder to write; the folder that it is written into must exist."""
+    return option(default, help, callback=require_parent, **how)
+
+
+def require_parent(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Raise a `WrongUseError` before any work starts if there is no folder to write ``path`` into."""
+    if path is not None and not path.absolute().parent.is_dir():
+        name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.opts[0].upper()
+        raise WrongUseError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first", name)
+    return path
 
 
 def flag_of(group: type, name: str) -> str:
     """Return the command-line flag of a field."""
-    shown: dict[str, Any] = next(
-        (field.metadata["json_schema_extra"] for field in options(group) if field.name == name), {}
-    )
-    return shown.get("flag") or "--" + name.replace("_", "-")
+    return _flags(name, next((field for field in options(group) if field.name == name), None))[0]
 
 
-def _default_and_type(group: type, field: dataclasses.Field[Any], hint: Any, hidden: bool) -> dict[str, Any]:
-    """Return an option's default and annotation; types other than `SIMPLE` and choices become repeatable text."""
+def _flags(name: str, field: dataclasses.Field[Any] | None) -> list[str]:
+    flag = field and field.metadata["json_schema_extra"]["flag"]
+    return (flag or "--" + name.replace("_", "-")).split()
+
+
+def _parameter(name: str, field: dataclasses.Field[Any], hint: Any, **how: Any) -> inspect.Parameter:
+    """Return an option as a parameter for typer; types other than `SIMPLE` and choices become repeatable text."""
     default, text = default_of(field), field.metadata["description"]
-    flags = flag_of(group, field.name).split()
+    flags = _flags(name, field)
     if default is True:
         flags, text = [f" /{flags[0]}"], f"Leave out {text[0].lower()}{text[1:]}"
-    if not (get_origin(hint) is Literal or set(get_args(hint) or (hint,)) <= SIMPLE):
+    parts = (hint,) if get_origin(hint) is Literal else get_args(hint) or (hint,)
+    if not all(part in SIMPLE or get_origin(part) is Literal for part in parts):
         default, hint, text = None, list[str] | None, f"{text} Repeatable."
-    shown: Any = typer.Option(
-        *flags,
-        help=text,
-        min=field.metadata.get("ge"),
-        metavar=field.metadata["json_schema_extra"]["metavar"],
-        hidden=hidden,
-        rich_help_panel=getattr(group, "PANEL", None),
-    )
-    return {"default": default, "annotation": Annotated[hint, shown]}
+    shown = {key: value for key, value in field.metadata["json_schema_extra"].items() if key != "flag"}
+    annotation = Annotated[hint, typer.Option(*flags, help=text, min=field.metadata.get("ge"), **shown, **how)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for typer in which each dataclass parameter is replaced by one option per field."""
+    """Return a command for typer: its parameters with an `option` as default, and the fields of dataclasses."""
     hints = get_type_hints(command, include_extras=True)
     groups = _groups_of(hints)
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
-            parameters += options_of(groups[name], hidden=HIDDEN in get_args(hints[name]))
+            group, fields = groups[name], get_type_hints(groups[name])
+            how = {"hidden": HIDDEN in get_args(hints[name]), "rich_help_panel": getattr(group, "PANEL", None)}
+            parameters += [_parameter(field.name, field, fields[field.name], **how) for field in options(group)]
+        elif isinstance(parameter.default, dataclasses.Field):
+            parameters.append(_parameter(name, parameter.default, hints[name]))
         else:
             parameters.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hints[name]))
 
@@ -102,25 +105,35 @@ def _groups_of(hints: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _instance(group: type, values: Mapping[str, Any]) -> Any:
-    """Make a group from its options; errors name the command-line flags instead of the fields."""
-    try:
+    with flags_named(group):
         return group(**{name: value for name, value in values.items() if value not in (None, [])})
+
+
+@contextmanager
+def flags_named(group: type) -> Iterator[None]:
+    """Let errors that name a group's fields name their command-line flags instead."""
+    try:
+        yield
     except TvmSplitError as error:
-        raise wrong_use(group, error) from error
+        fields = getattr(error, "fields", ())
+        if not fields:
+            raise
+        flags = ", ".join(flag_of(group, name) for name in fields)
+        raise WrongUseError(error.problem, flags) from error  # type: ignore[attr-defined]
 
 
-def wrong_use(group: type, error: TvmSplitError) -> TvmSplitError:
-    """Return the error with command-line flags in place of the fields that it names, if it names any."""
-    fields = getattr(error, "fields", ())
-    if not fields:
-        return error
-    return WrongUseError(error.problem, ", ".join(flag_of(group, name) for name in fields))  # type: ignore[attr-defined]
+def target_of(text: str) -> dict[str, Any]:
+    """Return the TVM target of ``--target``: a JSON object, or the name of a kind alone.
 
-
-def require_folder(path: Path | None, option: str) -> None:
-    """Raise a `WrongUseError` if the folder of an output file does not exist, before any work starts."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise WrongUseError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first", option)
+    Raises:
+        WrongUseError: it is meant to be JSON, and is not.
+    """
+    if not text.lstrip().startswith("{"):
+        return {"kind": text}
+    try:
+        return dict(json.loads(text))
+    except ValueError as error:
+        raise WrongUseError(f"{text!r} is not JSON: {error}", "--target") from error
 
 
 MODEL_HELP = (
@@ -135,28 +148,10 @@ SourceArgument = Annotated[str, typer.Argument(metavar="BUNDLE|MODEL", help=SOUR
 BundleArgument = Annotated[
     Path, typer.Argument(metavar="BUNDLE", help="A folder of `tvm-split compile`.", exists=True, file_okay=False)
 ]
-InFlightOption = Annotated[
-    int | None,
-    typer.Option(
-        "--in-flight",
-        min=1,
-        help="So many micro-batches under way at most (default: as many as queues hold; for latency, as planned).",
-    ),
-]
-RenameOption = Annotated[
-    list[str] | None,
-    typer.Option("--rename", metavar="OLD=NEW", help="Of a bundle: its machine OLD is NEW of the cluster. Repeatable."),
-]
-DatabaseOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--database",
-        metavar="FOLDER",
-        help="The folder of tuned kernels (default: $TVM_SPLIT_DATABASE, else tvm-split/tuning in the user's cache).",
-        file_okay=False,
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write the result as JSON, and nothing else, to stdout.")]
-TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="The longest wait for a worker or a result.")
-]
+IN_FLIGHT = option(
+    None,
+    "So many micro-batches under way at most (default: as many as queues hold; for latency, as planned).",
+    minimum=1,
+)
+JSON = option(False, "Write the result as JSON, and nothing else, to stdout.")
+TIMEOUT = option(60.0, "The longest wait for a worker or a result.", metavar="SECONDS", minimum=0.1)

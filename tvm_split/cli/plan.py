@@ -1,26 +1,71 @@
-"""``tvm-split plan``: show which layers would run on which machine."""
+"""``tvm-split plan`` and ``replan``: show which layers run on which machine, and improve a plan that has run."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 import tvm_split
+from rpc_runtime.option import option
 from tvm_split import values
 from tvm_split.cli import options
-from tvm_split.cli.machines import MachineOptions
-from tvm_split.cli.options import WrongUseError
-from tvm_split.cli.plan_output import PlanOutput
-from tvm_split.cli.source import ModelOptions, load_tvm, planned
+from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named
+from tvm_split.cli.source import MachineOptions, ModelOptions, load_tvm, planned
+from tvm_split.deployment.deployment_report import read_measured
 from tvm_split.display.console import print_json, print_note, print_unwrapped
+from tvm_split.display.view import write
+from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.problem_file import problem_to_dict
-from tvm_split.planner.request import PlanRequest
+from tvm_split.planner.request import SPLITTING, PlanRequest
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanOutput:
+    """The options for the output of a plan: print it, write it to a file or into a model, or draw it."""
+
+    output: Path | None = options.output(
+        None, "Write the plan to this file, to edit it and compile by it.", metavar="FILE", flag="--output -o"
+    )
+    write_annotations: Path | None = options.output(
+        None, "Write the model with the plan as multi-device annotations.", metavar="FILE.onnx"
+    )
+    picture: Path | None = options.output(None, "Draw the graph of layers, coloured by machine.", metavar="FILE.svg")
+    details: bool = option(False, "Also show every stage, how sure the plan is, and what it beats.")
+    json: bool = option(False, "Write the result as JSON, and nothing else, to stdout.")
+
+    def require_possible(self, source: str) -> None:
+        """Raise a `WrongUseError` for an output that the model that ``source`` names cannot have."""
+        if self.write_annotations is not None and Path(source).suffix.lower() != ".onnx":
+            text = f"only ONNX files have annotations of devices; {source!r} is none"
+            raise WrongUseError(text, "--write-annotations")
+        if self.picture is not None and self.picture.suffix.lower() != ".svg":
+            raise WrongUseError(f"the picture is an SVG file; {str(self.picture)!r} does not end in .svg", "--picture")
+
+    def show(
+        self, source: str, model: tvm_split.Model, plan: tvm_split.Plan, machines: int, sizes: Sequence[Any] = ()
+    ) -> None:
+        """Write the requested files, then print the plan; ``machines`` is the cluster's number of machines."""
+        from tvm_split.display.plan import PlanResult  # imported here, since it loads TVM
+
+        if self.output is not None:
+            plan.save(self.output)
+            print_note(f"written to {self.output}")
+        if self.write_annotations is not None:
+            from tvm_split.frontends.onnx.annotations import read_model, save_model, write_annotations
+
+            save_model(write_annotations(read_model(source), plan), source, self.write_annotations)
+            print_note(f"annotated model written to {self.write_annotations}")
+        if self.picture is not None:
+            from tvm_split.pictures.plan_picture import draw_plan
+
+            draw_plan(model, plan, self.picture)
+            print_note(f"drawn to {self.picture}")
+        write(PlanResult(model, plan, machines, sizes), json=self.json, details=self.details)
 
 
 def plan(
@@ -29,20 +74,15 @@ def plan(
     shapes: ModelOptions,
     request: PlanRequest,
     shown: PlanOutput,
-    batches: Annotated[
-        str | None, typer.Option(metavar="1,2,4", help="Plan for each of these micro-batch sizes; take the best.")
-    ] = None,
-    layers: Annotated[bool, typer.Option("--layers", help="List the names of all layers instead of planning.")] = False,
-    write_problem: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what is searched, for `tvm-split solve`.")
-    ] = None,
+    batches: str | None = option(None, "Plan for each of these micro-batch sizes; take the best.", metavar="1,2,4"),
+    layers: bool = option(False, "List the names of all layers instead of planning."),
+    write_problem: Path | None = options.output(None, "Write what is searched, for `tvm-split solve`.", metavar="FILE"),
 ) -> None:
     """Show the best split of a model over the machines, from measurements, with a lower bound and simpler splits.
 
     Example: tvm-split plan net.onnx --cluster lab.yaml --output plan.json
     """
     shown.require_possible(model)
-    options.require_folder(write_problem, "--write-problem")
     if layers:
         _list_layers(shapes.load(model), shown.json)
         return
@@ -51,16 +91,21 @@ def plan(
         raise WrongUseError(text, "--split" if request.split else "--shard")
     cluster = machines.machines()
     if batches is not None:
-        for value, option in ((shapes.batch, "--batch"), (write_problem, "--write-problem")):
+        for value, flag in ((shapes.batch, "--batch"), (write_problem, "--write-problem")):
             if value is not None:
-                both = ", ".join(sorted([option, "--batches"]))
+                both = ", ".join(sorted([flag, "--batches"]))
                 raise WrongUseError("every size is a batch and a problem of its own", both)
         best, *other_results = _sizes(model, batches, shapes, request, cluster)
         shown.show(model, best.model, best.plan, len(cluster.machines), (best, *other_results))
         return
-    on_problem = None if write_problem is None else partial(_write_problem, write_problem)
+
+    def write_out(problem: Problem) -> None:
+        if write_problem is not None:
+            values.write(problem_to_dict(problem), write_problem)
+            print_note(f"written to {write_problem}")
+
     loaded = shapes.load(model)
-    new_plan = planned(loaded, cluster, request, on_problem=on_problem)
+    new_plan = planned(loaded, cluster, request, on_problem=write_out if write_problem else None)
     shown.show(model, loaded, new_plan, len(cluster.machines))
 
 
@@ -79,17 +124,11 @@ def _sizes(
         sizes,
         lambda size: replace(shapes, batch=size).load(source),
         lambda model: planned(model, cluster, request),
-        request.latency_limit_seconds,
     )
     for size in sizes:
         if size not in {result.size for result in results}:
             print_note(f"micro-batches of {size}: no plan keeps to what is demanded")
     return results
-
-
-def _write_problem(path: Path, problem: Problem) -> None:
-    values.write(problem_to_dict(problem), path)
-    print_note(f"written to {path}")
 
 
 def _list_layers(model: tvm_split.Model, json: bool) -> None:
@@ -98,3 +137,52 @@ def _list_layers(model: tvm_split.Model, json: bool) -> None:
     else:
         for name in model.layer_names:
             print_unwrapped(name)
+
+
+def replan(
+    model: options.ModelArgument,
+    *,
+    plan: Path = option(..., "The plan that has run.", dir_okay=False),
+    measured: Path = option(..., "Of `tvm-split bench --json`.", metavar="REPORT", dir_okay=False),
+    machines: MachineOptions,
+    shapes: ModelOptions,
+    request: Annotated[PlanRequest, HIDDEN],
+    shown: PlanOutput,
+    threshold: float = option(0.05, "The least gain that changes the plan.", minimum=0.0, max=1.0),
+) -> None:
+    """Improve a plan with the measurements of its run, if that gains enough or if the plan breaks its constraints.
+
+    The planning options of the plan apply again; options given here override them.
+
+    Example: tvm-split replan net.onnx --plan plan.json --measured report.json --cluster lab.yaml
+    """
+    shown.require_possible(model)
+    with flags_named(PlanRequest):
+        request.require_default("new measurements need no correction; use `tvm-split plan`", ["refresh"])
+        request.require_default("a plan that has run is improved by searching", SPLITTING)
+        request.require_default("it is that of the plan; use `tvm-split plan` for another one", ["precision"])
+    cluster = machines.machines()
+    current = _read_plan(plan, measured)
+    loaded = shapes.load(model, current.inputs)
+    new_request = replace(current.request.searched(refresh=False), **request.given)
+    measurements = read_measured(measured, current.model)
+    better, change = tvm_split.replan(loaded, cluster, current, measurements, threshold, new_request)
+    if not change.changed:
+        print_note(f"the plan stays: another gains {change.gain:.1%}, no more than {threshold:.1%}")
+    elif change.gain > threshold:
+        print_note(f"the plan changes: it gains {change.gain:.1%}, more than the threshold of {threshold:.1%}")
+    else:
+        print_note(f"the plan changes: the old one does not keep to what is demanded (gain: {change.gain:.1%})")
+    shown.show(model, loaded, better, len(cluster.machines))
+
+
+def _read_plan(plan: Path, measured: Path) -> tvm_split.Plan:
+    """Return the plan; raise a `WrongUseError` if the two files were swapped."""
+    try:
+        return tvm_split.Plan.load(plan)
+    except PlanError:
+        with suppress(PlanError):
+            tvm_split.Plan.load(measured)
+            text = f"{measured} is the plan, and {plan} is none; give --plan {measured} --measured {plan}"
+            raise WrongUseError(text, "--plan, --measured") from None
+        raise

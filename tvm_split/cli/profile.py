@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from pathlib import Path
 
 import tvm_split
+from rpc_runtime.option import option
 from tvm_split.cli import options
-from tvm_split.cli.machines import MachineOptions
 from tvm_split.cli.options import WrongUseError
-from tvm_split.cli.source import ModelOptions
+from tvm_split.cli.source import MachineOptions, ModelOptions
 from tvm_split.display.view import write
 from tvm_split.progress import step_progress
 
@@ -19,16 +17,17 @@ def profile(
     model: options.ModelArgument,
     shapes: ModelOptions,
     machines: MachineOptions,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Runs to take the medians of (default: 10).")] = None,
-    calls: Annotated[
-        bool, typer.Option("--calls", help="Every call in its order, instead of equal kernels together.")
-    ] = False,
-    refresh: Annotated[
-        bool, typer.Option("--refresh", help="On a cluster: measure again what is known already.")
-    ] = False,
-    database: options.DatabaseOption = None,
-    timeout: options.TimeoutOption = 60.0,
-    json: options.JsonOption = False,
+    rounds: int | None = option(None, "Runs to take the medians of (default: 10).", minimum=1),
+    calls: bool = option(False, "Every call in its order, instead of equal kernels together."),
+    refresh: bool = option(False, "On a cluster: measure again what is known already."),
+    database: Path | None = option(
+        None,
+        "The folder of tuned kernels (default: $TVM_SPLIT_DATABASE, else tvm-split/tuning in the user's cache).",
+        metavar="FOLDER",
+        file_okay=False,
+    ),
+    timeout: float = options.TIMEOUT,
+    json: bool = options.JSON,
 ) -> None:
     """Time every kernel of a model on this machine, beside the machine's peak performance.
 
@@ -37,9 +36,9 @@ def profile(
     Example: tvm-split profile net.onnx --threads 4
     """
     if machines.is_elsewhere or machines.workers is not None:
-        for is_given, option in ((rounds is not None, "--rounds"), (calls, "--calls")):
+        for is_given, flag in ((rounds is not None, "--rounds"), (calls, "--calls")):
             if is_given:
-                raise WrongUseError("this is for one machine, without a cluster or --workers", option)
+                raise WrongUseError("this is for one machine, without a cluster or --workers", flag)
         cluster = machines.machines()
         loaded = shapes.load(model)
         from tvm_split.profiling.cluster_profile import profile_model
@@ -53,8 +52,7 @@ def profile(
     if refresh:
         raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")
     loaded = shapes.load(model)
-    from tvm_split.display.profile import ProfiledKernels  # imported here, since it loads TVM
-    from tvm_split.profiling.kernel_report import ROUNDS
+    from tvm_split.profiling.cluster_profile import ROUNDS  # imported here, since it loads TVM
 
     this_host = tvm_split.Cluster.in_process(1, machines.threads)
     planned = tvm_split.plan(loaded, this_host, database=database)
@@ -64,4 +62,4 @@ def profile(
         times = tvm_split.profile(
             loaded, bundle, threads, database=database, rounds=rounds or ROUNDS, on_progress=report
         )
-    write(ProfiledKernels.of(times, calls=calls), json=json)
+    write(times, json=json, details=calls)

@@ -1,23 +1,30 @@
-"""``tvm-split simulate``: simulate a plan without machines."""
+"""``tvm-split simulate`` and ``solve``: simulate a plan without machines, and plan numbers instead of a model."""
 
 from __future__ import annotations
 
+import math
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import tvm_split
+from rpc_runtime.option import option
 from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 from tvm_split.deployment.deployment_report import read_computing
-from tvm_split.display.console import STDOUT, print_note
+from tvm_split.display.console import STDOUT, print_error, print_json, print_note
 from tvm_split.display.simulate import SimulatedPlan
-from tvm_split.display.view import write
+from tvm_split.display.solution import SolvedProblem
+from tvm_split.display.view import show, write
+from tvm_split.errors import PlanError
 from tvm_split.pictures.timeline_picture import SUFFIXES, draw_picture, require_matplotlib
 from tvm_split.pictures.timeline_text import columns_in, drawn_timeline
 from tvm_split.planner.predict import Certificate, predict
-from tvm_split.planner.problem_file import read_problem_file, read_solution_file
+from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS
+from tvm_split.planner.problem_file import read_problem_file, read_solution_file, solution_to_dict
 from tvm_split.planner.round_robin import with_turns
 from tvm_split.planner.step_graph import lower
 from tvm_split.progress import step_progress
@@ -44,41 +51,24 @@ def simulate(
             show_default=False,
         ),
     ],
-    problem: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The planning problem (JSON) that PLAN is for.")
-    ] = None,
-    measured: Annotated[
-        Path | None,
-        typer.Option(metavar="REPORT", help="Take what machines compute from a report of `tvm-split bench --json`."),
-    ] = None,
-    micro_batches: Annotated[
-        int | None, typer.Option(min=2, help="Results of the simulated stream (default: 300, or what turns need).")
-    ] = None,
-    in_flight: options.InFlightOption = None,
-    scatter: Annotated[
-        float, typer.Option(min=0.0, metavar="SHARE", help=f"Standard deviation of computing times: {SHARE}.")
-    ] = 0.0,
-    link_scatter: Annotated[
-        float, typer.Option(min=0.0, metavar="SHARE", help=f"Standard deviation of times on links: {SHARE}.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Decides how times scatter.")] = 0,
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MACHINE=FACTOR[@SECONDS]", help="A machine takes so many times as long, from then on. Repeatable."
-        ),
-    ] = None,
-    lose: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MACHINE@SECONDS", help="A machine stands still from then on. Repeatable."),
-    ] = None,
-    timeline: Annotated[
-        bool, typer.Option("--timeline", help="Draw the first micro-batches as text: who does what when.")
-    ] = False,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw them as a picture (.png, .svg, .pdf).")
-    ] = None,
-    json: options.JsonOption = False,
+    problem: Path | None = option(None, "The planning problem (JSON) that PLAN is for.", metavar="FILE"),
+    measured: Path | None = option(
+        None, "Take what machines compute from a report of `tvm-split bench --json`.", metavar="REPORT"
+    ),
+    micro_batches: int | None = option(
+        None, "Results of the simulated stream (default: 300, or what turns need).", minimum=2
+    ),
+    in_flight: int | None = options.IN_FLIGHT,
+    scatter: float = option(0.0, f"Standard deviation of computing times: {SHARE}.", metavar="SHARE", minimum=0.0),
+    link_scatter: float = option(0.0, f"Standard deviation of times on links: {SHARE}.", metavar="SHARE", minimum=0.0),
+    seed: int = option(0, "Decides how times scatter."),
+    slow: list[str] | None = option(
+        None, "A machine takes so many times as long, from then on.", metavar="MACHINE=FACTOR[@SECONDS]"
+    ),
+    lose: list[str] | None = option(None, "A machine stands still from then on.", metavar="MACHINE@SECONDS"),
+    timeline: bool = option(False, "Draw the first micro-batches as text: who does what when."),
+    picture: Path | None = options.output(None, "Draw them as a picture (.png, .svg, .pdf).", metavar="FILE"),
+    json: bool = options.JSON,
 ) -> None:
     """Simulate a plan without machines, by the runtime's own rules.
 
@@ -116,7 +106,6 @@ def _require_drawable(picture: Path) -> None:
     """Raise an error if the picture cannot be drawn, before anything is simulated."""
     if picture.suffix.lower() not in SUFFIXES:
         raise WrongUseError(f"{str(picture)!r} does not end in one of {', '.join(SUFFIXES)}", "--picture")
-    options.require_folder(picture, "--picture")
     require_matplotlib()
 
 
@@ -140,22 +129,46 @@ def _scenario(
 
 
 def _slowdown(text: str) -> Slowdown:
-    machine, _, rest = text.rpartition("=")
-    factor, _, since = rest.partition("@")
-    return Slowdown(machine, _number(factor, text, "--slow"), _number(since or "0", text, "--slow"))
+    machine, factor, since = _parsed(
+        text, r"(.*)=([^=@]+)(?:@([^=@]+))?", "--slow", "MACHINE=FACTOR[@SECONDS], like box=2"
+    )
+    return Slowdown(machine, factor, since)
 
 
 def _loss(text: str) -> Loss:
-    machine, _, moment = text.rpartition("@")
-    return Loss(machine, _number(moment, text, "--lose"))
+    machine, moment, _ = _parsed(text, r"(.*)@([^@]+)()", "--lose", "MACHINE@SECONDS")
+    return Loss(machine, moment)
 
 
-def _number(text: str, argument: str, option: str) -> float:
+def _parsed(text: str, pattern: str, flag: str, form: str) -> tuple[str, float, float]:
+    """Return a machine's name and two numbers from 0 on; an empty one is 0."""
+    parts = re.fullmatch(pattern, text)
+    with suppress(ValueError):
+        if parts is not None:
+            first, second = float(parts[2]), float(parts[3] or 0)
+            if 0 <= first < math.inf and 0 <= second < math.inf:
+                return parts[1], first, second
+    raise WrongUseError(f"{text!r} is not {form}", flag)
+
+
+def solve(
+    problem: Annotated[Path, typer.Argument(metavar="PROBLEM", help="A planning problem (JSON).", show_default=False)],
+    time_limit: float = option(DEFAULT_TIME_LIMIT_SECONDS, "Search so long at most.", metavar="SECONDS", minimum=0.1),
+    json: bool = options.JSON,
+) -> None:
+    """Plan numbers instead of a model: what `tvm-split plan --write-problem` wrote, or a question of your own.
+
+    Exit code 1 if no plan fits the problem.
+
+    Example: tvm-split solve problem.json
+    """
+    read = read_problem_file(problem)
     try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < float("inf"):
-        form = "MACHINE=FACTOR[@SECONDS], like box=2 or box=2@1.5" if option == "--slow" else "MACHINE@SECONDS"
-        raise WrongUseError(f"{argument!r} is not {form}", option)
-    return number
+        solution = tvm_split.solve(read, time_limit_seconds=time_limit)
+    except PlanError as error:
+        print_error(f"{problem}: {error}")
+        raise typer.Exit(1) from error
+    if json:
+        print_json(solution_to_dict(read, solution))
+    else:
+        show(SolvedProblem(problem.name, read, solution))

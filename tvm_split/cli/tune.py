@@ -2,69 +2,48 @@
 
 from __future__ import annotations
 
-import json as json_format
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
 import tvm_split
+from rpc_runtime.option import option
 from tvm_split.cli import options
-from tvm_split.cli.machines import MachineOptions
-from tvm_split.cli.options import HIDDEN, WrongUseError
-from tvm_split.cli.source import ModelOptions, load_tvm, planned
-from tvm_split.display.console import print_json, print_note, print_unwrapped, tuning_progress
+from tvm_split.cli.options import HIDDEN, WrongUseError, target_of
+from tvm_split.cli.source import MachineOptions, ModelOptions, load_tvm, planned
+from tvm_split.display.console import print_json, print_unwrapped, tuning_progress
 from tvm_split.display.view import write
 from tvm_split.launchers.local import InProcess
 from tvm_split.planner.request import PlanRequest
-
-INTERRUPTED = 128 + signal.SIGINT
-DEFAULT_TRIALS = 200
 
 
 def tune(
     shapes: ModelOptions,
     request: Annotated[PlanRequest, HIDDEN],
     model: Annotated[str | None, typer.Argument(metavar="MODEL", help=options.MODEL_HELP, show_default=False)] = None,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A cluster file (YAML) whose machines the kernels are for."),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON",
-            help="Instead of a cluster: one machine of this TVM target, for example "
-            '\'{"kind": "llvm", "mcpu": "cortex-a72", "mtriple": "aarch64-linux-gnu"}\' (default: this host).',
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of each kernel, without a cluster (default: 1).")
-    ] = None,
-    machine: Annotated[
-        str | None, typer.Option(help="Of a cluster with different targets: tune for machines like this.")
-    ] = None,
-    tracker: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Measure on devices of this TVM RPC tracker.")
-    ] = None,
-    key: Annotated[str | None, typer.Option(help="The key of the devices at the tracker.")] = None,
-    trials: Annotated[
-        int, typer.Option(min=0, help="Measurements over all kernels, those of earlier runs included.")
-    ] = DEFAULT_TRIALS,
-    merge: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Take over another database; tunes nothing.")
-    ] = None,
-    list_only: Annotated[
-        bool, typer.Option("--list", help="Only measure every kernel once, and list their shares of the time.")
-    ] = False,
-    json: options.JsonOption = False,
+    cluster: Path | None = option(None, "A cluster file (YAML) whose machines the kernels are for.", metavar="FILE"),
+    target: str | None = option(
+        None,
+        "Instead of a cluster: one machine of this TVM target, for example "
+        '\'{"kind": "llvm", "mcpu": "cortex-a72", "mtriple": "aarch64-linux-gnu"}\' (default: this host).',
+        metavar="JSON",
+    ),
+    threads: int | None = option(None, "Threads of each kernel, without a cluster (default: 1).", minimum=1),
+    machine: str | None = option(None, "Of a cluster with different targets: tune for machines like this."),
+    tracker: str | None = option(None, "Measure on devices of this TVM RPC tracker.", metavar="HOST:PORT"),
+    key: str | None = option(None, "The key of the devices at the tracker."),
+    trials: int = option(200, "Measurements over all kernels, those of earlier runs included.", minimum=0),
+    merge: Path | None = option(None, "Take over another database; tunes nothing.", metavar="FOLDER"),
+    list_only: bool = option(
+        False, "Only measure every kernel once, and list their shares of the time.", flag="--list"
+    ),
+    json: bool = options.JSON,
 ) -> None:
     """Tune a model's kernels by measuring, here or on devices of a TVM RPC tracker; `compile` uses what is found.
+
+    Ctrl-C keeps everything that was measured; the same command goes on from there.
 
     Example: tvm-split tune net.onnx --trials 500
     """
@@ -83,7 +62,7 @@ def tune(
     loaded = shapes.load(model)
     existing_database = request.database if request.database is not None and request.database.is_dir() else None
     chosen_plan = planned(loaded, machines, replace(request, database=existing_database))
-    with _stop_at_interrupt() as should_stop, tuning_progress() as report:
+    with tuning_progress() as report:
         result = tvm_split.tune(
             loaded,
             chosen_plan,
@@ -93,12 +72,8 @@ def tune(
             tracker=tracker,
             key=key,
             on_progress=report,
-            should_stop=should_stop,
         )
     write(result, json=json)
-    if result.stopped:
-        print_note("stopped; everything measured so far is kept, and the same command goes on from there")
-        raise typer.Exit(INTERRUPTED)
 
 
 def _cluster(file: Path | None, target: str | None, threads: int | None) -> tvm_split.Cluster:
@@ -110,12 +85,7 @@ def _cluster(file: Path | None, target: str | None, threads: int | None) -> tvm_
 
     if target is None:
         return tvm_split.Cluster.in_process(1, threads or 1)
-    try:
-        parsed = json_format.loads(target)
-    except ValueError as error:
-        raise WrongUseError(f"{target!r} is not JSON: {error}", "--target") from error
-    if not isinstance(parsed, dict):
-        raise WrongUseError(f"{target!r} is not a JSON object", "--target")
+    parsed = target_of(target)
     return tvm_split.Cluster(
         (Machine("device", threads or int(parsed.get("num-cores", 1)), parsed),), launcher=InProcess()
     )
@@ -130,25 +100,3 @@ def _merge(database: Path | None, other_folder: Path, json: bool) -> None:
         print_json({"database": str(folder), "merged": str(other_folder), "records": record_count})
     else:
         print_unwrapped(f"{record_count} records of {other_folder} are now in {folder}")
-
-
-@contextmanager
-def _stop_at_interrupt() -> Iterator[Callable[[], bool]]:
-    """Make the first Ctrl-C end the run after the measurements in progress, and a second one end it immediately."""
-    is_stopping = False
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal is_stopping
-        if is_stopping:
-            signal.signal(signal.SIGINT, before)
-            signal.raise_signal(signal.SIGINT)
-            return
-        # Keep this handler for now: with the previous one, the signal thread would end the process for this signal.
-        is_stopping = True
-        print_note("stopping after the measurements under way; Ctrl-C again stops at once")
-
-    before = signal.signal(signal.SIGINT, ask)
-    try:
-        yield lambda: is_stopping
-    finally:
-        signal.signal(signal.SIGINT, before)

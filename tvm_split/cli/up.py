@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import tvm_split
+from rpc_runtime.option import option
 from tvm_split.cli import options
 from tvm_split.display.console import print_json, print_line, print_note
 from tvm_split.ssh.ssh_cluster import SshCluster, stop_workers
@@ -22,9 +23,7 @@ FileArgument = Annotated[
 
 def up(
     file: FileArgument,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Return when all answer; `tvm-split down` ends them.")
-    ] = False,
+    detach: bool = option(False, "Return when all answer; `tvm-split down` ends them."),
 ) -> None:
     """Copy, install and start a worker on each machine that has ssh:, and show their logs until Ctrl-C ends all.
 
@@ -46,10 +45,8 @@ def up(
 
 def down(
     file: FileArgument,
-    remove: Annotated[
-        bool, typer.Option("--remove", help="Remove what was installed there, and the cache, as well.")
-    ] = False,
-    json: options.JsonOption = False,
+    remove: bool = option(False, "Remove what was installed there, and the cache, as well."),
+    json: bool = options.JSON,
 ) -> None:
     """End the workers that `tvm-split up` started on the machines of a cluster file.
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json as json_module
 import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from rpc_runtime.option import option
 from tvm_split.cli import options
-from tvm_split.cli.options import WrongUseError
+from tvm_split.cli.options import WrongUseError, target_of
 from tvm_split.display.console import print_note
 from tvm_split.display.view import write
 from tvm_split.progress import step_progress
@@ -26,19 +26,20 @@ ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "a
 
 def worker_kit(
     output: Annotated[
-        Path, typer.Argument(metavar="OUTPUT", help="A new folder, or a file that ends with .tar, .tar.gz or .tar.xz.")
-    ],
-    target: Annotated[
-        str,
-        typer.Option(
-            help="What the worker computes on: llvm, cuda, or a target in JSON, as in a cluster file. "
-            "Of it, the kind and the mtriple count."
+        Path,
+        typer.Argument(
+            metavar="OUTPUT",
+            help="A new folder, or a file that ends with .tar, .tar.gz or .tar.xz.",
+            callback=options.require_parent,
         ),
-    ] = "llvm",
-    python: Annotated[
-        Literal["3.11", "3.12", "3.13"] | None, typer.Option(help="The Python there (default: as this one).")
-    ] = None,
-    json: options.JsonOption = False,
+    ],
+    target: str = option(
+        "llvm",
+        "What the worker computes on: llvm, cuda, or a target in JSON, as in a cluster file. Of it, the kind and the "
+        "mtriple count.",
+    ),
+    python: Literal["3.11", "3.12", "3.13"] | None = option(None, "The Python there (default: as this one)."),
+    json: bool = options.JSON,
 ) -> None:
     """Pack a worker for a machine without internet, on which nothing but a Python is installed.
 
@@ -58,12 +59,7 @@ def worker_kit(
 
 def _device_of(text: str) -> tuple[str, str]:
     """Return the device and the processor of a target."""
-    target: Any = {"kind": text}
-    if text.lstrip().startswith("{"):
-        try:
-            target = json_module.loads(text)
-        except ValueError as error:
-            raise WrongUseError(f"{text!r} is not JSON: {error}", "--target") from error
+    target = target_of(text)
     device = DEVICES.get(str(target.get("kind")))
     if device is None:
         raise WrongUseError(f"a target's kind is 'llvm' or 'cuda', got {target.get('kind')!r}", "--target")

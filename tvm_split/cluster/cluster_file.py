@@ -33,6 +33,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from graphlib import CycleError, TopologicalSorter
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -53,8 +54,6 @@ from tvm_split.units import short_list
 from tvm_split.values import Document, Location, line_of, sentence
 
 Pair = tuple[str, str]
-MOST_SHOWN = 8
-"""The number of groups that an error message about a cycle lists."""
 
 
 @dataclass(frozen=True)
@@ -209,42 +208,22 @@ def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> 
     Raises:
         ClusterError: a group has the name of a machine, an unknown member, or contains itself.
     """
-    machine_names = {CLIENT, *machines}
-    resolved: dict[str, tuple[str, ...]] = {}
-    for name in groups:
-        if name in machine_names:
+    names = {CLIENT, *machines}
+    for name, members in groups.items():
+        if name in names:
             raise ClusterError(f"group {name!r} has the name of a machine, or of the client; give it another")
-        _resolve(name, groups, machine_names, resolved)
-    return resolved
-
-
-def _resolve(
-    name: str, groups: Mapping[str, Sequence[str]], machine_names: set[str], resolved: dict[str, tuple[str, ...]]
-) -> None:
-    """Find a group's machines, inner groups first; without recursion, since files may nest thousands of groups."""
-    inside = {name: iter(groups[name])}  # the groups being expanded, with their members left to visit
-    while inside:
-        group = next(reversed(inside))
-        member = next(
-            (candidate for candidate in inside[group] if candidate not in machine_names and candidate not in resolved),
-            None,
-        )
-        if member is None:
-            parts = (resolved.get(candidate, (candidate,)) for candidate in groups[group])
-            resolved[group] = tuple(dict.fromkeys(machine for part in parts for machine in part))
-            del inside[group]
-        elif member in inside:
-            names = list(inside)
-            circle = [*names[names.index(member) :], member]
-            way = circle if len(circle) <= MOST_SHOWN else [*circle[: MOST_SHOWN - 2], "…", member]
-            raise ClusterError(f"group {member!r} is in itself: {' → '.join(way)}")
-        elif member not in groups:
-            raise ClusterError(
-                f"group {group!r} has {member!r}, which is no machine or group; there are "
-                f"{short_list(sorted({*machine_names, *groups} - {CLIENT}))}"
-            )
-        else:
-            inside[member] = iter(groups[member])
+        for member in members:
+            if member not in names and member not in groups:
+                known = short_list(sorted({*names, *groups} - {CLIENT}))
+                raise ClusterError(f"group {name!r} has {member!r}, which is no machine or group; there are {known}")
+    resolved: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
+    try:
+        for name in TopologicalSorter(groups).static_order():
+            if name not in names:
+                resolved[name] = machines_of(groups[name], resolved)
+    except CycleError as error:
+        raise ClusterError(f"group {error.args[1][0]!r} is in itself, by {short_list(error.args[1][1:])}") from error
+    return {name: resolved[name] for name in groups}
 
 
 def machines_of(names: Iterable[str], members: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -20,9 +20,8 @@ from rpc_runtime.processes import Closing
 from rpc_runtime.program.codecs import NONE, fitting
 from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now
-from rpc_runtime.program.outputs import Outputs
 from rpc_runtime.program.program import Program, StageSpec, weight_bytes
-from rpc_runtime.program.runner import Runner
+from rpc_runtime.program.runner import Outputs, Runner
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.arguments import BundleLike, ClusterLike, as_bundle, as_cluster
 from tvm_split.cluster.cluster import Cluster, Workers

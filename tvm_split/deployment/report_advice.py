@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
+from tvm_split.units import seconds_text
 
 PARTED = 0.15
 """Relative difference that needs advice; predictions are accurate to 10 % for throughput and 15 % for latency."""
@@ -112,7 +113,7 @@ def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:
 
 def _both(comparison: Comparison) -> str:
     measured, least = comparison.measured or 0.0, comparison.predicted_least
-    predicted, times = f"{(comparison.predicted or 0.0) * 1e3:.3g} ms", "times as long"
+    predicted, times = seconds_text(comparison.predicted or 0.0), "times as long"
     if least is not None:
-        predicted, times = f"{least * 1e3:.3g} to {predicted}", "times the nearer end"
-    return f"{measured * 1e3:.3g} ms and not {predicted} ({comparison.ratio:.2f} {times})"
+        predicted, times = f"{seconds_text(least)} to {predicted}", "times the nearer end"
+    return f"{seconds_text(measured)} and not {predicted} ({comparison.ratio:.2f} {times})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.display.view import Table, View, view
-from tvm_split.units import bytes_text, short_list
+from tvm_split.units import bytes_text, count_text, short_list
 
 
 @view.register
@@ -20,8 +20,7 @@ def view_of_cluster(cluster: Cluster, *, details: bool = False) -> View:
         )
         for machine in cluster.machines
     ]
-    count = f"{len(rows)} machine" + "s" * (len(rows) > 1)
-    title = f"{count}: {short_list(cluster.machine_names)}"
+    title = f"{count_text(len(rows), 'machine')}: {short_list(cluster.machine_names)}"
     return [
         Table(title, ("machine", "worker", "target"), ("threads", "memory"), rows),
         *(f"left out: {name}, {reason}" for name, reason in cluster.left_out.items()),

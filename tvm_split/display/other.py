@@ -13,7 +13,7 @@ from tvm_split.compiler.targets import runs_here
 from tvm_split.display.view import Row, Table, View, as_json, view
 from tvm_split.model import Model
 from tvm_split.tuning import TuningReport
-from tvm_split.units import bytes_text, seconds_text, short_list
+from tvm_split.units import bytes_text, count_text, seconds_text, short_list
 from tvm_split.worker_kit.kit import WorkerKit
 
 
@@ -104,7 +104,9 @@ def view_of_tuning(report: TuningReport, *, details: bool = False) -> View:
     if report.fixed_seconds:
         share = report.fixed_seconds / report.default_seconds
         rows.append(("kernels without choices, all calls", "", f"{share:.1%}", _time(report.fixed_seconds), "", "", ""))
-    unmeasured = f", without {report.unmeasured} kernels that could not be measured" if report.unmeasured else ""
+    unmeasured = (
+        f", without {count_text(report.unmeasured, 'kernel')} that could not be measured" if report.unmeasured else ""
+    )
     return [
         Table(f"{report.model}: kernels", ("kernel, template, choices",), numbers, rows),
         f"all of them, one run of the model: {report.default_seconds * 1e3:.3f} ms by default, "
@@ -164,5 +166,5 @@ def view_of_model(model: Model, *, details: bool = False) -> View:
     """Return a model's inputs, outputs and number of layers."""
     tensors = [("input", tensor) for tensor in model.inputs] + [("output", output) for output in model.outputs]
     rows = [(kind, tensor.name, tensor.dtype, " × ".join(map(str, tensor.shape))) for kind, tensor in tensors]
-    title = f"{model.name}: {len(model.layer_names)} layers, from {model.framework}"
+    title = f"{model.name}: {count_text(len(model.layer_names), 'layer')}, from {model.framework}"
     return [Table(title, ("", "tensor", "dtype", "shape"), (), rows)]

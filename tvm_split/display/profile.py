@@ -3,170 +3,113 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rich.text import Text
 
 from tvm_split.display.view import Row, Table, View, as_json, view
-from tvm_split.profiling.cluster_profile import MachineReport, MeasuredCluster
-from tvm_split.profiling.kernel_report import KernelProfile, ModelProfile
-from tvm_split.units import age_text, bytes_text, short_list
+from tvm_split.profiling.cluster_profile import KernelProfile, MachineReport, MeasuredCluster, ModelProfile
+from tvm_split.units import age_text, bytes_text, count_text, short_list
 
 MOST_LAYERS_SHOWN = 2
 ABOVE_PEAK = "*"
 """Marks a share of the peak above 100 %."""
 
 
-@dataclass(frozen=True)
-class _Row:
-    """Kernel calls that are shown in one row."""
-
-    calls: tuple[KernelProfile, ...]
-
-    @property
-    def seconds(self) -> float:
-        return sum(call.seconds for call in self.calls)
-
-    @property
-    def operations(self) -> float:
-        return sum(call.kernel.operations for call in self.calls)
-
-    @property
-    def moved_bytes(self) -> int:
-        return sum(call.kernel.moved_bytes for call in self.calls)
-
-    @property
-    def layers(self) -> list[str]:
-        return list(dict.fromkeys(layer for call in self.calls for layer in call.kernel.layers))
-
-    @property
-    def name(self) -> Text:
-        kernel = self.calls[0].kernel
-        rule, style = (f"{kernel.rule} (slow)", "red") if kernel.is_slow else (kernel.rule, "dim")
-        layers = short_list(self.layers, MOST_LAYERS_SHOWN) or "(layout)"
-        return Text.assemble(f"{kernel.function}\n  ", (rule, style), (f": {layers}", "dim"))
-
-
-@dataclass(frozen=True)
-class ProfiledKernels:
-    """The kernels of a model, grouped into the rows in which they are shown."""
-
-    profile: ModelProfile
-    rows: Sequence[_Row]
-
-    @classmethod
-    def of(cls, profile: ModelProfile, *, calls: bool) -> ProfiledKernels:
-        """Make one row per call in order, or one row per function, the longest total time first."""
-        if calls:
-            return cls(profile, [_Row((kernel,)) for kernel in profile.kernels])
-        groups: dict[str, list[KernelProfile]] = {}
-        for kernel_profile in profile.kernels:
-            groups.setdefault(kernel_profile.kernel.function, []).append(kernel_profile)
-        return cls(profile, sorted((_Row(tuple(group)) for group in groups.values()), key=lambda row: -row.seconds))
-
-
-@view.register
-def view_of_model_profile(profile: ModelProfile, *, details: bool = False) -> View:
-    """Return the view of `ProfiledKernels`; ``details`` has one row per call."""
-    return view(ProfiledKernels.of(profile, calls=details))
-
-
 @as_json.register
-def profile_as_json(profiled: ProfiledKernels) -> dict[str, Any]:
-    """Return the time, operations and bytes of each kernel, with the machine's peaks, as JSON values."""
-    profile = profiled.profile
+def profile_as_json(profile: ModelProfile) -> dict[str, Any]:
+    """Return the times, operations and bytes of each call of a kernel, with the machine's peaks, as JSON values."""
     return {
-        "model": profile.model,
-        "threads": profile.threads,
-        "seconds": profile.seconds,
+        **asdict(profile),
         "kernel_seconds": profile.kernel_seconds,
         "other_seconds": profile.other_seconds,
         "operations": profile.operations,
-        "operations_per_second": profile.operations / profile.seconds,
         "share_of_peak": profile.share_of_peak(profile.operations, profile.seconds),
-        "peak_operations_per_second": profile.ceilings.operations_per_second,
-        "peak_bytes_per_second": profile.ceilings.bytes_per_second,
-        "slow_share": profile.slow_share,
-        "untimed": profile.untimed,
         "kernels": [
             {
-                "function": row.calls[0].kernel.function,
-                "rule": row.calls[0].kernel.rule,
-                "choices": row.calls[0].kernel.choices,
-                "slow": row.calls[0].kernel.is_slow,
-                "calls": len(row.calls),
-                "seconds": row.seconds,
-                "share_of_time": profile.share_of_time(row.seconds),
-                "operations": row.operations,
-                "moved_bytes": row.moved_bytes,
-                "share_of_peak": profile.share_of_peak(row.operations, row.seconds),
-                "layers": row.layers,
+                **asdict(call.kernel),
+                "slow": call.kernel.is_slow,
+                "seconds": call.seconds,
+                "share_of_time": profile.share_of_time(call.seconds),
             }
-            for row in profiled.rows
+            for call in profile.kernels
         ],
     }
 
 
 @view.register
-def view_of_kernels(profiled: ProfiledKernels, *, details: bool = False) -> View:
-    """Return a table with a row for each kernel, with its share of the machine's peaks."""
-    profile = profiled.profile
+def view_of_kernels(profile: ModelProfile, *, details: bool = False) -> View:
+    """Return a table with a row for each distinct kernel, the longest first; with ``details``, for each call in order.
+
+    Each row has the kernel's share of the machine's peaks.
+    """
     peak, bandwidth = profile.ceilings.operations_per_second, profile.ceilings.bytes_per_second
-    threads = f"{profile.threads} thread{'' if profile.threads == 1 else 's'}"
+    threads = count_text(profile.threads, "thread")
     title = f"{profile.model}: {profile.seconds * 1e3:.2f} ms, one input at a time, {threads}"
-    marked = False
-
-    def share_of_peak(operations: float, seconds: float) -> str:
-        nonlocal marked
-        share = profile.share_of_peak(operations, seconds)
-        marked = marked or share > 1
-        return f"{share:.0%}{ABOVE_PEAK if share > 1 else ''}"
-
-    cells: list[Row] = [
-        (
-            row.name,
-            str(len(row.calls)),
-            f"{row.seconds * 1e3:.3f}",
-            f"{profile.share_of_time(row.seconds):.1%}",
-            f"{row.operations / row.seconds / 1e9:.1f}",
-            share_of_peak(row.operations, row.seconds),
-            f"{row.moved_bytes / row.seconds / 1e9:.1f}",
-        )
-        for row in profiled.rows
-    ]
-    numbers = ("calls", "ms", "share", "GFLOP/s", "of peak", "GB/s")
+    calls: dict[int | str, list[KernelProfile]] = {}
+    for place, call in enumerate(profile.kernels):
+        calls.setdefault(place if details else call.kernel.function, []).append(call)
+    order = calls.values() if details else sorted(calls.values(), key=_seconds, reverse=True)
+    rows = [_row(profile, equal) for equal in order]
+    share = _share_of_peak(profile, profile.operations, profile.seconds)
     lines = [
         f"{profile.operations / 1e9:.2f} GFLOP at {profile.operations / profile.seconds / 1e9:.0f} GFLOP/s, "
-        f"{share_of_peak(profile.operations, profile.seconds)} of {peak / 1e9:.0f}; "
-        f"this machine reads {bandwidth / 1e9:.1f} GB/s (both measured now)"
+        f"{share} of {peak / 1e9:.0f}; this machine reads {bandwidth / 1e9:.1f} GB/s (both measured now)"
     ]
     other = profile.other_seconds
     if other > 0:
-        cells.append(
+        rows.append(
             ("besides these kernels", "", f"{other * 1e3:.3f}", f"{profile.share_of_time(other):.1%}", *[""] * 3)
         )
     elif profile.kernels:
         lines.append(f"one by one the kernels take {profile.kernel_seconds * 1e3:.2f} ms, of which the shares are")
-    if marked:
+    if any(str(text).endswith(ABOVE_PEAK) for text in (share, *(row[5] for row in rows))):
         lines.append(
             f"{ABOVE_PEAK} faster than the measured peak: the algorithm needs fewer operations than the layer's "
             "definition (Winograd), or other programs slowed the measurement of the peak"
         )
     if profile.untimed:
-        lines.append(f"{profile.untimed} calls are not listed: their kernels need not end on made-up values")
-    if profile.slow_share > 0:
-        lines.append(
-            f"{profile.slow_share:.1%} of the time is in kernels that no schedule took: they run as plain loops"
-        )
-    return [Table(title, ("kernel, rule, layers",), numbers, cells), *lines]
+        lines.append(f"{count_text(profile.untimed, 'call')} not listed: their kernels need not end on made-up values")
+    slow = _seconds([call for call in profile.kernels if call.kernel.is_slow])
+    if slow > 0:
+        share = f"{profile.share_of_time(slow):.1%}"
+        lines.append(f"{share} of the time is in kernels that no schedule took: they run as plain loops")
+    numbers = ("calls", "ms", "share", "GFLOP/s", "of peak", "GB/s")
+    return [Table(title, ("kernel, rule, layers",), numbers, rows), *lines]
+
+
+def _row(profile: ModelProfile, calls: Sequence[KernelProfile]) -> Row:
+    kernel, seconds = calls[0].kernel, _seconds(calls)
+    rule, style = (f"{kernel.rule} (slow)", "red") if kernel.is_slow else (kernel.rule, "dim")
+    layers = list(dict.fromkeys(layer for call in calls for layer in call.kernel.layers))
+    shown = short_list(layers, MOST_LAYERS_SHOWN) or "(layout)"
+    operations = sum(call.kernel.operations for call in calls)
+    return (
+        Text.assemble(f"{kernel.function}\n  ", (rule, style), (f": {shown}", "dim")),
+        str(len(calls)),
+        f"{seconds * 1e3:.3f}",
+        f"{profile.share_of_time(seconds):.1%}",
+        f"{operations / seconds / 1e9:.1f}",
+        _share_of_peak(profile, operations, seconds),
+        f"{sum(call.kernel.moved_bytes for call in calls) / seconds / 1e9:.1f}",
+    )
+
+
+def _seconds(calls: Sequence[KernelProfile]) -> float:
+    return sum(call.seconds for call in calls)
+
+
+def _share_of_peak(profile: ModelProfile, operations: float, seconds: float) -> str:
+    share = profile.share_of_peak(operations, seconds)
+    return f"{share:.0%}{ABOVE_PEAK if share > 1 else ''}"
 
 
 @view.register
 def view_of_cluster(measured: MeasuredCluster, *, details: bool = False) -> View:
     """Return the measurements of each machine and link."""
     profile = measured.profile
-    title = f"{profile.model}: {len(profile.pieces)} pieces, one micro-batch"
+    title = f"{profile.model}: {count_text(len(profile.pieces), 'piece')}, one micro-batch"
     numbers = ("alone, ms", "together, ms", "GFLOP/s", "GB/s", "free")
     machines = [
         (
@@ -190,15 +133,18 @@ def view_of_cluster(measured: MeasuredCluster, *, details: bool = False) -> View
         )
         for link in profile.links
     ]
-    lines = []
-    for machine in profile.machines:
-        cost = machine.streaming
-        lines.append(f"{machine.machine}: a stream takes {cost.transfer_seconds * 1e3:.2f} ms of it per tensor")
-    for report in measured.reports:
-        for problem in report.problems:
-            lines.append(f"{report.machine}: estimated where a kernel could not be timed: {problem}")
-    if any(report.cached for report in measured.reports):
-        lines.append("what is cached is measured again with --refresh")
+    lines = [
+        *(
+            f"{machine.machine}: a stream takes {machine.streaming.transfer_seconds * 1e3:.2f} ms of it per tensor"
+            for machine in profile.machines
+        ),
+        *(
+            f"{report.machine}: estimated where a kernel could not be timed: {problem}"
+            for report in measured.reports
+            for problem in report.problems
+        ),
+        *["what is cached is measured again with --refresh"] * any(report.cached for report in measured.reports),
+    ]
     return [
         Table(title, ("machine", "kernels"), numbers, machines),
         Table("links", ("from", "to", "origin"), ("latency, ms", "MB/s"), links),
@@ -213,11 +159,6 @@ def cluster_as_json(measured: MeasuredCluster) -> dict[str, Any]:
 
 
 def _origins(report: MachineReport) -> str:
-    parts = []
-    if report.measured:
-        parts.append(f"{report.measured} measured")
-    if report.cached:
-        parts.append(f"{report.cached} cached ({age_text(report.oldest_seconds)} old)")
-    if report.estimated:
-        parts.append(f"{report.estimated} estimated")
-    return ", ".join(parts)
+    age = f" ({age_text(report.oldest_seconds)} old)"
+    counts = {"measured": report.measured, f"cached{age}": report.cached, "estimated": report.estimated}
+    return ", ".join(f"{count} {origin}" for origin, count in counts.items() if count)

@@ -16,7 +16,7 @@ from tvm_split.deployment.report_advice import parted, tells_of_a_link
 from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison
 from tvm_split.display.links import transport_lines
 from tvm_split.display.view import Row, Table, View, view
-from tvm_split.units import bytes_text, seconds_text, short_list
+from tvm_split.units import bytes_text, count_text, seconds_text, short_list
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RunResult:
 @view.register
 def view_of_run(result: RunResult, *, details: bool = False) -> View:
     """Return the times of each stage, and the throughput."""
-    count = f"{result.micro_batches} micro-batches"
+    count = count_text(result.micro_batches, "micro-batch")
     rate = f"{count} in {result.seconds:.3f} s: {result.micro_batches_per_second:.1f} a second"
     return [statistics_table(result.stages, f"{result.model}: {count}"), rate]
 
@@ -51,7 +51,7 @@ def view_of_deployment(deployment: Deployment, *, details: bool = False) -> View
         stages = program.stages_on(machine)
         names = short_list([stage.name for stage in stages])
         rows.append((machine, names, bytes_text(weight_bytes(stages))))
-    title = f"{deployment.bundle.model}: {len(program.replicas)} stages on {short_list(program.machines)}"
+    title = f"{deployment.bundle.model}: {count_text(len(program.replicas), 'stage')} on {short_list(program.machines)}"
     return [Table(title, ("machine", "stages"), ("weights",), rows)]
 
 
@@ -60,7 +60,11 @@ def view_of_statistics(statistics: DeploymentStatistics, *, details: bool = Fals
     """Return the times of each stage, and what carries the links."""
     links = ((link.source, link.destination, link.transport) for link in statistics.links)
     gone = [f"No longer answering: {short_list(statistics.gone)}"] if statistics.gone else []
-    return [statistics_table(statistics.stages, f"{len(statistics.stages)} stages"), *transport_lines(links), *gone]
+    return [
+        statistics_table(statistics.stages, count_text(len(statistics.stages), "stage")),
+        *transport_lines(links),
+        *gone,
+    ]
 
 
 NOTHING = "–"

@@ -10,7 +10,7 @@ from typing import Any
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.simulation.scenario import AS_PLANNED, Loss, WhatIf
 from tvm_split.simulation.simulate import Latencies, Simulation
-from tvm_split.units import seconds_text
+from tvm_split.units import count_text, number_text, seconds_text
 
 MOST_ROWS = 12
 """The most machines in the table; of more, those that compute most are shown."""
@@ -61,25 +61,25 @@ def view_of_simulation(result: SimulatedPlan, *, details: bool = False) -> View:
         )
         for machine in machines[:MOST_ROWS]
     ]
-    title = f"{result.model}, simulated: {result.simulation.results} results"
+    title = f"{result.model}, simulated: {count_text(result.simulation.results, 'result')}"
     table = Table(title, ("machine",), ("computes", "waits for inputs", "waits for room"), rows)
     more = len(machines) - MOST_ROWS
-    return [table, *[f"{more} more machines compute less: --json"] * (more > 0), *_sentences(result)]
+    return [table, *[f"{more} more compute less: --json"] * (more > 0), *_sentences(result)]
 
 
 def _sentences(result: SimulatedPlan) -> Iterator[str]:
     simulation = result.simulation
     if simulation.samples_per_second is not None and simulation.period_seconds is not None:
         period = result.predicted_period_seconds
-        beside = f" (predicted: {1 / period:.4g})" if period > 0 else ""
+        beside = f" (predicted: {number_text(1 / period)})" if period > 0 else ""
         every = seconds_text(simulation.period_seconds)
-        yield f"{simulation.samples_per_second:.4g} micro-batches a second{beside}, one every {every}"
+        yield f"{number_text(simulation.samples_per_second)} micro-batches a second{beside}, one every {every}"
     elif simulation.period_seconds is not None:
         yield "Nothing takes any time"
     elif simulation.results == simulation.wanted:
         yield (
-            f"Replicas have had all their turns after {simulation.turns} results: a throughput needs --micro-batches "
-            f"{2 * simulation.turns}"
+            f"Replicas have had all their turns after {count_text(simulation.turns, 'result')}: a throughput needs "
+            f"--micro-batches {2 * simulation.turns}"
         )
     if simulation.single is not None:
         latency = result.predicted_latency_seconds
@@ -110,6 +110,10 @@ def _loss_lines(losses: Sequence[Loss], simulation: Simulation) -> list[str]:
     last = seconds_text(simulation.seconds)
     if simulation.results >= simulation.wanted:
         return [*lost, f"All {simulation.wanted} results came, the last at {last}: of later ones this says nothing"]
-    came = f"{simulation.results} results came, the last at {last}" if simulation.results else "No result came"
-    remaining = simulation.submitted - simulation.results
-    return [*lost, f"{came}; {remaining} micro-batches are under way and lost, since turns do not change"]
+    came = (
+        f"{count_text(simulation.results, 'result')} came, the last at {last}"
+        if simulation.results
+        else "No result came"
+    )
+    remaining = count_text(simulation.submitted - simulation.results, "micro-batch")
+    return [*lost, f"{came}; lost under way, since turns do not change: {remaining}"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm_split.display.view import Table, View, view
 from tvm_split.planner.problem import MachineLoad, Problem, Solution
-from tvm_split.units import bytes_text, seconds_text, short_list
+from tvm_split.units import bytes_text, count_text, seconds_text, short_list
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def view_of_solution(solved: SolvedProblem, *, details: bool = False) -> View:
             times = map(seconds_text, (load.compute_seconds, load.receive_seconds, load.send_seconds))
             memory = _memory_text(load, limits[machine])
             rows.append((machine, short_list(stage.layers), str(len(stage.layers)), f"{share:.0%}", *times, memory))
-    title = f"{solved.name}: {len(solution.stages)} stages for {problem.objective}"
+    title = f"{solved.name}: {count_text(len(solution.stages), 'stage')} for {problem.objective}"
     numbers = ("pieces", "share", "compute", "receive", "send", "memory")
     kind = "period" if problem.objective == "throughput" else "latency"
     return [

@@ -18,8 +18,7 @@ from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import AskedMachine, ask, planned_machines
-from tvm_split.cluster.launcher import Launcher, Listed, Started, WithAccess
+from tvm_split.cluster.launcher import AskedMachine, Launcher, Listed, Started, WithAccess, ask, planned_machines
 
 PORT_NAME = "worker"
 """The name of the container's port, as in ``deploy/kubernetes``."""

@@ -6,12 +6,12 @@ only TVM's runtime and handles signals in its main thread. The process always en
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Real
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
@@ -24,16 +24,10 @@ from tvm_split.errors import ClusterError, last_line
 from tvm_split.launchers.local import lettered_machines
 
 CONNECT_SECONDS = 5.0
-STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
 FOREVER = -1
 """Ray's number for unlimited restarts of an actor and retries of its tasks."""
 OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-"""Resources with an option of their own in Ray's actor API, by resource name; the options' names are accepted too."""
-SMALLEST = 1e-4
-"""Ray's smallest unit of a resource.
-
-https://docs.ray.io/en/latest/ray-core/scheduling/resources.html#fractional-resource-requirements
-"""
+"""Resources with an option of their own in Ray's actor API, by resource name."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +36,7 @@ class Ray(Launcher):
 
     ``address`` is HOST:PORT of Ray's head; None is the Ray that this process is connected to, otherwise one that runs
     on this host. ``resources`` are further resources of each worker: ``{"GPU": 1, "memory": 1e9}`` (bytes), or custom
-    resources of nodes; ``CPU`` overrides ``threads``, ``num_cpus`` and ``num_gpus`` are accepted as well. ``strategy``
-    is the placement group's: one of `STRATEGIES`.
+    resources of nodes; ``CPU`` overrides ``threads``. ``strategy`` is the placement group's.
     """
 
     name = "ray"
@@ -52,14 +45,11 @@ class Ray(Launcher):
     address: str | None = None
     workers: int = 2
     threads: int = 1
-    resources: Any = None  # `worker_resources` checks it
-    strategy: str = "SPREAD"
+    resources: Mapping[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = field(default_factory=dict)
+    strategy: Literal["SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK"] = "SPREAD"
     timeout_seconds: float = 60.0
 
     def find(self) -> Cluster:
-        if self.strategy not in STRATEGIES:
-            raise ClusterError(f"Ray's strategies are {', '.join(STRATEGIES)}, got {self.strategy!r}")
-        worker_resources(self.threads, self.resources or {})
         return Cluster(lettered_machines(self.workers, self.threads), launcher=self)
 
     def start(self, cluster: Cluster) -> Started:
@@ -86,7 +76,7 @@ class RayWorkers(Closing):
     `close` also disconnects from Ray, if this object connected to it.
 
     Raises:
-        ClusterError: Ray is not installed in this Python.
+        ClusterError: Ray is not installed in this Python, or has no such resources.
         WorkerUnavailableError: no Ray runs there, or a worker does not start.
         DeadlineError: Ray's nodes lack the resources for this number of workers.
     """
@@ -97,7 +87,8 @@ class RayWorkers(Closing):
         except ImportError as error:
             raise ClusterError("there is no Ray here: pip install 'tvm-split[ray]', as on its nodes") from error
         self._ray, self._launcher = ray, launcher
-        self._resources = worker_resources(launcher.threads, launcher.resources or {})
+        amounts = {"CPU": float(launcher.threads), **launcher.resources}
+        self._resources = {name: amount for name, amount in amounts.items() if amount}
         self._token, self._id = secrets.token_hex(16), secrets.token_hex(4)
         self._actors: dict[str, Any] = {}
         self._group: Any = None
@@ -108,6 +99,9 @@ class RayWorkers(Closing):
             for index, name in enumerate(names):
                 self._actors[name] = self._start(name, index)
             self.endpoints()
+        except ValueError as error:
+            self.close()
+            raise ClusterError(f"Ray has no workers with the resources {amounts}: {last_line(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -168,38 +162,6 @@ class RayWorkers(Closing):
             max_task_retries=FOREVER,
         )
         return actor.remote(name, self._launcher.threads, self._token)
-
-
-def worker_resources(threads: int, resources: Mapping[str, float]) -> dict[str, float]:
-    """Return the resources of one worker by their names in Ray's placement groups; memory is in bytes.
-
-    They are ``threads`` CPUs, unless ``resources`` has another number, and everything else in ``resources``.
-
-    Raises:
-        ClusterError: Ray cannot allocate such an amount, or a resource is given by two names.
-    """
-    if not isinstance(resources, Mapping):
-        raise ClusterError(f'resources is a dictionary like {{"GPU": 1, "memory": 1e9}}, got {resources!r}')
-    names = {option: key for key, option in OPTIONS.items()}
-    amounts: dict[str, float] = {}
-    for resource, amount in resources.items():
-        name = names.get(resource, resource)
-        if not isinstance(name, str) or not name or name == "object_store_memory":
-            raise ClusterError(
-                f"Ray's workers cannot take {resource!r}: CPU, GPU, memory, or what a node calls its own"
-            )
-        if name in amounts:
-            raise ClusterError(f"resources has both {name} and {OPTIONS[name]}, which are the same; give one of them")
-        is_number = isinstance(amount, Real) and not isinstance(amount, bool)
-        if not is_number or not (amount == 0 or SMALLEST <= amount < math.inf):
-            raise ClusterError(f"a worker of Ray takes 0 of {resource}, or {SMALLEST:g} and more, got {amount!r}")
-        if name == "GPU" and amount > 1 and amount % 1:
-            raise ClusterError(f"a worker of Ray takes a part of one GPU, or whole ones, got {amount!r}")
-        amounts[name] = float(amount)
-    amounts = {name: amount for name, amount in {"CPU": float(threads), **amounts}.items() if amount}
-    if not amounts:
-        raise ClusterError(f"a worker of Ray takes some of its resources, got {dict(resources)}")
-    return amounts
 
 
 def _join(ray: Any, address: str | None) -> bool:

@@ -11,8 +11,7 @@ from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.discovery import AskedMachine, ask, planned_machines
-from tvm_split.cluster.launcher import Launcher, Listed, Started, WithAccess
+from tvm_split.cluster.launcher import AskedMachine, Launcher, Listed, Started, WithAccess, ask, planned_machines
 
 NO_WORKER = (
     "a server of TVM's RPC: kernels can be tuned on it, but nothing can be deployed to it, which needs "
@@ -65,8 +64,8 @@ class Tracker(WithAccess, Launcher):
         registration = server.registration
         name = str(server.address) if registration is None else registration.name
         endpoint = WorkerEndpoint(name, str(server.address), self.token, self.tls)
-        if server.fault:
-            reason = f"its registration at the tracker is invalid: {server.fault}"
+        if server.is_invalid:
+            reason = "its registration at the tracker is invalid in this version"
         elif registration is None:
             return AskedMachine(endpoint, reason=NO_WORKER)
         elif registration.state == "tuning":

@@ -6,6 +6,7 @@ column of the layer whose result it uses, if that is free in its row.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,25 +19,25 @@ from rich.cells import cell_len
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.outputs import written
-from tvm_split.pictures.colours import COLOURS, text_colour
-from tvm_split.pictures.picture_graph import PictureEdge, PictureGraph, PictureNode, picture_graph
+from tvm_split.pictures.colours import COLOURS, TEXT_COLOURS
+from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.shard import sharding_words
-from tvm_split.units import bytes_text
+from tvm_split.units import bytes_text, count_text, number_text, seconds_text
 
+MOST_NODES = 60
+"""About the most nodes of a picture; more layers are drawn in runs of consecutive layers."""
 MARGIN = 24.0
 NODE_HEIGHT = 36.0
 ROW_HEIGHT = 76.0
 COLUMN_GAP = 48.0
 """The space between columns, in which edges pass nodes."""
 LEGEND_LINE = 22.0
-MARK_WIDTH = 8.0
 FONT_SIZE = 13
 SMALL_FONT_SIZE = 11
 CHARACTER_WIDTH = 7.6
 """The font's average width in pixels, an upper estimate, since SVG cannot measure text."""
 LONGEST_NAME = 34
-CLIENT_COLOUR = "#ffffff"
 LINE_COLOUR = "#9a9a9a"
 TRANSFER_COLOUR = "#111111"
 NOT_IN_XML = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -45,10 +46,10 @@ NOT_IN_XML = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010fff
 def draw_plan(model: Model, plan: Plan, path: str | Path) -> None:
     """Write the picture of a plan to ``path``, which ends in ``.svg``.
 
-    A node is a layer, or several layers with their number (see `tvm_split.pictures.picture_graph`), in the lane and
+    A node is a layer, or several layers with their number (see `picture_graph`), in the lane and
     the colour of its machine. Bold lines go to another machine, with the bytes per micro-batch at a tensor's first
-    transfer there. A stage of several machines is in the first machine's lane with a mark for each other machine. It
-    names all machines, and says whether they are replicas or shards.
+    transfer there. A stage of several machines is in the first machine's lane. It names all machines, and says
+    whether they are replicas or shards.
 
     Raises:
         PlanError: the path has another ending, or the plan does not fit the model.
@@ -67,6 +68,86 @@ def draw_plan(model: Model, plan: Plan, path: str | Path) -> None:
 
 
 @dataclass(frozen=True)
+class PictureNode:
+    """Layers that are drawn as one node.
+
+    ``machines`` are usually one; several are replicas, or compute shards if ``sharded``. The client's inputs and
+    outputs have no machines, and their ``stage`` is None.
+    """
+
+    layers: tuple[str, ...]
+    machines: tuple[str, ...]
+    stage: int | None
+    sharded: bool = False
+
+    @property
+    def placement(self) -> tuple[tuple[str, ...], int | None]:
+        """The machines of the node, with the stage if it is sharded; values between different placements are
+        transferred."""
+        return self.machines, self.stage if self.sharded else None
+
+
+@dataclass(frozen=True)
+class PictureEdge:
+    """An edge between nodes, by their numbers; ``bytes`` are those that it transfers to another machine.
+
+    A value counts only on the first edge to each machine, and there with its whole size, also if a sharded stage sends
+    or receives parts of it.
+    """
+
+    source: int
+    destination: int
+    crosses: bool
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PictureGraph:
+    """Nodes in topological order, inputs first, outputs last; ``hidden`` layers need no input and are not drawn."""
+
+    nodes: tuple[PictureNode, ...]
+    edges: tuple[PictureEdge, ...]
+    hidden: tuple[str, ...]
+
+
+def picture_graph(model: Model, plan: Plan) -> PictureGraph:
+    """Return the graph to draw for a plan, which must fit the model.
+
+    Layers that need each other's results are one node. If there are more than `MOST_NODES`, consecutive ones of a stage
+    are merged.
+    """
+    graph = model.graph
+    stage_of = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
+    size = -(-len(graph.units) // MOST_NODES)
+    nodes = [PictureNode((), (), None)]
+    for number, units in itertools.groupby(graph.units, key=lambda unit: stage_of[unit[0]]):
+        stage, same_stage = plan.stages[number], list(units)
+        for start in range(0, len(same_stage), size):
+            layers = tuple(itertools.chain(*same_stage[start : start + size]))
+            nodes.append(PictureNode(layers, stage.machines, number, stage.sharding is not None))
+    nodes.append(PictureNode((), (), None))
+    hidden = tuple(layer for layer in graph.layers if layer in graph.independent)
+    return PictureGraph(tuple(nodes), _edges(graph, nodes), hidden)
+
+
+def _edges(graph: LayerGraph, nodes: Sequence[PictureNode]) -> tuple[PictureEdge, ...]:
+    number_of = {layer: number for number, node in enumerate(nodes) for layer in node.layers}
+    placements = [node.placement for node in nodes]
+    sizes: dict[tuple[int, int], int] = {}
+    for value in (*graph.inputs, *graph.values):
+        source = number_of.get(value.producer, 0)
+        ends = {number_of[layer] for layer in value.consumers if layer in number_of}
+        ends |= {len(nodes) - 1} if value.is_output else set()
+        seen = {placements[source]}
+        for end in sorted(ends - {source}):
+            sizes[source, end] = sizes.get((source, end), 0) + (0 if placements[end] in seen else value.size_bytes)
+            seen.add(placements[end])
+    return tuple(
+        PictureEdge(source, end, placements[source] != placements[end], size) for (source, end), size in sizes.items()
+    )
+
+
+@dataclass(frozen=True)
 class _Box:
     """Where a node is drawn: its row and column, and its rectangle, whose centre is ``x``."""
 
@@ -79,7 +160,7 @@ class _Box:
 
 def _picture(graph: PictureGraph, plan: Plan) -> Element:
     machines = list(dict.fromkeys(machine for stage in plan.stages for machine in stage.machines))
-    colours = {machine: COLOURS[number % len(COLOURS)] for number, machine in enumerate(machines)}
+    colours = {machine: number % len(COLOURS) for number, machine in enumerate(machines)}
     labels = [_label(graph, number) for number in range(len(graph.nodes))]
     boxes, lanes_width = _boxes(graph, labels, machines)
     legend = _legend(graph, plan, machines)
@@ -89,7 +170,7 @@ def _picture(graph: PictureGraph, plan: Plan) -> Element:
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {width:.0f} {height:.0f}"})
     root.attrib |= {"width": f"{width:.0f}", "height": f"{height:.0f}"}
     root.attrib |= {"font-family": "sans-serif", "font-size": str(FONT_SIZE)}
-    _add(root, "title", f"{plan.model}: {len(plan.stages)} stages")
+    _add(root, "title", f"{plan.model}: {count_text(len(plan.stages), 'stage')}")
     _add(root, "rect", width="100%", height="100%", fill="#ffffff")
     _draw_legend(root, legend, colours)
     drawing = _add(root, "g", transform=f"translate({(width - lanes_width) / 2:.1f} {top:.1f})")
@@ -117,10 +198,7 @@ def _boxes(graph: PictureGraph, labels: Sequence[Sequence[str]], machines: Seque
         occupied = {place for place, row in zip(places, rows, strict=False) if row == rows[number]}
         free = (column for column in (*preferred, *range(len(lanes))) if (lane, column) not in occupied)
         places.append((lane, next(free)))
-    widths = [
-        _text_width(max(lines, key=cell_len)) + 20 + _marks_width(node)
-        for lines, node in zip(labels, graph.nodes, strict=True)
-    ]
+    widths = [_text_width(max(lines, key=cell_len)) + 20 for lines in labels]
     columns = sorted(set(places))
     column_widths = [
         max(width for width, place in zip(widths, places, strict=True) if place == column) for column in columns
@@ -164,27 +242,25 @@ def _shortened(name: str) -> str:
 def _legend(graph: PictureGraph, plan: Plan, machines: Sequence[str]) -> list[tuple[str, str | None]]:
     """Return lines of text, each with the machine whose colour is shown before it, or None."""
     prediction = plan.prediction
-    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
-    title = f"{plan.model}: {stages} for {plan.objective}, {plan.origin}"
+    title = f"{plan.model}: {count_text(len(plan.stages), 'stage')} for {plan.objective}, {plan.origin}"
     if prediction is not None:
         title += (
-            f"; predicted: {prediction.samples_per_second:.4g} micro-batches a second, "
-            f"{prediction.latency_seconds * 1e3:.3g} ms for one alone"
+            f"; predicted: {number_text(prediction.samples_per_second)} micro-batches a second, "
+            f"{seconds_text(prediction.latency_seconds)} for one alone"
         )
     return [
         (title, None),
         *((_machine_line(plan, machine), machine) for machine in machines),
         *((f"{stage.name}: {sharding_words(stage)}", None) for stage in plan.stages if stage.sharding),
         ("bold lines go to another machine, with the bytes of each micro-batch", None),
-        *[(f"not drawn: {len(graph.hidden)} layers that depend on no input", None)] * bool(graph.hidden),
+        *[(f"not drawn: {count_text(len(graph.hidden), 'layer')} without an input", None)] * bool(graph.hidden),
     ]
 
 
 def _machine_line(plan: Plan, machine: str) -> str:
     """Return what a machine computes, with which other machines, and the predicted times."""
     stages = [stage for stage in plan.stages if machine in stage.machines]
-    count = sum(len(stage.layers) for stage in stages)
-    text = f"{machine}: {count} layers" if count != 1 else f"{machine}: 1 layer"
+    text = f"{machine}: {count_text(sum(len(stage.layers) for stage in stages), 'layer')}"
     for words, sharded in (("replicas with", False), ("shards with", True)):
         members = [stage.machines for stage in stages if (stage.sharding is not None) == sharded]
         partners = dict.fromkeys(name for names in members for name in names if name != machine)
@@ -193,41 +269,38 @@ def _machine_line(plan: Plan, machine: str) -> str:
     for times in plan.prediction.machines if plan.prediction is not None else ():
         if times.machine == machine:
             text += (
-                f"; compute {times.compute_seconds * 1e3:.3g} ms, receive {times.receive_seconds * 1e3:.3g} ms, "
-                f"send {times.send_seconds * 1e3:.3g} ms"
+                f"; compute {seconds_text(times.compute_seconds)}, receive {seconds_text(times.receive_seconds)}, "
+                f"send {seconds_text(times.send_seconds)}"
             )
     return text
 
 
-def _draw_legend(root: Element, legend: Sequence[tuple[str, str | None]], colours: Mapping[str, str]) -> None:
+def _draw_legend(root: Element, legend: Sequence[tuple[str, str | None]], colours: Mapping[str, int]) -> None:
     for line, (text, machine) in enumerate(legend):
         y = MARGIN + LEGEND_LINE * line
         x = MARGIN
         if machine is not None:
-            _add(root, "rect", x=x, y=y, width=16, height=16, rx=3, fill=colours[machine])
+            _add(root, "rect", x=x, y=y, width=16, height=16, rx=3, fill=COLOURS[colours[machine]])
             x += 24
         _add(root, "text", text, x=x, y=y + 13, font_weight="bold" if line == 0 else "normal")
 
 
 def _draw_node(
-    drawing: Element, node: PictureNode, lines: Sequence[str], box: _Box, colours: Mapping[str, str]
+    drawing: Element, node: PictureNode, lines: Sequence[str], box: _Box, colours: Mapping[str, int]
 ) -> None:
-    fill = colours[node.machines[0]] if node.machines else CLIENT_COLOUR
+    fill, colour = "#ffffff", "#000000"
+    if node.machines:
+        fill, colour = (palette[colours[node.machines[0]]] for palette in (COLOURS, TEXT_COLOURS))
     group = _add(drawing, "g")
     placed = f"{', '.join(node.machines)}, stage {node.stage}: {', '.join(node.layers)}"
     _add(group, "title", placed if node.machines else "the client")
     size = {"width": box.width, "height": NODE_HEIGHT}
     _add(group, "rect", x=box.x - box.width / 2, y=box.y, rx=6, fill=fill, stroke="#333333", **size)
-    for number, machine in enumerate(node.machines[:0:-1], start=1):
-        left = box.x + box.width / 2 - 4 - MARK_WIDTH * number
-        mark = {"width": MARK_WIDTH, "height": NODE_HEIGHT - 12}
-        _add(group, "rect", x=left, y=box.y + 6, fill=colours[machine], stroke="#333333", stroke_width=0.5, **mark)
-    x = box.x - _marks_width(node) / 2
     first = box.y + (NODE_HEIGHT / 2 + 5 if len(lines) == 1 else 15)
     for number, text in enumerate(lines):
         font_size = FONT_SIZE if number == 0 else SMALL_FONT_SIZE
-        place = {"x": x, "y": first + 15 * number}
-        _add(group, "text", text, text_anchor="middle", font_size=font_size, fill=text_colour(fill), **place)
+        place = {"x": box.x, "y": first + 15 * number}
+        _add(group, "text", text, text_anchor="middle", font_size=font_size, fill=colour, **place)
 
 
 def _draw_edge(drawing: Element, edge: PictureEdge, boxes: Sequence[_Box], occupied: set[tuple[int, int]]) -> None:
@@ -264,11 +337,6 @@ def _draw_bytes(drawing: Element, edges: Sequence[PictureEdge], boxes: Sequence[
             stacked[edge.destination] += 1
         outline: dict[str, str | float] = {"stroke": "#ffffff", "stroke_width": 3, "paint_order": "stroke"}
         _add(drawing, "text", bytes_text(edge.bytes), x=x, y=y, font_size=SMALL_FONT_SIZE, **outline)
-
-
-def _marks_width(node: PictureNode) -> float:
-    """Return the width of the marks for the second and later machines, at the right of a node."""
-    return MARK_WIDTH * max(0, len(node.machines) - 1)
 
 
 def _text_width(text: str) -> float:

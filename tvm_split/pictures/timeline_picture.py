@@ -14,10 +14,7 @@ from tvm_split.pictures.timeline_text import LANES
 
 LANE_HEIGHT = 0.8
 INCHES_PER_LANE = 0.32
-MOST_IN_FULL = 40
-"""The most machines that are drawn with all lanes; with more, only computing is drawn, on narrow lanes."""
 TALLEST_INCHES = 48.0
-MOST_LABELS = 60
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -31,8 +28,8 @@ def require_matplotlib() -> None:
 def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: str, paths: Sequence[Path]) -> None:
     """Write a timeline to every path, in the format of its suffix, which is one of `SUFFIXES`.
 
-    A micro-batch has one colour. ``machines`` are the rows from top to bottom; if there are many, they show computing
-    alone. The times of ``events`` are in nanoseconds of one clock, those of the picture in milliseconds.
+    A micro-batch has one colour. ``machines`` are the rows from top to bottom. The times of ``events`` are in
+    nanoseconds of one clock, those of the picture in milliseconds.
 
     Raises:
         TvmSplitError: matplotlib is not installed.
@@ -40,11 +37,9 @@ def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: s
     require_matplotlib()
     from matplotlib.figure import Figure
 
-    in_full = len(machines) <= MOST_IN_FULL
-    kinds = list(LANES) if in_full else [COMPUTE]
-    shown = [event for event in events if event.kind in kinds]
+    shown = [event for event in events if event.kind in LANES]
     origin = min((event.start_nanoseconds for event in shown), default=0)
-    rows = [(machine, kind) for machine in machines for kind in kinds]
+    rows = [(machine, kind) for machine in machines for kind in LANES]
     place = {row: number for number, row in enumerate(rows)}
     height = min(INCHES_PER_LANE * len(rows), TALLEST_INCHES)
     figure = Figure(figsize=(11, 1.2 + height), layout="constrained")
@@ -62,26 +57,18 @@ def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: s
             bars,
             (row - LANE_HEIGHT / 2, LANE_HEIGHT),
             facecolors=[COLOURS[event.sequence % len(COLOURS)] for event in lane_events],
-            edgecolor="white" if in_full else "none",
+            edgecolor="white",
             linewidth=0.5,
             alpha=1.0 if computes else 0.55,
         )
-        for (start, length), event in zip(bars, lane_events, strict=True) if computes and in_full else ():
+        for (start, length), event in zip(bars, lane_events, strict=True) if computes else ():
             axes.text(start + length / 2, row, str(event.sequence), ha="center", va="center", fontsize=7, clip_on=True)
-    if in_full:
-        for row in range(len(LANES), len(rows), len(LANES)):
-            axes.axhline(row - 0.5, color="black", linewidth=0.6)
-        labels = [f"{machine}  {LANES[kind][0]}" if kind == RECEIVE else LANES[kind][0] for machine, kind in rows]
-        axes.set_yticks(range(len(rows)), labels)
-    else:
-        labelled = range(0, len(rows), -(-len(rows) // MOST_LABELS))
-        axes.set_yticks(labelled, [f"{machines[row]}  {LANES[COMPUTE][0]}" for row in labelled])
+    for row in range(len(LANES), len(rows), len(LANES)):
+        axes.axhline(row - 0.5, color="black", linewidth=0.6)
+    labels = [f"{machine}  {LANES[kind][0]}" if kind == RECEIVE else LANES[kind][0] for machine, kind in rows]
+    axes.set_yticks(range(len(rows)), labels)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel(
-        "milliseconds; a number is a micro-batch, and so is a colour"
-        if in_full
-        else "milliseconds; a colour is a micro-batch"
-    )
+    axes.set_xlabel("milliseconds; a number is a micro-batch, and so is a colour")
     axes.set_title(title)
     for path in paths:
         with written(path) as beside:

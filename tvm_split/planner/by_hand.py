@@ -10,35 +10,41 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.graph import LayerGraph, grouped
 from tvm_split.planner.problem import SHARES_TOLERANCE, Sharding, Stage
 from tvm_split.planner.shard import Shard
-from tvm_split.units import short_list
+from tvm_split.units import count_text, short_list
 
 Split = Mapping[str, tuple[str, ...]]
 """Names of layers by machine."""
 
 
 def stages_by_hand(
-    graph: LayerGraph, split: Split, machine_names: Sequence[str], stages: int | None
+    graph: LayerGraph,
+    split: Split,
+    machine_names: Sequence[str],
+    stages: int | None = None,
+    shards: Sequence[Shard] = (),
 ) -> tuple[Stage, ...]:
-    """Stages that follow a split by hand.
+    """Stages that follow a split by hand, or shards, or shards with a split for the other layers.
 
     A name stands for the layer of that name and all below it; if several names match a layer, the longest counts.
-    Layers that no name matches go with the layers before them, those at the start with the first named layer. A
-    machine gets one stage, or more if a single stage would depend on its own results.
+    Layers that no name matches go with the layers before them, those at the start with the first named layer. Without
+    a split, layers after a shard go to the machine with its largest share, and so do those before the first. A machine
+    gets one stage, or more if a single stage would depend on its own results.
 
     Raises:
         PlanError: an unknown machine or layer, a layer given to two machines, a number of stages other than ``stages``,
-            or layers on several machines that need each other's results.
+            or layers on several machines that need each other's results; shares that do not add up to 1, shards that
+            overlap, or a split that gives one of their layers to a machine.
     """
-    machine_of = assign_layers(graph, split, machine_names)
-    groups = group_stages(graph, machine_of)
+    owners: Mapping[str, Shard | str] = assign_layers(graph, split, machine_names) if split else {}
+    if shards:
+        owners = _with_shards(graph, shards, split, owners, machine_names)
+    owner_of = {layer: str(owner) for layer, owner in owners.items()}
+    groups = group_stages(graph, owner_of)
     if stages is not None and len(groups) != stages:
-        raise PlanError(_wrong_count(machine_of, groups, stages))
-    return named(Stage((_owner(graph, group, machine_of),), tuple(group)) for group in groups)
-
-
-def _owner(graph: LayerGraph, group: Sequence[str], owner_of: Mapping[str, str]) -> str:
-    """The owner of a group's layers that depend on an input; the others may be of another owner."""
-    return owner_of[next((layer for layer in group if layer not in graph.independent), group[0])]
+        raise PlanError(_wrong_count(owner_of, groups, stages))
+    # Layers that depend on no input may be of another owner.
+    firsts = [next((layer for layer in group if layer not in graph.independent), group[0]) for group in groups]
+    return named(_stage(owners[first], group) for first, group in zip(firsts, groups, strict=True))
 
 
 def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str]) -> dict[str, str]:
@@ -151,51 +157,41 @@ def _wrong_count(machine_of: Mapping[str, str], groups: Sequence[Sequence[str]],
     machines = [machine_of[group[0]] for group in groups]
     chain = " → ".join(f"{group[0]} … {group[-1]} ({machine})" for group, machine in zip(groups, machines, strict=True))
     return (
-        f"the split makes {len(groups)} stages, stages={stages} was asked for: {chain}. A machine has several where "
-        f"one stage would wait on itself; move layers, or ask for stages={len(groups)}"
+        f"the split makes {count_text(len(groups), 'stage')}, stages={stages} was asked for: {chain}. A machine has "
+        f"several where one stage would wait on itself; move layers, or ask for stages={len(groups)}"
     )
 
 
-def stages_with_shards(
-    graph: LayerGraph, shards: Sequence[Shard], split: Split | None, machine_names: Sequence[str]
-) -> tuple[Stage, ...]:
-    """Stages of which some are sharded; the others follow ``split``.
-
-    Without a split, layers after a shard go to the machine with its largest share, and so do those before the first.
-
-    Raises:
-        PlanError: an unknown machine or layer; shares that do not add up to 1; shards that overlap; or a split that
-            gives one of their layers to a machine.
-    """
-    owner: list[Shard | str | None] = [None] * len(graph.layers)
+def _with_shards(
+    graph: LayerGraph,
+    shards: Sequence[Shard],
+    split: Split,
+    machine_of: Mapping[str, Shard | str],
+    machine_names: Sequence[str],
+) -> dict[str, Shard | str]:
+    """The shard or the machine of every layer; ``machine_of`` has the machines by the split."""
+    shard_of: dict[str, Shard] = {}
     for shard in shards:
         _check(shard, machine_names)
         for place in _range(graph, shard):
-            previous = owner[place]
-            if isinstance(previous, Shard):
-                raise PlanError(
-                    f"layer {graph.layers[place]!r} is in {previous} and in {shard}; end one before the other"
-                )
-            owner[place] = shard
-    machine_of = assign_layers(graph, split, machine_names) if split else {}
-    for machine, name in ((machine, name) for machine, names in (split or {}).items() for name in names):
-        takers = [owner[place] for place in _places(graph, name, f"split gives machine {machine!r} the")]
+            layer = graph.layers[place]
+            if shard_of.setdefault(layer, shard) is not shard:
+                raise PlanError(f"layer {layer!r} is in {shard_of[layer]} and in {shard}; end one before the other")
+    for machine, name in ((machine, name) for machine, names in split.items() for name in names):
+        places = _places(graph, name, f"split gives machine {machine!r} the")
+        takers = [shard_of.get(graph.layers[place]) for place in places]
         if None not in takers:
             raise PlanError(
                 f"split gives machine {machine!r} the layer {name!r}, which is in {takers[0]}; take it out of the "
                 "split, which is for the other layers, or end the shard before it"
             )
-    nearest = next(shard for shard in owner if isinstance(shard, Shard))
-    for place, layer in enumerate(graph.layers):
-        holder = owner[place]
-        if isinstance(holder, Shard):
-            nearest = holder
-        else:
-            owner[place] = machine_of.get(layer) or max(nearest.shares, key=nearest.shares.__getitem__)
-    owner_of = dict(zip(graph.layers, map(str, owner), strict=True))
-    holders = {str(holder): holder for holder in owner}
-    groups = group_stages(graph, owner_of)
-    return tuple(_stage(holders[_owner(graph, group, owner_of)], group) for group in groups)
+    owners: dict[str, Shard | str] = {}
+    nearest = next(shard_of[layer] for layer in graph.layers if layer in shard_of)
+    for layer in graph.layers:
+        nearest = shard_of.get(layer, nearest)
+        nearest_machine = max(nearest.shares, key=nearest.shares.__getitem__)
+        owners[layer] = shard_of.get(layer) or machine_of.get(layer, nearest_machine)
+    return owners
 
 
 def _check(shard: Shard, machine_names: Sequence[str]) -> None:
@@ -220,9 +216,9 @@ def _range(graph: LayerGraph, shard: Shard) -> range:
     return range(begin[0], end[-1] + 1)
 
 
-def _stage(key: Shard | str | None, layers: Sequence[str]) -> Stage:
-    if not isinstance(key, Shard):
-        return Stage((str(key),), tuple(layers))
-    whole = sum(key.shares.values())
-    shares = tuple(share / whole for share in key.shares.values())
-    return Stage(tuple(key.shares), tuple(layers), shares, sharding=Sharding(key.axis, key.exchange))
+def _stage(owner: Shard | str, layers: Sequence[str]) -> Stage:
+    if isinstance(owner, str):
+        return Stage((owner,), tuple(layers))
+    whole = sum(owner.shares.values())
+    shares = tuple(share / whole for share in owner.shares.values())
+    return Stage(tuple(owner.shares), tuple(layers), shares, sharding=Sharding(owner.axis, owner.exchange))

@@ -26,9 +26,8 @@ from typing import NamedTuple, Protocol
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import TOLERANCE, CoresLoad, Evaluation, MachineLoad, Problem, Stage, Timed
-from tvm_split.planner.step_graph import StepGraph
-from tvm_split.planner.timetable import CLIENT_NUMBER, MachineSet, NumberedTransfer, Timetable, timetable
-from tvm_split.units import bytes_text, names_of, seconds_text, short_list
+from tvm_split.planner.step_graph import CLIENT_NUMBER, MachineSet, NumberedTransfer, StepGraph, Timetable, timetable
+from tvm_split.units import bytes_text, count_text, names_of, seconds_text, short_list
 
 CLIENT_SET = (CLIENT_NUMBER,)
 
@@ -357,10 +356,10 @@ def pin_violations(problem: Problem, stages: Sequence[Stage]) -> Iterator[str]:
 def limit_violations(problem: Problem, stages: Sequence[Stage], evaluation: Timed) -> Iterator[str]:
     """Messages for too many machines, a wrong number of stages, and times over a limit."""
     if problem.stages not in (None, len(stages)):
-        yield f"it has {len(stages)} stages, and {problem.stages} were asked for"
+        yield f"it has {count_text(len(stages), 'stage')}, and {problem.stages} were asked for"
     machines = len({machine for stage in stages for machine in stage.machines})
     if problem.maximum_machines is not None and machines > problem.maximum_machines:
-        yield f"it uses {machines} machines, and {problem.maximum_machines} are allowed"
+        yield f"it uses {count_text(machines, 'machine')}, and {problem.maximum_machines} are allowed"
     for kind, value, limit in (
         ("period", evaluation.period_seconds, problem.maximum_period_seconds),
         ("latency", evaluation.latency_seconds, problem.maximum_latency_seconds),

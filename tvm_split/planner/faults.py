@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem
 from tvm_split.units import short_list
 
-
-@dataclass(frozen=True)
-class Fault:
-    """An error in a problem, and its location: a path in its file, such as ``("links", 2, "from")``."""
-
-    location: tuple[int | str, ...]
-    text: str
+Fault = tuple[tuple[int | str, ...], str]
+"""The location of an error in a problem, such as ``("links", 2, "from")`` in its file, and what is wrong."""
 
 
 def require_sense(problem: Problem) -> None:
     """Raise a `PlanError` for the first error in a problem, if there is one."""
-    fault = next(faults(problem), None)
-    if fault is not None:
-        raise PlanError(fault.text)
+    for _, text in faults(problem):
+        raise PlanError(text)
 
 
 def faults(problem: Problem) -> Iterator[Fault]:
@@ -32,7 +25,7 @@ def faults(problem: Problem) -> Iterator[Fault]:
     pieces = [piece.name for piece in problem.pieces]
     for kind, names in (("machine", machines), ("piece", pieces)):
         if not names:
-            yield Fault((f"{kind}s",), f"there are no {kind}s; name at least one")
+            yield (f"{kind}s",), f"there are no {kind}s; name at least one"
         yield from _doubled(kind, names)
     yield from _link_faults(problem, {*machines, CLIENT})
     yield from _piece_faults(problem, set(machines))
@@ -46,7 +39,7 @@ def faults(problem: Problem) -> Iterator[Fault]:
             where = ("shared_cores", index, "machines", place)
             yield from _unknown("machine", name, {*machines, CLIENT}, where)
             if name in shared.machines[:place]:
-                yield Fault(where, f"{name!r} is there twice; give it once")
+                yield where, f"{name!r} is there twice; give it once"
     yield from _count_faults(problem)
 
 
@@ -59,9 +52,9 @@ def _link_faults(problem: Problem, names: set[str]) -> Iterator[Fault]:
             yield from _unknown("machine", link.destination, names, ("links", index, "to"))
             what = f"link from {link.source!r} to {link.destination!r}"
             if pair[0] == pair[1]:
-                yield Fault(("links", index, "to"), f"{what} goes to itself")
+                yield ("links", index, "to"), f"{what} goes to itself"
             elif pair in ends:
-                yield Fault(("links", index), f"{what} is there twice; give it once")
+                yield ("links", index), f"{what} is there twice; give it once"
         ends.add(pair)
 
 
@@ -79,11 +72,11 @@ def _edge_faults(problem: Problem, names: set[str]) -> Iterator[Fault]:
         yield from _unknown("piece", edge.destination, names, ("edges", index, "to"))
         what = f"edge from {edge.source!r} to {edge.destination!r}"
         if edge.source == edge.destination:
-            yield Fault(("edges", index, "to"), f"{what} goes to itself")
+            yield ("edges", index, "to"), f"{what} goes to itself"
         if edge.tensor is not None and bytes_of.setdefault((edge.source, edge.tensor), edge.bytes) != edge.bytes:
             before = bytes_of[edge.source, edge.tensor]
             text = f"{what}: tensor {edge.tensor!r} has {edge.bytes:g} bytes here and {before:g} on an edge before"
-            yield Fault(("edges", index, "bytes"), text)
+            yield ("edges", index, "bytes"), text
 
 
 def _count_faults(problem: Problem) -> Iterator[Fault]:
@@ -94,7 +87,7 @@ def _count_faults(problem: Problem) -> Iterator[Fault]:
         (most, f"at most {most} machines may be used, and each holds one stage"),
     ):
         if stages is not None and limit is not None and stages > limit:
-            yield Fault(("stages",), f"{stages} stages were asked for, but {text}; ask for fewer")
+            yield ("stages",), f"{stages} stages were asked for, but {text}; ask for fewer"
 
 
 def _doubled(kind: str, names: Sequence[str]) -> Iterator[Fault]:
@@ -102,13 +95,13 @@ def _doubled(kind: str, names: Sequence[str]) -> Iterator[Fault]:
     for index, name in enumerate(names):
         where = (f"{kind}s", index, "name")
         if not name:
-            yield Fault(where, f"a {kind} has no name")
+            yield where, f"a {kind} has no name"
         if name == CLIENT:
-            yield Fault(where, f"a {kind} cannot be named {CLIENT!r}, which stands for the caller")
+            yield where, f"a {kind} cannot be named {CLIENT!r}, which stands for the caller"
         if first.setdefault(name, index) != index:
-            yield Fault(where, f"two {kind}s are named {name!r}; names must be distinct")
+            yield where, f"two {kind}s are named {name!r}; names must be distinct"
 
 
 def _unknown(kind: str, name: str, names: Iterable[str], where: tuple[int | str, ...]) -> Iterator[Fault]:
     if name not in names:
-        yield Fault(where, f"no {kind} is named {name!r}; there are {short_list(sorted({*names} - {CLIENT}), 8)}")
+        yield where, f"no {kind} is named {name!r}; there are {short_list(sorted({*names} - {CLIENT}), 8)}"

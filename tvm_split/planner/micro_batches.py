@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,18 +29,15 @@ class SizedPlan:
 
 
 def plan_sizes(
-    sizes: Sequence[int],
-    load: Callable[[int], Model],
-    make_plan: Callable[[Model], Plan],
-    maximum_latency_seconds: float = math.inf,
+    sizes: Sequence[int], load: Callable[[int], Model], make_plan: Callable[[Model], Plan]
 ) -> tuple[SizedPlan, ...]:
     """Plans for micro-batches of several sizes, the best first.
 
-    For throughput the best plan has the most samples a second with a latency within the limit, for latency it has the
-    least latency. ``load`` loads the model for a size, ``make_plan`` plans it.
+    For throughput the best plan has the most samples a second, for latency it has the least latency. ``load`` loads the
+    model for a size, ``make_plan`` plans it; sizes without a plan are left out.
 
     Raises:
-        PlanError: a size is not positive or given twice, or no plan keeps to the limit.
+        PlanError: a size is not positive or given twice, or no size has a plan.
     """
     if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
         raise PlanError(
@@ -63,15 +59,6 @@ def plan_sizes(
         sized_plans.append(SizedPlan(size, model, plan, plan.prediction))
     if not sized_plans:
         raise PlanError("no micro-batch size has a plan; " + "; ".join(refused))
-    possible = [
-        sized_plan for sized_plan in sized_plans if sized_plan.prediction.latency_seconds <= maximum_latency_seconds
-    ]
-    if not possible:
-        nearest = min(sized_plans, key=lambda sized_plan: sized_plan.prediction.latency_seconds)
-        raise PlanError(
-            f"no micro-batch size keeps the latency under {maximum_latency_seconds * 1e3:.2f} ms; the nearest is "
-            f"{nearest.size} with {nearest.prediction.latency_seconds * 1e3:.2f} ms"
-        )
-    if possible[0].plan.objective == "latency":
-        return tuple(sorted(possible, key=lambda sized_plan: sized_plan.prediction.latency_seconds))
-    return tuple(sorted(possible, key=lambda sized_plan: -sized_plan.samples_per_second))
+    if sized_plans[0].plan.objective == "latency":
+        return tuple(sorted(sized_plans, key=lambda sized_plan: sized_plan.prediction.latency_seconds))
+    return tuple(sorted(sized_plans, key=lambda sized_plan: -sized_plan.samples_per_second))

@@ -119,7 +119,7 @@ class Plan(Shown):
         if twice is not None:
             raise PlanError(f"two machines of the plan would be named {twice!r}; rename both")
         plan: Plan = with_machine_names(self, names)
-        return replace(plan, machines=machines, request=self.request.renamed(names))
+        return replace(plan, machines=machines)
 
     @property
     def in_flight(self) -> int | None:
@@ -160,19 +160,24 @@ class Plan(Shown):
         return _plan_in(Document(source, content, PlanError))
 
 
-MACHINE_FIELDS = ("machine", "machines", "source", "destination", "compute_ratios", "link_speeds")
-"""Fields of a plan's and a program's values that hold names of machines."""
-OTHER_NAMES = ("transfers", "request")
+MACHINE_FIELDS = ("machine", "machines", "source", "destination", "compute_ratios", "link_speeds", "pin", "keep_off")
+"""Fields of a plan's, a request's and a program's values that hold names of machines."""
+MACHINE_KEYS = ("split", "shares")
+"""Fields whose keys are names of machines."""
+OTHER_NAMES = ("transfers",)
 """Fields that hold other names: sources and destinations of a prediction's transfers are steps."""
 
 
 def with_machine_names(value: Any, names: Mapping[str, str], of_field: str = "") -> Any:
-    """Return a value of dataclasses and tuples in which machines have other names; ``names`` maps the old ones."""
+    """Return a value of dataclasses and collections in which machines have other names, by the old ones."""
     if is_dataclass(value) and not isinstance(value, type):
         kept = [part.name for part in fields(value) if part.name not in OTHER_NAMES]
         return replace(value, **{name: with_machine_names(getattr(value, name), names, name) for name in kept})
     if isinstance(value, tuple):
         return tuple(with_machine_names(part, names, of_field) for part in value)
+    if isinstance(value, Mapping):
+        keys = names if of_field in MACHINE_KEYS else {}
+        return {keys.get(key, key): with_machine_names(part, names, of_field) for key, part in value.items()}
     return names.get(value, value) if of_field in MACHINE_FIELDS and isinstance(value, str) else value
 
 

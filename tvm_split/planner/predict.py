@@ -14,20 +14,16 @@ from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.evaluate import CLIENT_SET, Flow, evaluate, flow_of, memory_shortage, pin_violations
 from tvm_split.planner.prediction import ComparedPlan, LinkPrediction, MachinePrediction, Prediction, StepPrediction
 from tvm_split.planner.problem import (
-    TOLERANCE,
     Evaluation,
     MachineLoad,
     Problem,
     Solution,
     Stage,
-    Timed,
     gap_of,
     objective_seconds,
 )
 from tvm_split.planner.profile import ClusterProfile, Corrections
-from tvm_split.planner.step_graph import Step, StepGraph, lower
-from tvm_split.planner.timetable import MachineSet
-from tvm_split.units import seconds_text
+from tvm_split.planner.step_graph import MachineSet, Step, StepGraph, lower
 
 CODECS_AFTERWARDS = "; codecs for its links were chosen afterwards"
 
@@ -44,12 +40,12 @@ class Certificate:
 
 def certificate_of(best: Solution, profile: ClusterProfile, stages: Sequence[Stage] | None = None) -> Certificate:
     """The certificate of a solution, or of other ``stages`` compared with the solution's lower bound."""
-    is_best = stages is None or tuple(stages) == best.stages
+    is_best, counts = stages is None or tuple(stages) == best.stages, profile.layer_counts
     return Certificate(
         best.lower_bound_seconds,
         best.method if is_best else f"given; the bound is {best.method}",
         best.why_no_more_machines if is_best else "",
-        tuple(_compared(plan.name, plan.stages, profile.layer_counts, plan, plan.why) for plan in best.alternatives),
+        tuple(ComparedPlan.of(plan.name, plan.stages, plan, plan.why, counts) for plan in best.alternatives),
     )
 
 
@@ -103,7 +99,7 @@ def predict(
             for number, load in zip(flow.machines, evaluation.loads, strict=True)
         ),
         links=tuple(_with_coded_bytes(link, coded) for link in links),
-        baselines=_baselines(problem, profile.layer_counts, evaluation) if profile else (),
+        baselines=_baselines(problem, profile.layer_counts) if profile else (),
         alternatives=certificate.alternatives,
         corrections=profile.corrections if profile else Corrections(),
         doubts=profile.doubts if profile else (),
@@ -148,7 +144,7 @@ def _bubble(evaluation: Evaluation) -> float:
     return max(0.0, 1.0 - busy)
 
 
-def _baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation) -> tuple[ComparedPlan, ...]:
+def _baselines(problem: Problem, layers_of: Mapping[str, int]) -> tuple[ComparedPlan, ...]:
     """The baselines that pins, memory and links allow, best first. They may break other demands of the problem."""
     baselines = []
     for name, stages in baseline_stages(problem, layers_of).items():
@@ -157,32 +153,8 @@ def _baselines(problem: Problem, layers_of: Mapping[str, int], plan: Evaluation)
         except PlanError:
             continue  # there is no link, or a machine cannot run a piece
         if memory_shortage(problem, value) == 0 and not any(pin_violations(problem, stages)):
-            baselines.append(_compared(name, stages, layers_of, value, _why_not(problem, plan, value)))
+            baselines.append(ComparedPlan.of(name, stages, value, f"{value.limiting} limits it", layers_of))
     return tuple(sorted(baselines, key=lambda baseline: objective_seconds(problem.objective, baseline)))
-
-
-def _compared(name: str, stages: Sequence[Stage], layers_of: Mapping[str, int], plan: Timed, why: str) -> ComparedPlan:
-    counted = tuple(("+".join(stage.machines), sum(layers_of[piece] for piece in stage.layers)) for stage in stages)
-    return ComparedPlan(name, counted, plan.period_seconds, plan.latency_seconds, why)
-
-
-def _why_not(problem: Problem, plan: Evaluation, baseline: Evaluation) -> str:
-    kind = "period" if problem.objective == "throughput" else "latency"
-    plan_seconds, baseline_seconds = (
-        objective_seconds(problem.objective, evaluation) for evaluation in (plan, baseline)
-    )
-    if abs(baseline_seconds - plan_seconds) <= TOLERANCE * plan_seconds:
-        return "as good as the plan"
-    # The plan's value may be 0, a latency for instance if only sending and receiving take time.
-    compared = (
-        f"{baseline_seconds / plan_seconds:.2f} times the plan's"
-        if plan_seconds > 0
-        else f"{seconds_text(baseline_seconds)}, the plan's none"
-    )
-    if baseline_seconds < plan_seconds:
-        return f"its {kind} is {compared}, which keeps to what was demanded"
-    limit = f": {baseline.limiting} limits it" if kind == "period" else ""
-    return f"its {kind} is {compared}{limit}"
 
 
 def _step(step: Step, place: int, flow: Flow) -> StepPrediction:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field
 
 from rpc_runtime.program.routes import CLIENT
-from tvm_split.planner.problem import (
-    Amount,
-    CoresLoad,
-    Share,
-)
+from tvm_split.planner.problem import Amount, CoresLoad, Share, Stage, Timed
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.step_graph import Transfer
 
@@ -89,6 +86,21 @@ class ComparedPlan:
     period_seconds: Amount
     latency_seconds: Amount
     why: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        stages: Sequence[Stage],
+        plan: Timed,
+        why: str = "",
+        layer_counts: Mapping[str, int] = MappingProxyType({}),
+    ) -> ComparedPlan:
+        """The form of a plan of these stages; ``layer_counts`` are by piece if they are stages of pieces."""
+        counted = tuple(
+            ("+".join(stage.machines), sum(layer_counts.get(layer, 1) for layer in stage.layers)) for stage in stages
+        )
+        return cls(name, counted, plan.period_seconds, plan.latency_seconds, why)
 
 
 @dataclass(frozen=True)

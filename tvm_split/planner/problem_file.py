@@ -41,8 +41,7 @@ def read_problem_file(path: Path) -> Problem:
     if kind:
         raise PlanError(f"{path} is {kind}, and no planning problem, as `tvm-split plan --write-problem` writes one")
     problem = document.value(Problem)
-    wrong = [(fault.location, fault.text) for fault in faults(problem)]
-    if wrong:
+    if wrong := list(faults(problem)):
         raise document.complaint(wrong)
     return problem
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tvm_split.planner.evaluate import evaluate, keeps_demands
-from tvm_split.planner.problem import Evaluation, Problem, Solution, Stage, Timed, objective_seconds
+from tvm_split.planner.problem import Problem, Timed, objective_seconds
 from tvm_split.planner.profile import ClusterProfile, Corrections, MachineProfile, PieceTime
-from tvm_split.planner.step_graph import lower
 
 DEFAULT_THRESHOLD = 0.05
 """Share of the current plan's value that a new plan must save."""
@@ -35,16 +33,6 @@ class Change:
 
     changed: bool
     gain: float
-
-
-@dataclass(frozen=True)
-class Replanned:
-    """The stages to run from now on, their evaluation, and the best solution."""
-
-    change: Change
-    stages: tuple[Stage, ...]
-    evaluation: Evaluation
-    best: Solution
 
 
 def corrections_of(measured: Measured) -> Corrections:
@@ -82,30 +70,11 @@ def calibrated(profile: ClusterProfile, corrections: Corrections) -> ClusterProf
     )
 
 
-def replan(
-    problem: Problem,
-    current: Sequence[Stage],
-    solve: Callable[[Problem], Solution],
-    threshold: float = DEFAULT_THRESHOLD,
-) -> Replanned:
-    """The best plan of a calibrated problem, if it saves more than ``threshold`` of the current plan's value.
-
-    A threshold above the noise of measurements prevents alternating between two plans of about equal value. A plan that
-    breaks the problem's pins, counts or limits is always changed.
-
-    Raises:
-        PlanError: the current stages do not fit the problem.
-    """
-    now = evaluate(problem, lower(problem, current))
-    best = solve(problem)
-    change = change_to(best.evaluation, now, problem, threshold, keeps_demands=keeps_demands(problem, current, now))
-    if change.changed:
-        return Replanned(change, best.stages, best.evaluation, best)
-    return Replanned(change, tuple(current), now, best)
-
-
 def change_to(best: Timed, now: Timed, problem: Problem, threshold: float, *, keeps_demands: bool) -> Change:
-    """Whether to change a plan with the values ``now`` to the best plan; always if it breaks a demand."""
+    """Whether to change a plan with the values ``now`` to the best plan; always if it breaks a demand.
+
+    A ``threshold`` above the noise of measurements prevents alternating between two plans of about equal value.
+    """
     gain = 1.0 - objective_seconds(problem.objective, best) / objective_seconds(problem.objective, now)
     changed = gain > threshold or not keeps_demands
     return Change(changed, gain if changed else max(0.0, gain))

@@ -246,19 +246,6 @@ class PlanRequest(ShownFields):
         """The request with ``changes`` and without a split by hand, for a search."""
         return replace(self, split={}, shards=(), predict=False, **changes)
 
-    def renamed(self, names: Mapping[str, str]) -> PlanRequest:
-        """The same request for machines with other names, by their present names."""
-
-        def pins(machines_of: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-            return {layer: tuple(names.get(name, name) for name in machines) for layer, machines in machines_of.items()}
-
-        def by_machine(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {names.get(name, name): value for name, value in values.items()}
-
-        split = self.split if isinstance(self.split, str) else by_machine(self.split)
-        shards = tuple(replace(shard, shares=by_machine(shard.shares)) for shard in self.shards)
-        return replace(self, split=split, shards=shards, pin=pins(self.pin), keep_off=pins(self.keep_off))
-
     def pairs(self, field: Literal["pin", "keep_off"]) -> Iterator[tuple[str, str]]:
         """Pairs of a layer and one of its machines, from the given field."""
         named: Mapping[str, tuple[str, ...]] = getattr(self, field)

@@ -1,4 +1,4 @@
-"""Profiles a model's pieces on the machines of a cluster, with the kernels that would run there."""
+"""Profiles a model: its pieces on the machines of a cluster, or every kernel of a compiled bundle on this machine."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rpc_runtime.execution.in_process import InProcessRunner
+from rpc_runtime.execution.kernel_timer import undisturbed_seconds
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.hosts import shared_cores
+from tvm_split.cluster.shared_cores import shared_cores
+from tvm_split.compiler.bundle import Bundle
+from tvm_split.compiler.kernels import Kernel
+from tvm_split.compiler.targets import runs_here
 from tvm_split.compiler.tuning_folder import open_database
+from tvm_split.compiler.verification import verification_inputs
+from tvm_split.errors import ProfileError
 from tvm_split.model import Model
 from tvm_split.planner.graph import piece_edges, pieces_of, pieces_of_kernels
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, StreamingCost
-from tvm_split.profiling.cluster_timing import DEFAULT_TIMEOUT_SECONDS, CallSeconds, ClusterTiming
+from tvm_split.profiling.kernel_timing import DEFAULT_TIMEOUT_SECONDS, time_kernels
 from tvm_split.profiling.kernels import KernelCall, TargetCode, shared_weight_bytes, target_code
 from tvm_split.profiling.link_probing import probe_links
-from tvm_split.profiling.machine_times import MachineTimes
+from tvm_split.profiling.machine_times import CallSeconds, MachineTimes
+from tvm_split.profiling.peaks import Ceilings
 from tvm_split.profiling.store import default_folder
-from tvm_split.steps import StepProgress
+from tvm_split.shown import Shown
+from tvm_split.steps import StepProgress, Steps
 
 
 def profile_model(
@@ -34,7 +43,7 @@ def profile_model(
 ) -> MeasuredCluster:
     """Measure the pieces of a model on every machine, then the links, with the tensor sizes of this model's cuts.
 
-    Arguments and errors are those of `ClusterTiming.measure` and `probe_links`. Measurements are kept in
+    Arguments and errors are those of `time_kernels` and `probe_links`. Measurements are kept in
     ``cache_folder``, by default in the user's cache. ``database`` is the folder of tuned kernels.
     """
     folder = default_folder() if cache_folder is None else Path(cache_folder)
@@ -42,7 +51,7 @@ def profile_model(
         measured = measured_pieces(
             model,
             workers,
-            model_timing(model, database),
+            database,
             refresh=refresh,
             cache_folder=folder,
             timeout_seconds=timeout_seconds,
@@ -85,31 +94,17 @@ class MeasuredCluster:
     reports: tuple[MachineReport, ...]
 
 
-def model_timing(model: Model, database: str | Path | None = None) -> ClusterTiming:
-    """Return what times a model's kernels on clusters. It compiles once, with the tuned kernels of ``database``."""
-    tuned = open_database(database)
-    return ClusterTiming(model.name, lambda machine: target_code(model, machine.target, tuned))
-
-
-def measured_pieces(model: Model, cluster: Cluster, timing: ClusterTiming, **how: Any) -> MeasuredCluster:
+def measured_pieces(model: Model, cluster: Cluster, database: str | Path | None = None, **how: Any) -> MeasuredCluster:
     """Measure the time of each piece on each machine, alone and under contention from others of its host.
 
-    Links and transfer costs are not measured here: ``links`` is empty and ``streaming`` costs nothing. The arguments
-    ``how``, and errors, are those of `ClusterTiming.measure`.
+    Links and transfer costs are not measured here: ``links`` is empty and ``streaming`` costs nothing. ``database`` is
+    the folder of tuned kernels. The arguments ``how``, and errors, are those of `time_kernels`.
     """
-    return _measured_cluster(model, cluster, timing.measure(cluster, **how))
-
-
-def _measured_cluster(model: Model, cluster: Cluster, times: Sequence[MachineTimes]) -> MeasuredCluster:
+    tuned = open_database(database)
+    times = time_kernels(model.name, lambda machine: target_code(model, machine.target, tuned), cluster, **how)
     codes = {id(machine_times.code): machine_times.code for machine_times in times}
     pieces = pieces_of(model.graph, [call.kernel.layers for code in codes.values() for call in code.calls])
-    payers = {
-        key: pieces_of_kernels(
-            pieces, [call.kernel.layers for call in code.calls], [call.consumers for call in code.calls]
-        )
-        for key, code in codes.items()
-    }
-    calls = {key: _calls_of_pieces(len(pieces), code, payers[key]) for key, code in codes.items()}
+    calls = {key: _calls_of_pieces(pieces, code) for key, code in codes.items()}
     profile = ClusterProfile(
         model=model.name,
         model_digest=model.graph_digest,
@@ -140,10 +135,11 @@ def _measured_cluster(model: Model, cluster: Cluster, times: Sequence[MachineTim
     return MeasuredCluster(profile, tuple(_report(machine_times) for machine_times in times))
 
 
-def _calls_of_pieces(count: int, code: TargetCode, payers: Sequence[int]) -> list[list[KernelCall]]:
-    piece_calls: list[list[KernelCall]] = [[] for _ in range(count)]
-    for call, payer in zip(code.calls, payers, strict=True):
-        piece_calls[payer].append(call)
+def _calls_of_pieces(pieces: Sequence[Sequence[str]], code: TargetCode) -> list[list[KernelCall]]:
+    layers, consumers = [call.kernel.layers for call in code.calls], [call.consumers for call in code.calls]
+    piece_calls: list[list[KernelCall]] = [[] for _ in pieces]
+    for call, piece in zip(code.calls, pieces_of_kernels(pieces, layers, consumers), strict=True):
+        piece_calls[piece].append(call)
     return piece_calls
 
 
@@ -181,4 +177,111 @@ def _report(times: MachineTimes) -> MachineReport:
         estimated=len(times.code.distinct) - len(times.known),
         problems=tuple(sorted(set(times.problems.values()))),
         oldest_seconds=max(0.0, time.time() - _oldest(times)),
+    )
+
+
+ROUNDS = 10
+WARM_UP_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class KernelProfile:
+    """Time of one kernel call."""
+
+    kernel: Kernel
+    seconds: float
+
+
+@dataclass(frozen=True, repr=False)
+class ModelProfile(Shown):
+    """Times of every kernel of a model on one machine with ``threads`` threads, one input at a time.
+
+    ``seconds`` is the time of a whole run; ``untimed`` is the number of kernel calls that could not be timed.
+    """
+
+    model: str
+    threads: int
+    seconds: float
+    kernels: tuple[KernelProfile, ...]
+    untimed: int
+    ceilings: Ceilings
+
+    @property
+    def kernel_seconds(self) -> float:
+        return sum(kernel.seconds for kernel in self.kernels)
+
+    @property
+    def other_seconds(self) -> float:
+        """Seconds of a run besides the timed kernels: calls, checks, untimed kernels.
+
+        Negative if the kernels, timed one by one, took longer than the whole.
+        """
+        return self.seconds - self.kernel_seconds
+
+    def share_of_time(self, seconds: float) -> float:
+        """Return the share of a run, or of all kernels if these took longer one by one."""
+        return seconds / max(self.seconds, self.kernel_seconds)
+
+    @property
+    def operations(self) -> float:
+        return sum(kernel.kernel.operations for kernel in self.kernels)
+
+    def share_of_peak(self, operations: float, seconds: float) -> float:
+        """Return the share of the measured multiply-add peak; over 1 if an algorithm saves operations."""
+        return operations / seconds / self.ceilings.operations_per_second
+
+
+def profile(
+    model: Model,
+    bundle: Bundle,
+    threads: int,
+    *,
+    database: str | Path | None = None,
+    rounds: int = ROUNDS,
+    on_progress: StepProgress | None = None,
+) -> ModelProfile:
+    """Run a bundle of one stage in this process, and time each of the model's kernels, as planning does.
+
+    Kernels that fail, or may not end on made-up values, are counted in ``untimed``.
+
+    Args:
+        database: the tuned kernels with which the bundle was compiled.
+
+    Raises:
+        ProfileError: the stage is compiled for another kind of machine, or the model has no inputs to run on.
+    """
+    (stage,) = bundle.program.stages
+    target = bundle.plan.machine(stage.machine).target
+    if not runs_here(target):
+        raise ProfileError(
+            f"{stage.name} is compiled for {dict(target)}, which this machine cannot run; profile it on its machine"
+        )
+    inputs = verification_inputs(model)
+    if inputs is None:
+        raise ProfileError(
+            f"model {model.name!r} takes integers or booleans, for which random values may be out of range; give "
+            "example inputs"
+        )
+    steps = Steps(on_progress)
+    steps.total = WARM_UP_ROUNDS + rounds
+    wholes: list[float] = []
+    with InProcessRunner(bundle.program, bundle.blob_path, threads) as pipeline:
+        for _ in range(WARM_UP_ROUNDS + rounds):
+            steps.begin("timing the whole")
+            before = pipeline.statistics()[0].compute_seconds
+            pipeline.run(inputs)
+            wholes.append(pipeline.statistics()[0].compute_seconds - before)
+    steps.done()
+    tuned, this_process = open_database(database), Cluster.in_process(1, threads)
+    code = target_code(model, target, tuned)
+    (times,) = time_kernels(model.name, lambda _: code, this_process, refresh=True, on_progress=on_progress)
+    calls = times.code.calls
+    timed = [call for call in calls if call.digest in times.alone]
+    return ModelProfile(
+        model.name,
+        threads,
+        undisturbed_seconds([(seconds, seconds) for seconds in wholes[WARM_UP_ROUNDS:]]),
+        tuple(KernelProfile(call.kernel, times.alone[call.digest].seconds) for call in timed),
+        len(calls) - len(timed),
+        CallSeconds(times).ceilings,
     )

@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +49,7 @@ class CodecTrial:
 
 
 class CodecTrials:
-    """Runs a program without replicas on one micro-batch of ``inputs``, with and without codecs. A context manager."""
+    """Runs a program without replicas on one micro-batch of ``inputs``, with and without codecs."""
 
     def __init__(self, program: Program, blob_path: Callable[[str], Path], inputs: Sequence[np.ndarray]) -> None:
         self._inputs = inputs
@@ -92,12 +91,7 @@ class CodecTrials:
             self._codecs = {}
         return max(map(_relative_error, outputs, self._outputs), default=0.0)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._pipeline.close()
 
 

@@ -41,23 +41,22 @@ class Weight:
 class KernelCall:
     """One call of a kernel in a scheduled stage.
 
-    ``arguments`` are the operands, then ``results`` results. ``weight_positions`` says which of them are weights;
-    ``weights`` are those weights, except the small ones that are embedded in the code. ``consumers`` are the positions
-    of the calls that read a result, also through views. ``digest`` is equal for equal kernels of any name or model.
+    ``timed`` has its operands and results. ``weights`` are those of its weights that are not so small that they are
+    embedded in the code. ``consumers`` are the positions of the calls that read a result, also through views.
+    ``digest`` is equal for equal kernels of any name or model.
     """
 
     kernel: Kernel
     digest: str
-    arguments: tuple[TensorSpec, ...]
-    weight_positions: frozenset[int]
-    results: int
+    timed: TimedKernel
     weights: tuple[Weight, ...]
     consumers: tuple[int, ...]
 
     @property
     def activation_bytes(self) -> int:
         """Bytes of operands and results, without weights."""
-        return sum(argument.size_bytes for i, argument in enumerate(self.arguments) if i not in self.weight_positions)
+        timed = self.timed
+        return sum(argument.size_bytes for i, argument in enumerate(timed.arguments) if i not in timed.weights)
 
 
 def kernel_calls(module: tvm.IRModule, kernels: tuple[Kernel, ...]) -> tuple[KernelCall, ...]:
@@ -123,12 +122,11 @@ def _kernel_call(kernel: Kernel, call: relax.Call, digest: str, consumers: tuple
         if size_bytes(operands[i].ty) > LARGEST_EMBEDDED_BYTES
     }
     types = [*(tensor for operand in operands for tensor in tensors_in(operand.ty)), *results]
+    arguments = tuple(TensorSpec("", shape_of(kind), str(kind.dtype)) for kind in types)
     return KernelCall(
         kernel=kernel,
         digest=digest,
-        arguments=tuple(TensorSpec("", shape_of(kind), str(kind.dtype)) for kind in types),
-        weight_positions=frozenset(constants),
-        results=len(results),
+        timed=TimedKernel(symbol(digest), arguments, frozenset(constants), len(results)),
         weights=tuple(sorted(weights, key=lambda weight: weight.address)),
         consumers=consumers,
     )
@@ -168,28 +166,22 @@ class TargetCode:
     def device(self) -> str:
         return "cuda" if self.target["kind"] == "cuda" else "cpu"
 
-    def build(self, digests: Collection[str], blobs: BlobFolder) -> BlobSpec:
-        """Build a library of the kernels with these digests, unless it is kept from before."""
-        key = self._library_key(digests)
-        kept = recall(key, blobs)
-        if kept is not None:
-            return BlobSpec(**kept)
+    def build(self, digests: frozenset[str], blobs: BlobFolder) -> BlobSpec:
+        """Build a library of the kernels with these digests, unless it, or for one kernel that of all, is kept."""
+        everything = self.distinct.keys() - self.untimeable
+        for kernels in (digests, everything) if len(digests) == 1 else (digests,):
+            if (kept := recall(self._library_key(kernels), blobs)) is not None:
+                return BlobSpec(**kept)
         functions = {symbol(digest): function for digest, function in self.functions().items() if digest in digests}
-        library = library_of(functions, self.target, blobs, f"the library of {len(functions)} kernels to time")
-        keep(key, asdict(library), {library: blobs.path(library.sha256)})
+        with ScratchFolder("build") as folder:
+            path, what = folder.path / "kernels.so", f"the library of {len(functions)} kernels to time"
+            StageCompiler(self.target).build_kernels(functions, path, what)
+            library = blobs.add_file(path)
+        keep(self._library_key(digests), asdict(library), {library: blobs.path(library.sha256)})
         return library
-
-    def build_one(self, digest: str, blobs: BlobFolder) -> BlobSpec:
-        """Return a library with one kernel: that of all timeable kernels, if it is kept, else a new one."""
-        kept = recall(self._library_key(self.distinct.keys() - self.untimeable), blobs)
-        return self.build({digest}, blobs) if kept is None else BlobSpec(**kept)
 
     def _library_key(self, digests: Collection[str]) -> str:
         return key_of([self.target], library=sorted(digests), target=dict(self.target))
-
-    def timed(self, digest: str) -> TimedKernel:
-        call = self.distinct[digest]
-        return TimedKernel(symbol(digest), call.arguments, call.weight_positions, call.results)
 
 
 def target_code(model: Model, target: Mapping[str, Any], database: TuningDatabase | None) -> TargetCode:
@@ -231,13 +223,3 @@ def scheduled_calls(
 def symbol(digest: str) -> str:
     """Return the name of a kernel in a library for timing."""
     return f"kernel_{digest[:SYMBOL_LETTERS]}"
-
-
-def library_of(
-    functions: Mapping[str, tirx.PrimFunc], target: Mapping[str, Any], blobs: BlobFolder, name: str
-) -> BlobSpec:
-    """Compile and link functions under their names into one library; ``name`` is used in errors."""
-    with ScratchFolder("build") as folder:
-        path = folder.path / "kernels.so"
-        StageCompiler(target).build_kernels(functions, path, name)
-        return blobs.add_file(path)

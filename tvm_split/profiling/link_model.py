@@ -54,25 +54,9 @@ class ProbedLink:
     transport: str
 
 
-@dataclass(frozen=True)
-class LinkLine:
-    """Time of a link as a line: a tensor of ``b`` bytes takes ``latency_seconds + b / bytes_per_second``."""
-
-    latency_seconds: float
-    bytes_per_second: float
-
-
 def are_alike(first: float, second: float) -> bool:
     """Whether the times of two transfers are equal within noise."""
     return abs(first - second) <= ALIKE_SECONDS or max(first, second) <= DISAGREEMENT * min(first, second)
-
-
-def agree(first: ProbedLink, second: ProbedLink) -> bool:
-    """Whether two links are equal within noise."""
-    return len(first.samples) == len(second.samples) and all(
-        are_alike(*(sample.single_seconds for sample in pair))
-        for pair in zip(first.samples, second.samples, strict=True)
-    )
 
 
 def probe_sizes(tensor_sizes: Sequence[int]) -> tuple[int, int, int]:
@@ -94,8 +78,8 @@ def worthwhile_size(size_bytes: int, samples: Sequence[LinkSample]) -> int | Non
     return size_bytes
 
 
-def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
-    """Fit a line through at least two samples in ascending order of size.
+def fitted_line(samples: Sequence[LinkSample]) -> tuple[float, float]:
+    """Return latency (seconds) and bandwidth (bytes per second) of at least two samples in ascending order of size.
 
     The bandwidth is the lower of two: that of a single tensor, whose copies follow each other, and that of a stream,
     which a network may slow down after a while. The latency is that of the smallest tensor.
@@ -114,7 +98,7 @@ def fitted_line(samples: Sequence[LinkSample]) -> LinkLine:
     # If a small tensor was disturbed, the slope to a large one may be near 0. That is noise, not bandwidth: limit it.
     arrived = largest.single_seconds if largest.stream_seconds is None else largest.stream_seconds
     seconds_per_byte = max(seconds_per_byte, max(arrived / MOST_OVER_ARRIVED, SHORTEST_SECONDS) / largest.size_bytes)
-    return LinkLine(max(smallest.single_seconds - smallest.size_bytes * slope, 0.0), 1 / seconds_per_byte)
+    return max(smallest.single_seconds - smallest.size_bytes * slope, 0.0), 1 / seconds_per_byte
 
 
 def transfer_cost(to_machine: ProbedLink, from_machine: ProbedLink) -> StreamingCost:

@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from tvm_split.profiling.link_model import (
     SMALLEST_BYTES,
     LinkSample,
     ProbedLink,
-    agree,
     are_alike,
     fitted_line,
     probe_sizes,
@@ -43,7 +42,7 @@ from tvm_split.profiling.link_model import (
 )
 from tvm_split.profiling.machines import bus_of
 from tvm_split.profiling.probe_programs import ProbePrograms
-from tvm_split.profiling.rounds import SpotChecked, first_of, rounds_of, spot_checked
+from tvm_split.profiling.rounds import first_of, rounds_of
 from tvm_split.profiling.store import Store, entry_key
 from tvm_split.steps import StepProgress, Steps
 
@@ -85,8 +84,7 @@ def probe_links(
 
     Between machines, links whose speed is given in the cluster are not measured. A fast link takes some tenths of a
     second, a slow one a few seconds; pairs without a common machine or host are measured at the same time. Of links
-    between equal machines of the same hosts two are measured; if they disagree, a third one is. The others are
-    estimated.
+    between equal machines of the same hosts two are measured. The others get the times of the faster one.
 
     Args:
         sizes_bytes: sizes of the tensors that may be transferred.
@@ -138,16 +136,17 @@ class _Probing:
         links = list(permutations((CLIENT, *self._cluster.machine_names), 2))
         of_client = [ends for ends in links if CLIENT in ends]
         pairs = [ends for ends in links if CLIENT not in ends and self._is_measured(ends)]
-        self._steps.total = sum(
-            len(list(rounds_of(first_of(group, self._kind), self._hosts))) for group in (of_client, pairs)
-        )
-        estimated: set[Ends] = set()
-        for group in (of_client, pairs):  # pairs need the round trips of their machines
-            checked: SpotChecked[Ends, ProbedLink] = spot_checked(
-                group, self._kind, self._probe_links, agree, lambda probe: probe.samples[0].single_seconds
-            )
-            self._probes.update(checked.values)
-            estimated |= checked.assumed
+        probed = [first_of(group, self._kind) for group in (of_client, pairs)]  # pairs need the client's round trips
+        rounds = [together for group in probed for together in rounds_of(group, self._hosts)]
+        self._steps.total = len(rounds)
+        for together in rounds:
+            self._steps.begin("links " + ", ".join(f"{source} to {destination}" for source, destination in together))
+            with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
+                self._probes.update(zip(together, threads.map(self._known_or_probed, together), strict=True))
+        estimated = [ends for ends in (*of_client, *pairs) if ends not in self._probes]
+        for ends in estimated:
+            equal = (self._probes[link] for group in probed for link in group if self._kind(link) == self._kind(ends))
+            self._probes[ends] = min(equal, key=lambda probe: probe.samples[0].single_seconds)
         self._steps.done()
         streaming = {
             name: StreamingCost()
@@ -182,18 +181,9 @@ class _Probing:
             transport = self._cluster.transport_between_gpus(*ends)
             return LinkProfile(*ends, link.bytes_per_second, link.latency_seconds, "given", time.time(), transport)
         probe = self._probes[ends]
-        line = fitted_line(probe.samples)
+        latency, bytes_per_second = fitted_line(probe.samples)
         origin: Origin = "estimated" if is_estimated else "measured"
-        return LinkProfile(
-            *ends, line.bytes_per_second, line.latency_seconds, origin, probe.measured_at, probe.transport
-        )
-
-    def _probe_links(self, links: Sequence[Ends]) -> dict[Ends, ProbedLink]:
-        for together in rounds_of(links, self._hosts):
-            self._steps.begin("links " + ", ".join(f"{source} to {destination}" for source, destination in together))
-            with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
-                self._probes.update(zip(together, threads.map(self._known_or_probed, together), strict=True))
-        return {ends: self._probes[ends] for ends in links}
+        return LinkProfile(*ends, bytes_per_second, latency, origin, probe.measured_at, probe.transport)
 
     def _known_or_probed(self, ends: Ends) -> ProbedLink:
         """Return the probe that is kept for the same ends, versions and sizes, or else a new one.
@@ -203,7 +193,7 @@ class _Probing:
         key = self._key(ends)
         probe = None if self._refresh else self._store.get(key, _PROBED_LINK)
         if probe is not None and ends[0] == CLIENT:
-            half = self._pass(ends, SMALLEST_BYTES).single_seconds / 2
+            half = self._pass(ends, SMALLEST_BYTES)[0].single_seconds / 2
             if not are_alike(half, probe.samples[0].single_seconds):
                 self._refresh, probe = True, None
         if probe is None:
@@ -239,13 +229,10 @@ class _Probing:
             worthwhile = worthwhile_size(size, samples)
             if worthwhile is None:
                 break
-            passage = self._pass(ends, worthwhile)
+            sample, transport = self._pass(ends, worthwhile)
             if CLIENT in ends and not samples:
-                elsewhere = passage.single_seconds / 2
-            transport = passage.transports[ends]
-            single = max(passage.single_seconds - elsewhere, 0.0)
-            cpu_seconds = passage.processor_seconds, passage.client_seconds
-            samples.append(LinkSample(worthwhile, single, passage.stream_seconds, *cpu_seconds))
+                elsewhere = sample.single_seconds / 2
+            samples.append(replace(sample, single_seconds=max(sample.single_seconds - elsewhere, 0.0)))
         return ProbedLink(time.time(), tuple(samples), transport)
 
     def _bus_seconds(self, ends: Ends) -> float:
@@ -255,8 +242,8 @@ class _Probing:
         buses = [bus_of(device) for name in ends for device in self._workers[name].cuda_devices[:1]]
         return sum(bus.latency_seconds for bus in buses if bus is not None)
 
-    def _pass(self, ends: Ends, size_bytes: int) -> Passage:
-        """Pass tensors of this size over a link, and small ones from and to the client."""
+    def _pass(self, ends: Ends, size_bytes: int) -> tuple[LinkSample, str]:
+        """Pass tensors of this size over a link, and small ones from and to the client; return also the transport."""
         machines = [end for end in ends if end != CLIENT]
         sizes = [SMALLEST_BYTES] * (len(machines) + 1)
         sizes[0 if ends[0] == CLIENT else 1] = size_bytes
@@ -271,7 +258,8 @@ class _Probing:
                 links=self._settings,
                 model="links to measure",
             ) as pipeline:
-                return measured_passage(pipeline, [np.zeros(sizes[0], np.uint8)], SERIES_SECONDS)
+                sample = measured_passage(pipeline, [np.zeros(sizes[0], np.uint8)], size_bytes)
+                return sample, {(link.source, link.destination): link.transport for link in pipeline.links()}[ends]
         except CompileError:
             raise
         except TvmSplitError as error:
@@ -282,26 +270,14 @@ class _Probing:
             ) from error
 
 
-@dataclass(frozen=True)
-class Passage:
-    """Times of a tensor through a pipeline, without its computing, in seconds.
+def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], size_bytes: int) -> LinkSample:
+    """Measure single runs for about `SERIES_SECONDS` and a stream for as long, after one warm-up run.
 
-    ``single_seconds`` is the lower quartile of single runs. In a stream, a result arrives every ``stream_seconds``, and
-    the machines take ``processor_seconds`` of CPU time per micro-batch, and this process ``client_seconds``.
+    Times are those of the whole pipeline without its computing; a single run counts with the lower quartile.
     """
-
-    single_seconds: float
-    stream_seconds: float | None
-    processor_seconds: float
-    client_seconds: float
-    transports: Mapping[Ends, str]
-
-
-def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], series_seconds: float) -> Passage:
-    """Measure single runs for about ``series_seconds`` and a stream for as long, after one warm-up run."""
     pipeline.run(inputs)
     runs = [_seconds_of_run(pipeline, inputs)]
-    count = _times(series_seconds, runs[0])
+    count = _times(runs[0])
     runs += [_seconds_of_run(pipeline, inputs) for _ in range(count)]
     computed: dict[str, dict[int, float]] = defaultdict(dict)
     for event in pipeline.trace():
@@ -311,7 +287,7 @@ def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], series_sec
     usual = sum(statistics.median(stage.values()) for stage in computed.values())
     stream_seconds, processor_seconds, client_seconds = None, 0.0, 0.0
     if runs[0] < HOPELESS_SECONDS:
-        streamed = 1 + _times(series_seconds, runs[0] / 2)
+        streamed = 1 + _times(runs[0] / 2)
         before = sum(pipeline.processor_seconds().values())
         client_before = time.process_time()
         arrivals = [time.perf_counter() for _ in pipeline.stream([inputs] * streamed)]
@@ -319,14 +295,13 @@ def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], series_sec
         after = sum(pipeline.processor_seconds().values())
         processor_seconds = max((after - before) / streamed - usual, 0.0)
         stream_seconds = (arrivals[-1] - arrivals[0]) / (streamed - 1)
-    transports = {(link.source, link.destination): link.transport for link in pipeline.links()}
     # Other programs only make runs longer, so the lower quartile counts.
     single_seconds = statistics.quantiles(singles, n=4, method="inclusive")[0]
-    return Passage(max(single_seconds, 0.0), stream_seconds, processor_seconds, client_seconds, transports)
+    return LinkSample(size_bytes, max(single_seconds, 0.0), stream_seconds, processor_seconds, client_seconds)
 
 
-def _times(series_seconds: float, seconds: float) -> int:
-    return 1 if seconds > HOPELESS_SECONDS else min(max(int(series_seconds / max(seconds, 1e-6)), FEWEST), MOST)
+def _times(seconds: float) -> int:
+    return 1 if seconds > HOPELESS_SECONDS else min(max(int(SERIES_SECONDS / max(seconds, 1e-6)), FEWEST), MOST)
 
 
 def _seconds_of_run(pipeline: Session, inputs: Sequence[np.ndarray]) -> float:

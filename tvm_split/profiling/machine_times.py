@@ -1,4 +1,4 @@
-"""Known kernel times of one machine: measured now, cached, or taken from an identical machine."""
+"""Known kernel times of one machine: measured now, cached, or taken from an identical machine; and times of calls."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from pydantic import Field, TypeAdapter
 from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.compiler.targets import target_text
-from tvm_split.profiling.kernels import TargetCode, symbol
+from tvm_split.errors import ProfileError
+from tvm_split.planner.profile import SHORTEST_SECONDS, PieceTime
+from tvm_split.profiling.kernels import KernelCall, TargetCode, symbol
 from tvm_split.profiling.machines import MachineFacts
-from tvm_split.profiling.peaks import CeilingCode
+from tvm_split.profiling.peaks import CeilingCode, Ceilings
 from tvm_split.profiling.store import Store, entry_key
 
 MOST_OF_MEMORY = 0.5
@@ -40,7 +42,8 @@ _CACHED_TIME = TypeAdapter(CachedTime)
 class MachineTimes:
     """Known times of one machine by digest, alone and under contention, and why others are unknown.
 
-    The times alone include those of the kernels of ``ceilings``.
+    Contention is with ``companions``; a machine without any is always alone. The times alone include those of the
+    kernels of ``ceilings``.
     """
 
     machine: MachineFacts
@@ -48,11 +51,21 @@ class MachineTimes:
     ceilings: CeilingCode | None
     cache: Store
     companions: tuple[str, ...]
-    alone: dict[str, CachedTime] = field(default_factory=dict)
-    contended: dict[str, CachedTime] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     measured: set[str] = field(default_factory=set)
     doubt: str = ""
+    _times: dict[tuple[str, ...], dict[str, CachedTime]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._times = {(): {}, self.companions: {}}
+
+    @property
+    def alone(self) -> dict[str, CachedTime]:
+        return self._times[()]
+
+    @property
+    def contended(self) -> dict[str, CachedTime]:
+        return self._times[self.companions]
 
     @property
     def name(self) -> str:
@@ -60,8 +73,8 @@ class MachineTimes:
 
     def recall(self) -> None:
         """Load the times that the cache has."""
-        for digest in (*self.code.distinct, *self._peaks):
-            for times, companions in ((self.alone, ()), (self.contended, self.companions)):
+        for companions, times in self._times.items():
+            for digest in (*self.code.distinct, *self._peaks):
                 cached = self.cache.get(self._key(digest, companions), _CACHED_TIME)
                 if cached is not None:
                     times[digest] = cached
@@ -82,8 +95,9 @@ class MachineTimes:
 
     def forget(self) -> None:
         """Discard all known times of the code's kernels."""
-        self.alone = {digest: cached for digest, cached in self.alone.items() if digest in self._peaks}
-        self.contended.clear()
+        for times in self._times.values():
+            for digest in times.keys() - self._peaks.keys():
+                del times[digest]
 
     @property
     def known(self) -> frozenset[str]:
@@ -101,7 +115,8 @@ class MachineTimes:
         return frozenset(
             digest
             for digest in self.code.distinct
-            if digest not in self.code.untimeable and self.code.timed(digest).size_bytes < MOST_OF_MEMORY * room
+            if digest not in self.code.untimeable
+            and self.code.distinct[digest].timed.size_bytes < MOST_OF_MEMORY * room
         )
 
     @property
@@ -117,7 +132,7 @@ class MachineTimes:
         ordered = [digest for digest in self.code.distinct if digest in digests]
         room = self.machine.memory_free_bytes
         weight_bytes = min(self.code.weight_bytes, int(MOST_OF_MEMORY * room)) if room else self.code.weight_bytes
-        kernels = tuple(self.code.timed(digest) for digest in ordered)
+        kernels = tuple(self.code.distinct[digest].timed for digest in ordered)
         target = target_text(self.code.target)
         return KernelSet(self.machine.name, self.code.device, library, kernels, weight_bytes, target)
 
@@ -132,9 +147,7 @@ class MachineTimes:
                 self.problems[digest] = kernel_time.error
             else:
                 new_times[digest] = CachedTime(kernel_time.seconds, time.time())
-        (self.contended if companions else self.alone).update(new_times)
-        if not self.companions:
-            self.contended.update(new_times)
+        self._times[companions].update(new_times)
         self.measured |= new_times.keys()
         entries = {self._key(digest, companions): cached for digest, cached in new_times.items()}
         self.cache.put({key: cached for key, cached in entries.items() if is_confirmed or self._is_faster(key, cached)})
@@ -150,12 +163,9 @@ class MachineTimes:
 
     def take_from(self, equal: MachineTimes) -> None:
         """Use the measured times of an identical machine, and keep them in the cache unless they are doubtful."""
-        for own_times, equal_times, companions in (
-            (self.alone, equal.alone, ()),
-            (self.contended, equal.contended, self.companions),
-        ):
+        for (companions, times), equal_times in zip(self._times.items(), equal._times.values(), strict=True):
             copied = {digest: equal_times[digest] for digest in equal.measured & equal_times.keys()}
-            own_times.update(copied)
+            times.update(copied)
             if not equal.doubt:
                 self.cache.put({self._key(digest, companions): cached for digest, cached in copied.items()})
         self.problems.update(equal.problems)
@@ -166,3 +176,59 @@ class MachineTimes:
         has_weights = digest in self.code.distinct and self.code.distinct[digest].weights
         warmth = self.code.weight_bytes.bit_length() if has_weights else 0
         return entry_key(kernel=digest, target=dict(self.code.target), with_=list(companions), warmth=warmth)
+
+
+class CallSeconds:
+    """Seconds of kernel calls on a machine, alone and under contention: measured, else from a roofline of its peaks.
+
+    They include the network's overhead per weight.
+
+    Raises:
+        ProfileError: nothing could be measured on the machine.
+    """
+
+    def __init__(self, times: MachineTimes) -> None:
+        self._times = times
+        self.ceilings = _ceilings(times)
+        known_digests = [digest for digest in times.code.distinct if digest in times.known]
+        alone = sum(times.alone[digest].seconds for digest in known_digests)
+        self._slower = (
+            sum(times.contended[digest].seconds for digest in known_digests) / alone if known_digests else 1.0
+        )
+
+    def of(self, calls: Sequence[KernelCall]) -> PieceTime:
+        """Return the time of calls that run one after the other."""
+        call_times = [self._of_call(call) for call in calls]
+        by_itself, in_company = (
+            max(sum(call_time[place] for call_time in call_times), SHORTEST_SECONDS) for place in (0, 1)
+        )
+        all_known = all(call.digest in self._times.known for call in calls)
+        # Contention never makes kernels faster: a longer time alone was disturbed.
+        return PieceTime(min(by_itself, in_company), in_company, "measured" if all_known else "estimated")
+
+    def _of_call(self, call: KernelCall) -> tuple[float, float]:
+        weight_seconds = len(call.weights) * self.ceilings.seconds_per_weight
+        if call.digest in self._times.known:
+            alone, contended = (times[call.digest].seconds for times in (self._times.alone, self._times.contended))
+            return alone + weight_seconds, contended + weight_seconds * self._slower
+        roofline = weight_seconds + max(
+            call.kernel.operations / self.ceilings.operations_per_second,
+            call.kernel.moved_bytes / self.ceilings.bytes_per_second,
+        )
+        return roofline, roofline * self._slower
+
+
+def _ceilings(times: MachineTimes) -> Ceilings:
+    """Return peak operations and bytes per second: measured, or else the best that any kernel reached."""
+    code = times.ceilings
+    if code is not None and not times.lacks_ceilings:
+        return code.ceilings({digest: times.alone[digest].seconds for digest in code.kernels})
+    measured_rates = [
+        (call.kernel.operations / times.alone[digest].seconds, call.kernel.moved_bytes / seconds)
+        for digest, call in times.code.distinct.items()
+        if digest in times.alone and (seconds := times.alone[digest].seconds)
+    ]
+    if not measured_rates:
+        reasons = "; ".join(sorted(set(times.problems.values()))) or "none of its kernels can be timed"
+        raise ProfileError(f"nothing could be measured on machine {times.machine.name!r}: {reasons}")
+    return Ceilings(*(max(rates) for rates in zip(*measured_rates, strict=True)))

@@ -111,29 +111,14 @@ def _facts(
     require_fit(machine, worker)
     identity = _identity(worker.hostname, worker.architecture, worker.cpu_features, worker.tvm_version)
     identity["cuda_devices"] = [device.arch for device in worker.cuda_devices]
-    facts = MachineFacts(
-        machine.name,
-        target,
-        worker.threads,
-        worker.host,
-        worker.hostname,
-        worker.memory_free_bytes,
-        identity,
-        worker.host_cores,
-    )
-    return _on_gpu(facts, worker.cuda_devices) if has_gpu else facts
-
-
-def _on_gpu(machine: MachineFacts, devices: Sequence[CudaDeviceDescription]) -> MachineFacts:
-    """Return the machine with the memory and the bus of its first GPU, on which stages run."""
-    if not devices:
-        return replace(machine, memory_free_bytes=0)
-    device = devices[0]
-    return replace(
-        machine,
-        memory_free_bytes=device.memory_free_bytes or device.memory_bytes,
-        device=device.bus_identity,
-        bus=bus_of(device),
+    memory, device, bus = worker.memory_free_bytes, "", None
+    if has_gpu:  # stages run on the first GPU
+        gpu = next(iter(worker.cuda_devices), None)
+        memory = (gpu.memory_free_bytes or gpu.memory_bytes) if gpu else 0
+        device, bus = (gpu.bus_identity, bus_of(gpu)) if gpu else ("", None)
+    host, threads = worker.host, worker.threads
+    return MachineFacts(
+        machine.name, target, threads, host, worker.hostname, memory, identity, worker.host_cores, device, bus
     )
 
 

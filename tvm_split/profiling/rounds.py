@@ -1,4 +1,4 @@
-"""What is measured how often, and together with what: the rule about noise, spot checks, and rounds of pairs.
+"""What is measured how often, and together with what: the rule about noise, and rounds of pairs.
 
 Other programs can only make a measurement longer. So the fastest of several is the best one, if a second one is close
 to it: a single fast one may be a clock error.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 Key = TypeVar("Key")
 Measured = TypeVar("Measured")
 Item = TypeVar("Item", bound=Hashable)
-Value = TypeVar("Value")
 
 WITHIN = 0.05
 """Largest relative difference between two undisturbed measurements of the same thing."""
@@ -63,49 +61,12 @@ def _is_confirmed(samples: list[Measured], seconds_of: Callable[[Measured], floa
     return bool(slower) and slower[0] <= fastest * (1 + WITHIN)
 
 
-@dataclass(frozen=True)
-class SpotChecked(Generic[Item, Value]):
-    """A value for each item; ``assumed`` are the items with the value of another item of their kind."""
-
-    values: Mapping[Item, Value]
-    assumed: frozenset[Item]
-
-
 def first_of(items: Iterable[Item], kind_of: Callable[[Item], Hashable]) -> list[Item]:
-    """Return the items to measure first: the first and the last of every kind, the two most likely to differ."""
-    return [item for kind in _by_kind(items, kind_of) for item in dict.fromkeys((kind[0], kind[-1]))]
-
-
-def spot_checked(
-    items: Sequence[Item],
-    kind_of: Callable[[Item], Hashable],
-    measure: Callable[[Sequence[Item]], Mapping[Item, Value]],
-    agree: Callable[[Value, Value], bool],
-    size: Callable[[Value], float],
-) -> SpotChecked[Item, Value]:
-    """Measure two items of every kind; if they agree, the others of the kind get the value of the first.
-
-    If they disagree, one of them was disturbed. Then a third is measured, and the others get the value of the middle
-    ``size``.
-    """
-    values = dict(measure(first_of(items, kind_of)))
-    kinds = _by_kind(items, kind_of)
-    thirds = [kind[len(kind) // 2] for kind in kinds if len(kind) > 2 and not agree(values[kind[0]], values[kind[-1]])]
-    if thirds:
-        values.update(measure(thirds))
-    assumed: dict[Item, Value] = {}
-    for kind in kinds:
-        measured = [item for item in kind if item in values]
-        typical = sorted(measured, key=lambda item: size(values[item]))[1] if len(measured) > 2 else measured[0]
-        assumed.update(dict.fromkeys([item for item in kind if item not in values], values[typical]))
-    return SpotChecked({**values, **assumed}, frozenset(assumed))
-
-
-def _by_kind(items: Iterable[Item], kind_of: Callable[[Item], Hashable]) -> list[list[Item]]:
+    """Return the items to measure: the first and the last of every kind, the two most likely to differ."""
     kinds: dict[Hashable, list[Item]] = {}
     for item in items:
         kinds.setdefault(kind_of(item), []).append(item)
-    return list(kinds.values())
+    return [item for kind in kinds.values() for item in dict.fromkeys((kind[0], kind[-1]))]
 
 
 def rounds_of(pairs: Sequence[tuple[str, str]], hosts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:

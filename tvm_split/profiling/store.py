@@ -24,13 +24,15 @@ from tvm_split.errors import MeasurementsWarning
 
 FORMAT = "tvm-split measurements"
 VERSION = 3
-REMEDY = f"repair owner and mode (chown, chmod go-w), or name another folder in ${CACHE_VARIABLE}"
+REMEDY = f"name another folder in ${CACHE_VARIABLE}"
 
 Measurement = TypeVar("Measurement")
 
 LOCKED_SECONDS = 60.0
 _locked_until: dict[Path, float] = {}
 """Time (monotonic) at which a locked folder is tried again; otherwise each store would wait for the lock again."""
+_warned: set[Path] = set()
+"""Files and folders of which a warning was shown: several stores use a folder, and each tries it again."""
 
 
 def default_folder() -> Path:
@@ -104,17 +106,26 @@ class Store:
                 return {**content["entries"]}
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        except OSError as error:
+            self._warn_unkept(self.path.parent, error)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             self._warn_damaged(str(error))
         return {}  # the file of another version is overwritten
 
     def _warn_unkept(self, folder: Path, error: OSError) -> None:
-        remedy = REMEDY if isinstance(error, PermissionError) else f"or name another folder in ${CACHE_VARIABLE}"
-        text = f"measurements are not kept in {folder} ({reason_of(error)}): {remedy}"
-        warnings.warn(text, MeasurementsWarning, stacklevel=1)
+        remedy = (
+            f"repair owner and mode (chown, chmod go-w), or {REMEDY}" if isinstance(error, PermissionError) else REMEDY
+        )
+        _warn(folder, f"measurements are not kept in {folder} ({reason_of(error)}): {remedy}")
 
     def _warn_damaged(self, problem: str) -> None:
-        text = f"{self.path} is damaged ({problem}): what it holds is measured again"
+        if self.path is not None:
+            _warn(self.path, f"{self.path} is damaged ({problem}): what it holds is measured again")
+
+
+def _warn(path: Path, text: str) -> None:
+    if path not in _warned:
+        _warned.add(path)
         warnings.warn(text, MeasurementsWarning, stacklevel=1)
 
 

@@ -24,7 +24,7 @@ from tvm_split.planner.by_hand import named, with_independent_layers
 from tvm_split.planner.evaluate import evaluate, limit_violations, memory_shortage, shares_by_speed
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.prediction import ComparedPlan
-from tvm_split.planner.problem import Axis, Evaluation, Problem, Sharding, Stage, Timed, objective_seconds
+from tvm_split.planner.problem import Axis, Evaluation, Problem, Sharding, Stage, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search.instance import instance_of
@@ -70,13 +70,7 @@ class ShardPlan:
         return f"{names_of(list(how))} shared by {names_of(list(machines))}"
 
     def compared(self, why: str) -> ComparedPlan:
-        return compared(self.words, self.stages, self.evaluation, why)
-
-
-def compared(name: str, stages: Sequence[Stage], plan: Timed, why: str) -> ComparedPlan:
-    """A plan of these stages of layers that was not chosen, and ``why``."""
-    counted = tuple(("+".join(stage.machines), len(stage.layers)) for stage in stages)
-    return ComparedPlan(name, counted, plan.period_seconds, plan.latency_seconds, why)
+        return ComparedPlan.of(self.words, self.stages, self.evaluation, why)
 
 
 class ShardCandidates:

@@ -9,13 +9,13 @@ from functools import partial
 from tvm_split.cluster.cluster import Workers
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import PredictCoded
-from tvm_split.planner.fewest_machines import MARGIN
+from tvm_split.planner.baselines import MARGIN
 from tvm_split.planner.predict import Certificate, predict
-from tvm_split.planner.prediction import Prediction
+from tvm_split.planner.prediction import ComparedPlan, Prediction
 from tvm_split.planner.problem import Problem, Stage, Timed, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.bounds import division_bound
-from tvm_split.shard_planning.candidates import ShardCandidates, ShardPlan, compared
+from tvm_split.shard_planning.candidates import ShardCandidates, ShardPlan
 from tvm_split.steps import StepProgress
 from tvm_split.units import names_of, seconds_text
 
@@ -111,7 +111,7 @@ class ShardChoice:
             bound = min(bound, whole.prediction.lower_bound_seconds)
             whole_text = seconds_text(self._value(whole.prediction))
             why = f"the best plan without splits inside layers has {whole_text}, {best_text}"
-            first = compared(f"whole layers on {names_of(whole.machines)}", whole.stages, whole.prediction, why)
+            first = ComparedPlan.of(f"whole layers on {names_of(whole.machines)}", whole.stages, whole.prediction, why)
             lost = [
                 first,
                 *lost,

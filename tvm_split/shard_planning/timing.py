@@ -15,8 +15,9 @@ from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.model import Model
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.step_graph import Step, StepGraph
-from tvm_split.profiling.cluster_timing import CallSeconds, ClusterTiming
+from tvm_split.profiling.kernel_timing import time_kernels
 from tvm_split.profiling.kernels import KernelCall, TargetCode, scheduled_calls, shared_weight_bytes, untimeable_in
+from tvm_split.profiling.machine_times import CallSeconds
 from tvm_split.profiling.machines import MachineFacts
 from tvm_split.shard_planning.estimates import PartEstimates, transfers_of
 from tvm_split.steps import StepProgress
@@ -35,11 +36,16 @@ def profile_parts(
     """The measured steps of each plan: their kernels are compiled as for a deployment and cached like those of pieces.
 
     Kernels that cannot be measured are estimated, as in a profile. ``estimates`` says which steps run under contention.
-    Other arguments, and errors, are those of `ClusterTiming.measure`.
+    Other arguments, and errors, are those of `time_kernels`.
     """
     scheduled = [_ScheduledPlan(model, plan, open_database(database)) for plan in plans]
-    timing = ClusterTiming(f"parts of {model.name}", lambda machine: _code(scheduled, machine))
-    times = timing.measure(cluster, refresh=refresh, on_progress=on_progress)
+    times = time_kernels(
+        f"parts of {model.name}",
+        lambda machine: _code(scheduled, machine),
+        cluster,
+        refresh=refresh,
+        on_progress=on_progress,
+    )
     used = {machine for plan in scheduled for machine in plan.machines()}
     seconds = {time.machine.name: CallSeconds(time) for time in times if time.machine.name in used}
     return tuple(

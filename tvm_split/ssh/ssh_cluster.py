@@ -13,8 +13,7 @@ from rpc_runtime.processes import Closing, before_end, cleared
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
-from tvm_split.ssh.kits import Kits
-from tvm_split.ssh.ssh_worker import SshWorker
+from tvm_split.ssh.ssh_worker import Kits, SshWorker
 
 AT_ONCE = 32
 REACH_SECONDS = 10.0

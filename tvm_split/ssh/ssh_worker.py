@@ -22,14 +22,15 @@ from typing import Any
 from rpc_runtime import private_folder
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.processes import Closing
+from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.foreign_text import cleaned
 from tvm_split.cluster.machine import Machine, SshAccess
 from tvm_split.errors import ClusterError
 from tvm_split.ssh import remote_side
-from tvm_split.ssh.kits import Kits
 from tvm_split.units import bytes_text
-from tvm_split.worker_kit.distributions import Platform
+from tvm_split.worker_kit.distributions import Platform, needed_versions
+from tvm_split.worker_kit.kit import own_files, pack, write_kit
 
 SSH_VARIABLE = "TVM_SPLIT_SSH"
 """The environment variable with the command, and its options, to run instead of ``ssh``, like GIT_SSH_COMMAND."""
@@ -42,6 +43,42 @@ SILENT_END_SECONDS = 1.0
 END_SECONDS = remote_side.STOP_SECONDS + 5.0
 MOST_LINES_KEPT = 5
 _END = None
+
+
+class Kits:
+    """The kits of one `tvm-split up`: each is packed once for all machines of its kind. Thread-safe.
+
+    ``digest`` changes with this installation, since a worker must fit the client that deploys to it. ``needs`` are the
+    packages that a worker imports, with their versions here.
+    """
+
+    def __init__(self) -> None:
+        self.needs = needed_versions()
+        digest = hashlib.sha256(repr(sorted(self.needs.items())).encode())
+        for name, path in sorted(own_files().items()):
+            content = path.read_bytes()
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+        self.digest = digest.hexdigest()[:16]
+        self._lock = threading.Lock()
+        self._packed: dict[object, bytes] = {}
+
+    def packed(self, platform: Platform, device: str, has_packages: bool) -> bytes:
+        """Return a gzipped tar file of the folder ``kit``; without packages for a Python that has them.
+
+        Raises:
+            KitError: pip cannot download a package for the platform.
+        """
+        key = "" if has_packages else (platform, device)
+        with self._lock:
+            if key not in self._packed:
+                with ScratchFolder("kit") as folder:
+                    packed = folder.path / "kit.tar.gz"
+                    if has_packages:
+                        pack({f"kit/packages/{name}": path for name, path in own_files().items()}, packed)
+                    else:
+                        write_kit(packed, device, platform)
+                    self._packed[key] = packed.read_bytes()
+            return self._packed[key]
 
 
 class SshWorker(Closing):

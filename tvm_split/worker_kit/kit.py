@@ -2,7 +2,6 @@
 
 worker          starts the worker with a suitable Python that it finds
 __main__.py     starts it with a given Python: ``python FOLDER``
-start.py        is run by ``__main__.py`` if the Python version fits
 kit.json        the kit's Python, processor and device, and the versions of its packages
 packages/       the worker's own files, and the needed files of every package that it imports
 """
@@ -12,27 +11,46 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import rpc_runtime
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.errors import KitError
 from tvm_split.outputs import written
 from tvm_split.steps import StepProgress
 from tvm_split.worker_kit import start
 from tvm_split.worker_kit.distributions import Distribution, Platform, downloaded, installed_for, needed_versions
-from tvm_split.worker_kit.needed_files import (
-    CUDA_RUNTIME,
-    TVM_CUDA_RUNTIME,
-    TVM_RUNTIME,
-    is_needed,
-    own_files,
-    place_of,
-)
+
+TVM_RUNTIME = "libtvm_runtime.so", "libtvm_runtime_extra.so"
+"""TVM's runtime libraries; the second one is for tuning (`rpc_runtime.worker.tuning_process`)."""
+TVM_CUDA_RUNTIME = "libtvm_runtime_cuda.so"
+CUDA_RUNTIME = "libcudart.so"
+
+_LICENCE = r"[^/]+\.dist-info/(METADATA|licenses/.*|LICEN[SC]E.*|NOTICE.*)"
+_NOBODYS = r"(^|/)(tests?|testing|include)/|\.(pyi|pxd|pyx|pxi|h|hpp|a|pyc|typed)$"
+"""Files that are used only to compile or test a package."""
+
+_ONLY: dict[str, Sequence[str]] = {
+    # The modules that `runtime_alone` imports, and their parent packages, whose code it does not run.
+    "apache-tvm": (
+        r"tvm/(__init__|_version|base|error|libinfo)\.py",
+        r"tvm/(runtime|rpc)/.*\.py",
+        r"tvm/support/(__init__|libinfo|utils)\.py",
+        r"tvm/(LICENSE|NOTICE|licenses/.*)",
+    ),
+    "nvidia-cuda-runtime": (rf"nvidia/cu\d+/lib/{re.escape(CUDA_RUNTIME)}\.\d+",),
+}
+_NOT: dict[str, Sequence[str]] = {
+    "apache-tvm-ffi": (r"tvm_ffi/(3rdparty|cython|share|src|stub)/.*",),
+    "numpy": (r"numpy/(doc|f2py|typing|_pyinstaller)/.*", r"numpy/_core/_(\w+_tests|simd)\..*"),
+    "zstandard": (r"zstandard/_cffi\..*",),  # only for interpreters other than CPython
+}
 
 FORMAT = "tvm-split worker kit"
 OWN = "tvm-split"
@@ -58,21 +76,6 @@ for python in python{python} python3; do
 done
 echo "error: there is no python{python} here: install one, or name it with PYTHON=…" >&2
 exit 1
-"""
-_MAIN = """# As every Python reads it, from 2.7 on: others than the one that this was packed for are told so.
-import sys
-
-if sys.version_info[:2] != ({comma}):
-    sys.stderr.write(
-        "error: this kit is for Python {python}, and %s is %d.%d: name another one with PYTHON=python{python}, "
-        "or make a kit with its --python\\n" % ((sys.executable,) + tuple(sys.version_info[:2]))
-    )
-    sys.exit(1)
-
-if __name__ == "__main__":
-    from start import main
-
-    sys.exit(main())
 """
 
 
@@ -210,9 +213,8 @@ def _with_own_files(
     }
     texts = {
         "kit.json": json.dumps(described, indent=1) + "\n",
-        "__main__.py": _for_python(_MAIN, platform),
-        "start.py": Path(start.__file__).read_text(encoding="utf-8"),
-        "worker": _for_python(_STARTER, platform),
+        "__main__.py": Path(start.__file__).read_text(encoding="utf-8"),
+        "worker": _STARTER.replace("{python}", python).replace("{comma}", python.replace(".", ", ")),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -223,11 +225,6 @@ def _with_own_files(
         own_part.files + len(texts),
         own_part.size_bytes + sum(len(text.encode()) for text in texts.values()),
     )
-
-
-def _for_python(text: str, platform: Platform) -> str:
-    major, minor = platform.python
-    return text.replace("{python}", f"{major}.{minor}").replace("{comma}", f"{major}, {minor}")
 
 
 def _require_libraries(folder: Path, device: str, platform: Platform) -> None:
@@ -250,3 +247,35 @@ def pack(files: Mapping[str, Path], packed: Path, compression: str = "gz") -> No
             content = path.read_bytes()
             entry.size, entry.mode = len(content), 0o755 if path.stat().st_mode & 0o100 else 0o644
             written.addfile(entry, io.BytesIO(content))
+
+
+def is_needed(package: str, name: str, device: str) -> bool:
+    """Whether a worker for a device (``"cpu"`` or ``"cuda"``) needs a file of a package.
+
+    ``name`` is relative to the folder of all packages, with slashes, as in a wheel.
+    """
+    if name.startswith("../") or ".data/" in name:
+        return False
+    if ".dist-info/" in name:
+        return re.fullmatch(_LICENCE, name) is not None
+    if package == "apache-tvm" and name.startswith("tvm/lib/"):
+        libraries = (*TVM_RUNTIME, TVM_CUDA_RUNTIME) if device == "cuda" else TVM_RUNTIME
+        return name.removeprefix("tvm/lib/") in libraries
+    if package in _ONLY:
+        return any(re.fullmatch(pattern, name) for pattern in _ONLY[package])
+    if re.search(_NOBODYS, name):
+        return False
+    return not any(re.fullmatch(pattern, name) for pattern in _NOT.get(package, ()))
+
+
+def place_of(package: str, name: str) -> str:
+    """Return a file's path in the kit's ``packages``: as in a wheel, but CUDA's library where TVM's finds it."""
+    if package == "nvidia-cuda-runtime" and name.startswith("nvidia/"):
+        return f"tvm/lib/{name.rpartition('/')[2]}"
+    return name
+
+
+def own_files() -> dict[str, Path]:
+    """Return the worker's own files by their paths relative to the folder that it is imported from."""
+    root = Path(rpc_runtime.__file__).parent.parent
+    return {str(path.relative_to(root)): path for path in (root / "rpc_runtime").rglob("*.py")}

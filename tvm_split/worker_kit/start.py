@@ -1,6 +1,6 @@
 """Start the worker of this kit: ``python FOLDER --listen HOST:PORT``, with a Python without installed packages.
 
-A kit's ``__main__`` runs this module after it has checked the version of Python.
+It is a kit's ``__main__.py``, so every Python from 3.7 on reads it, and names the one to take.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 
-def problem_of(kit: dict[str, Any], architecture: str, system: str, glibc: str) -> str:
+def problem_of(kit: dict[str, Any], python: str, architecture: str, system: str, glibc: str) -> str:
     """Return why a kit does not run here and what to do; empty if it runs. ``glibc`` is empty if unknown."""
     parts = glibc.split(".")
+    if python != kit["python"]:
+        return (
+            f"this kit is for Python {kit['python']}, and {sys.executable} is {python}: name another one with "
+            f"PYTHON=python{kit['python']}, or make a kit with its --python"
+        )
     if system != "linux":
         return f"a worker runs on Linux, and this is {system}"
     if architecture != kit["architecture"]:
@@ -28,7 +33,8 @@ def main() -> int:
     """Run the worker and return its exit code; 1 if the kit cannot run here."""
     kit_folder = Path(__file__).resolve().parent
     kit = json.loads((kit_folder / "kit.json").read_text(encoding="utf-8"))
-    problem = problem_of(kit, platform.machine(), sys.platform, platform.libc_ver()[1])
+    python = "{}.{}".format(*sys.version_info)
+    problem = problem_of(kit, python, platform.machine(), sys.platform, platform.libc_ver()[1])
     if problem:
         sys.stderr.write(f"error: {problem}\n")
         return 1
@@ -41,3 +47,7 @@ def main() -> int:
     from rpc_runtime.worker.process import main as serve
 
     return serve(results)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,7 +6,7 @@
 The sum runs over channels and over the positions of a convolution's kernel (a matrix has one position). ``left`` and
 ``right`` are views that are never in memory: a kernel computes them when it loads into shared memory (the image behind
 a matrix of patches). Both have the sum's axis first, so that a thread's registers are contiguous there. The schedule
-cuts a product into tiles and its sum into slices. For few rows, the slices are made here.
+cuts a product into tiles and its sum into slices.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm import te, tirx
+from tvm import te
 
 from schedules.blocks import ANCHOR
 from schedules.gpu.tile import (
     DEPTH_FIRST,
     FETCH,
-    FEW_ROWS,
-    MOST_ROWS,
     STORE,
     TENSOR_CORE,
     TENSOR_CORE_SMALLEST,
@@ -30,7 +28,6 @@ from schedules.gpu.tile import (
     VECTORS,
     Extents,
     Gpu,
-    choose_slices,
 )
 from schedules.relax_tools import accumulator_dtype
 
@@ -87,35 +84,17 @@ for tensor cores.
 """
 
 Product = Callable[[Any, Any, Any], Any]
-"""Reads the contraction's value at (batch, row, column), with slices added, in the accumulator's dtype."""
+"""Reads the contraction's value at (batch, row, column), in the accumulator's dtype."""
 
 
 def contract(contraction: Contraction, family: str, gpu: Gpu) -> Product:
     """Make the anchor block of a contraction; return the function through which the storing block reads its values.
 
-    ``family`` is the operator's name, and becomes the name of the chosen rule.
+    ``family`` is the operator's name, and becomes the name of the chosen rule. Tensor cores read the left operand by
+    rows, as it lies in memory.
     """
-    if contraction.rows <= MOST_ROWS:
-        return _few_rows(contraction, gpu.processors)
-    if contraction.columns <= MOST_ROWS:
-        left, right, rows, columns = contraction.right, contraction.left, contraction.columns, contraction.rows
-        exchanged = replace(contraction, left=left, right=right, rows=rows, columns=columns)
-        turned = _few_rows(exchanged, gpu.processors)
-        return lambda batch, row, column: turned(batch, column, row)
-    if uses_tensor_cores(gpu, contraction.extents, contraction.left.dtype, contraction.right.dtype):
-        return _tiled(contraction, TENSOR_CORE)
-    return _tiled(contraction, family)
-
-
-def uses_tensor_cores(gpu: Gpu, extents: Extents, *dtypes: str) -> bool:
-    """Whether tensor cores can compute a product: one half-precision dtype they support, no extent below a fragment."""
-    smallest = min(extents.rows, extents.columns, extents.depth)
-    return len(set(dtypes)) == 1 and dtypes[0] in gpu.fragment_dtypes and smallest >= TENSOR_CORE_SMALLEST
-
-
-def _tiled(contraction: Contraction, family: str) -> Product:
-    """Make the anchor of a tiled contraction; tensor cores read the left operand by rows, as it lies in memory."""
-    on_tensor_cores = family == TENSOR_CORE
+    dtypes = contraction.left.dtype, contraction.right.dtype
+    on_tensor_cores = uses_tensor_cores(gpu, contraction.extents, *dtypes)
     channels, positions = contraction.channels, contraction.positions
     left_element, right_element = contraction.left.element, contraction.right.element
     if positions > 1 and channels % (SMALLEST_HALF_CHANNELS if on_tensor_cores else SMALLEST_CHANNELS):
@@ -146,7 +125,7 @@ def _tiled(contraction: Contraction, family: str) -> Product:
     product = te.compute(
         (contraction.batch, contraction.rows, contraction.columns),
         element,
-        name=family,
+        name=TENSOR_CORE if on_tensor_cores else family,
         attrs={
             ANCHOR: TENSOR_CORE if on_tensor_cores else f"{TILED}{family}",
             STORE: _vector(contraction.contiguous),
@@ -155,37 +134,15 @@ def _tiled(contraction: Contraction, family: str) -> Product:
     return lambda batch, row, column: product[batch, row, column]
 
 
+def uses_tensor_cores(gpu: Gpu, extents: Extents, *dtypes: str) -> bool:
+    """Whether tensor cores can compute a product: one half-precision dtype they support, no extent below a fragment."""
+    smallest = min(extents.rows, extents.columns, extents.depth)
+    return len(set(dtypes)) == 1 and dtypes[0] in gpu.fragment_dtypes and smallest >= TENSOR_CORE_SMALLEST
+
+
 def _along(element: Element, channels: int) -> Element:
     """An operand's element for a sum without a separate loop over positions."""
     return lambda batch, _, k, at: element(batch, k // channels, k % channels, at)
-
-
-def _few_rows(contraction: Contraction, processors: int) -> Product:
-    """Make the anchor of a contraction with few rows, whose sum is in slices to keep all of the memory bandwidth busy.
-
-    Every weight is used once, so sharing it among threads gains nothing.
-    """
-    slices = choose_slices(contraction.batch, contraction.columns, contraction.depth, processors)
-    slice_depth = -(-contraction.depth // slices)
-    accumulator = accumulator_dtype(contraction.out_dtype)
-    k = te.reduce_axis((0, slice_depth), name="k")
-
-    def element(part: Any, batch: Any, row: Any, column: Any) -> Any:
-        at = part * slice_depth + k
-        inside = (at // contraction.channels, at % contraction.channels)
-        left = contraction.left.element(batch, *inside, row).astype(accumulator)
-        value = left * contraction.right.element(batch, *inside, column).astype(accumulator)
-        if slice_depth * slices > contraction.depth:
-            value = tirx.if_then_else(at < contraction.depth, value, tirx.const(0, accumulator))
-        return te.sum(value, axis=k)
-
-    product = te.compute(
-        (slices, contraction.batch, contraction.rows, contraction.columns),
-        element,
-        name="few_rows",
-        attrs={ANCHOR: FEW_ROWS},
-    )
-    return _added_up(product, slices)
 
 
 def _view(operand: Operand, shape: tuple[int, int, int, int], name: str) -> te.Tensor:
@@ -196,13 +153,3 @@ def _view(operand: Operand, shape: tuple[int, int, int, int], name: str) -> te.T
 
 def _vector(contiguous: int) -> int:
     return next(lanes for lanes in VECTORS if contiguous % lanes == 0)
-
-
-def _added_up(product: te.Tensor, slices: int) -> Product:
-    def value(batch: Any, row: Any, column: Any) -> Any:
-        total = product[0, batch, row, column]
-        for part in range(1, slices):
-            total = total + product[part, batch, row, column]
-        return total
-
-    return value

@@ -17,6 +17,7 @@ import pytest
 from rpc_runtime.errors import BlobError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.program.program import BlobSpec
+from tests.helpers.empty_root import OUTSIDE, can_make_roots
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS
 
@@ -105,6 +106,41 @@ def test_files_are_counted_before_a_blob_is_removed(tmp_path: Path) -> None:
     (tmp_path / "held").write_text("nonsense")
     put(store, b"d")
     assert store.pin("d", [remaining, third]) == ()
+
+
+@pytest.mark.skipif(not can_make_roots(), reason="mounts in a namespace of its own")
+def test_a_full_disk_is_named_and_not_a_limit(tmp_path: Path) -> None:
+    """A limit that is larger than the disk, or none, is not what has to change; room that is made counts at once."""
+    code = """
+import contextlib, hashlib, pathlib, sys
+from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.program.program import BlobSpec
+folder = pathlib.Path(sys.argv[1]) / "cache"
+content = bytes(1 << 20)
+blob = BlobSpec(hashlib.sha256(content).hexdigest(), len(content))
+for limit in (None, 1 << 40):
+    store = BlobStore(folder, limit)
+    filler = folder.parent / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    try:
+        store.write(blob, [content])
+    except Exception as error:
+        print(error)
+    filler.unlink()
+    store.write(blob, [content])
+    store.path(blob).unlink()
+"""
+    mount = f'mount -t tmpfs -o size=4m tmpfs {tmp_path}; exec "$@"'
+    command = [*OUTSIDE, "unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", code, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 2, ended.stderr
+    for line in lines:
+        assert f"the disk of the cache {tmp_path / 'cache'} is full" in line
+        assert "another --cache" in line
+        assert "--cache-limit-bytes" not in line
 
 
 def test_a_blob_that_another_store_uses_stays(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ def passed(codec: str, array: np.ndarray) -> tuple[np.ndarray, int]:
     before = array.tobytes()
     encoded = sender.to_wire(flat_bytes(array))
     assert array.tobytes() == before, "the sender's tensor was changed"
-    assert receiver.may_have(encoded.size)
     data = np.full(tensor.size_bytes, 0xAA, np.uint8)
     receiver.from_wire(encoded.copy(), data)
     return data.view(array.dtype).reshape(array.shape), encoded.size

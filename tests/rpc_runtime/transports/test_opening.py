@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import socket
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import pytest
 
@@ -16,6 +14,7 @@ from rpc_runtime.transports.transport import DEFAULT, LinkSetting
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import FrameKind, control_frame, decode, parsed
+from tests.helpers.full_disk import full_disk
 from tests.helpers.rpc_runtime.joined_links import (
     DEPLOYMENT,
     Answering,
@@ -97,24 +96,13 @@ def test_a_caller_cannot_choose_what_it_was_not_offered(chosen: str) -> None:
         assert f"'{chosen}', which it was not offered" in str(answering.ends[0])
 
 
-@contextmanager
-def without_memory() -> Iterator[None]:
-    """As for a process with a limit of file sizes, which includes memory files."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 @pytest.mark.parametrize("caller_sends", [True, False], ids=["caller sends", "caller receives"])
 def test_memory_that_cannot_be_made_leaves_the_link_to_grpc(caller_sends: bool) -> None:
-    """Only a link that requires shared memory fails on this call."""
+    """A limit of file sizes includes memory files. Only a link that requires shared memory fails on this call."""
     route = one_route(100_000)
     sender, receiver = Sender([route]), Receiver([route])
     called, answered = (sender.link, receiver.link) if caller_sends else (receiver.link, sender.link)
-    with without_memory(), closing(Answering(answered)) as answering:
+    with full_disk(1000), closing(Answering(answered)) as answering:
         with pytest.raises(WorkerError, match=r"cannot be joined by shm: .* cannot make it: "):
             Calling(answering.endpoint, called, "shm")
         with closing(Calling(answering.endpoint, called, "auto")) as calling:

@@ -288,6 +288,7 @@ NONSENSE = {
     "garbage": [b"garbage"],
     "another tensor": list(tensor_frames(99, 0, np.zeros(8, np.uint8))),
     "another number": list(tensor_frames(0, 5, np.zeros(8, np.uint8))),
+    "another size": list(tensor_frames(0, 0, np.zeros(9, np.uint8))),
     "a credit": [control_frame(FrameKind.CREDIT)],
     "a second choice": [control_frame(FrameKind.CHOICE)],
 }

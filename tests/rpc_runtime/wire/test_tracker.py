@@ -106,7 +106,7 @@ def test_an_invalid_registration_is_a_fault(change: dict[str, Any]) -> None:
     entry = {**ENTRY, "tvm_split": {**ENTRY["tvm_split"], **change}}
     with tracker_that(lambda caller: caller.sendall(listing(entry))) as address:
         (server,) = listed_servers(address)
-    assert server.fault
+    assert server.is_invalid
     assert server.registration is None
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerError
-from rpc_runtime.program.routes import CLIENT, MAXIMUM_STAGES
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import CHUNK_BYTES, FrameKind, decode
@@ -54,10 +54,7 @@ def test_blobs_that_come_in_one_call(workers: LocalWorkers, maker: ProgramMaker)
 def test_loading_stops_when_nobody_waits_any_more(workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = one_stage(maker)
     (stage,) = program.stages
-    more = tuple(
-        replace(stage, name=f"s{n}", outputs=(replace(stage.outputs[0], name=f"o{n}"),))
-        for n in range(MAXIMUM_STAGES - 1)
-    )
+    more = tuple(replace(stage, name=f"s{n}", outputs=(replace(stage.outputs[0], name=f"o{n}"),)) for n in range(255))
     program = replace(program, stages=(stage, *more))
     with watched(workers.endpoints[A]) as (connection, deployment):
         send_blobs(connection, deployment, stage.blobs, maker)

@@ -6,29 +6,24 @@ import pytest
 import tvm_ffi
 from tvm import rpc
 
-from schedules.tuning.devices import GPU_FUNCTION, gpu_problem, misfit_in, session_of
+from schedules.tuning import GpuNeeds
+from schedules.tuning.devices import GPU_FUNCTION, gpu_problem
 
 GOOD = {"hostname": "box", "arch": "sm_90", "problem": "", "driver": 13000, "compiler": ""}
 
 
-class Here:
-    def connect_server(self):
-        return rpc.LocalSession()
-
-
-@pytest.fixture
-def says():
-    def register(**changes):
-        tvm_ffi.register_global_func(GPU_FUNCTION, lambda: json.dumps({**GOOD, **changes}), override=True)
-
-    yield register
-    tvm_ffi.registry.remove_global_func(GPU_FUNCTION)
+def problem_of(needed, is_source, **changes):
+    """Return what is wrong with a GPU that differs from `GOOD` by ``changes``."""
+    tvm_ffi.register_global_func(GPU_FUNCTION, lambda: json.dumps({**GOOD, **changes}), override=True)
+    try:
+        return gpu_problem(GpuNeeds(needed, 13000, is_source, str))(rpc.LocalSession())
+    finally:
+        tvm_ffi.registry.remove_global_func(GPU_FUNCTION)
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_90a"])
-def test_the_right_gpu(says, arch):
-    says()
-    assert session_of(gpu_problem(arch, 13000, False))(Here()) is not None
+def test_the_right_gpu(arch):
+    assert not problem_of(arch, False)
 
 
 @pytest.mark.parametrize(
@@ -40,12 +35,5 @@ def test_the_right_gpu(says, arch):
         ({}, "has no nvcc, and neither has this machine"),
     ],
 )
-def test_others_are_refused_with_both_sides(says, answer, reason):
-    says(**answer)
-    with pytest.raises(RuntimeError) as caught:
-        session_of(gpu_problem("sm_90", 13000, True))(Here())
-    assert reason in misfit_in(str(caught.value))
-
-
-def test_other_errors_are_no_refusals():
-    assert not misfit_in("the line is busy")
+def test_others_are_refused_with_both_sides(answer, reason):
+    assert reason in problem_of("sm_90", True, **answer)

@@ -62,7 +62,8 @@ def start_process(request):
 
     def start(*arguments, **options):
         command = [sys.executable, "-c", "from tvm_split.__main__ import main; main()", *map(str, arguments)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, **{**pipes, **options})
 
         def end():
             if process.poll() is None:

@@ -1,14 +1,8 @@
 """``tvm-split bench``; what it computes is tested in tests/tvm_split/deployment/test_benchmark.py."""
 
-import os
-import signal
-
 import numpy as np
-import psutil
 import pytest
 
-from tests.helpers.mappings import removed_libraries
-from tests.helpers.waiting import PATIENCE_SECONDS, wait_while_running
 from tests.models.small_onnx_model import INPUT_SHAPE
 
 
@@ -44,24 +38,9 @@ def test_as_json(invoke_json, bundle, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--inputs", "x.npz", "--random", "2"], "--inputs, --random"),
         (["--stages", "2"], "planned and compiled already"),
         (["--micro-batches", "2"], "--micro-batches"),
-        (["--cluster", "in-process", "--inputs", "missing.npz"], "missing.npz"),
     ],
 )
 def test_wrong_use(invoke, bundle, options, message):
     assert message in invoke("bench", bundle, *options, code=2).stderr
-
-
-def test_an_interrupt_ends_it_cleanly(start_process, bundle):
-    process = start_process("bench", bundle, "--rounds", "100000", env=os.environ)
-    running = psutil.Process(process.pid)
-    wait_while_running(process, lambda: sum(bool(removed_libraries(child.pid)) for child in running.children()) == 2)
-    children = running.children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 130, errors
-    assert "Traceback" not in errors
-    assert output == ""
-    assert not psutil.wait_procs(children, timeout=PATIENCE_SECONDS)[1]

@@ -53,22 +53,6 @@ def test_what_was_compared_with_the_source(invoke, invoke_json, onnx_path, tmp_p
     assert "the code that stage_0 of machine-a will execute cannot run here and has not been run" in words
 
 
-def test_a_plan_is_compiled_without_its_workers_and_that_is_said(invoke, onnx_path, start_process, tmp_path):
-    worker = start_process("worker", "--name", "box", "--cache", tmp_path / "cache", "--json")
-    address = json.loads(worker.stdout.readline())["address"]
-    cluster, plan, bundle = tmp_path / "cluster.yaml", tmp_path / "plan.json", tmp_path / "bundle"
-    cluster.write_text(json.dumps({"machines": [{"name": "box", "address": address}]}))
-    invoke("plan", onnx_path, "--cluster", cluster, "--output", plan)
-    content = json.loads(plan.read_text())
-    content["machines"][0]["threads"] = 8  # as if the worker had been restarted with fewer
-    plan.write_text(json.dumps(content))
-    compiled = invoke("compile", onnx_path, "--plan", plan, "--output", bundle, "--no-verify").stderr
-    check = f"`tvm-split deploy {bundle} --cluster FILE`"
-    assert f"no worker was asked whether it is what the plan says: {check} does that, and runs nothing" in compiled
-    refused = invoke("deploy", bundle, "--cluster", cluster, code=2).stderr
-    assert "planned for 8 threads of 'box', and its worker" in refused
-
-
 def test_run_on_workers(invoke_json, bundle, images, expected_outputs, tmp_path):
     path, values = images
     report = invoke_json("run", bundle, "--inputs", path, "--repeat", "2", "--output", tmp_path / "out.npz")
@@ -130,22 +114,6 @@ def test_deploy_says_what_was_sent(invoke, bundle):
     assert "kB" in text
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"image": np.zeros((4, 5), np.float32)}, "[4, 5]"),
-        ({"image": np.zeros(INPUT_SHAPE, np.float64)}, "astype('float32')"),
-        ({"picture": np.zeros(INPUT_SHAPE, np.float32)}, "picture"),
-        ({"image": np.zeros((0, *INPUT_SHAPE), np.float32)}, "no micro-batch"),
-    ],
-)
-def test_inputs_that_do_not_fit(invoke, bundle, tmp_path, arrays, message):
-    np.savez(tmp_path / "wrong.npz", **arrays)
-    result = invoke("run", bundle, "--cluster", "in-process", "--inputs", tmp_path / "wrong.npz", code=2)
-    assert message in result.stderr
-    assert "image: float32[2, 3, 6, 6]" in result.stderr or "no micro-batch" in message
-
-
 def test_other_wrong_use(invoke, bundle, tmp_path):
     assert "without a bundle" in invoke("run", tmp_path, code=2).stderr
     assert "'nope' is no bundle's folder" in invoke("run", "nope", code=2).stderr
@@ -178,16 +146,3 @@ def test_a_bundle_for_machines_elsewhere_runs_nowhere_else_by_itself(invoke, inv
     assert unreached.stdout == ""
     report = invoke_json("run", folder, "--workers", "2")
     assert [stage["machine"] for stage in report["stages"]] == ["desk", "box"]
-
-
-def test_half_precision_is_planned_compiled_and_told(invoke, invoke_json, onnx_path, tmp_path):
-    options = ("--workers", "1", "--precision", "float16")
-    invoke("plan", onnx_path, *options, "--stages", "1", "--output", tmp_path / "plan.json")
-    assert json.loads((tmp_path / "plan.json").read_text())["precision"] == "float16"
-    output = invoke("plan", onnx_path, *options, "--stages", "1").stdout
-    assert "multiply in float16, and add in float32" in " ".join(output.split())
-    compiled = invoke_json("compile", onnx_path, "--plan", tmp_path / "plan.json", "--output", tmp_path / "bundle")
-    assert compiled["precision"] == "float16"
-    assert 1e-5 < compiled["output_error"] < 3e-3
-    text = invoke("compile", onnx_path, "--plan", tmp_path / "plan.json", "--output", tmp_path / "bundle").stderr
-    assert "outputs differ by" in " ".join(text.split())

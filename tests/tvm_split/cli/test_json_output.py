@@ -16,13 +16,12 @@ from typer.testing import CliRunner
 
 from tests.helpers.planner.bench_reports import report_of
 from tests.helpers.planner.problems import GOOD
-from tests.helpers.rpc_runtime.worker_process import ROOT, ready
+from tests.helpers.rpc_runtime.worker_process import ROOT
 from tvm_split.cli.application import app
 from tvm_split.ssh.ssh_worker import SSH_VARIABLE
 
 NOISE = "a library writes to descriptor 1"
 COMMAND = "from tvm_split.__main__ import main; main()"
-WORKER = "import runpy; runpy.run_module('rpc_runtime.worker', run_name='__main__')"
 NOISY_MODEL = f"""
 import ctypes
 import torch
@@ -34,21 +33,16 @@ Network = torch.nn.ReLU
 """
 
 
-def noisy(code: str, module: str, attribute: str) -> str:
-    """Return ``code`` where the first import after ``module`` has its ``attribute`` writes to descriptor 1."""
-    return f"""
+NOISY_COMMAND = f"""
 import os, sys
 
 def write(event, arguments, written=[]):
-    if event == "import" and not written and hasattr(sys.modules.get("{module}"), "{attribute}"):
+    if event == "import" and not written and hasattr(sys.modules.get("tvm_split.cli.application"), "run_application"):
         written.append(os.write(1, b"{NOISE}\\n"))
 
 sys.addaudithook(write)
-{code}
+{COMMAND}
 """
-
-
-NOISY_COMMAND = noisy(COMMAND, "tvm_split.cli.application", "run_application")
 """After the command line is loaded, the first module that the command imports stands for the library."""
 ELSEWHERE = {"demo"}
 """Takes many seconds; tests/tvm_split/demo/test_demo.py reads its ``--json`` from a process."""
@@ -146,30 +140,3 @@ def test_help_is_a_result(arguments, tmp_path):
     assert result.returncode == 0
     assert result.stdout.strip()
     assert NOISE not in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("code", "module", "attribute"),
-    [
-        (f"import sys; sys.argv[1:1] = ['worker']; {COMMAND}", "tvm_split.cli.application", "run_application"),
-        (WORKER, "rpc_runtime.worker.process", "main"),
-    ],
-    ids=["command", "module"],
-)
-def test_a_worker_writes_where_it_listens_and_nothing_else(tmp_path, code, module, attribute):
-    process = subprocess.Popen(
-        [sys.executable, "-c", noisy(code, module, attribute), "--cache", str(tmp_path / "cache"), "--json"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        address = ready(process)
-        process.terminate()
-        rest, errors = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert address.startswith("127.0.0.1:")
-    assert rest == ""
-    assert NOISE in errors

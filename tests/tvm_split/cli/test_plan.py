@@ -37,13 +37,6 @@ def test_a_picture(invoke, onnx_path, tmp_path):
     assert ".svg" in invoke("plan", onnx_path, "--picture", tmp_path / "plan.png", code=2).stderr
 
 
-@pytest.mark.parametrize("option", ["--output", "--picture", "--write-annotations", "--write-problem"])
-def test_folders_that_are_missing_are_told_first(invoke, option):
-    """The error comes before the model is read or measured."""
-    text = " ".join(invoke("plan", "missing.onnx", option, "nowhere/file.svg", code=2).stderr.split())
-    assert f"{option}: there is no folder 'nowhere' to write file.svg into" in text
-
-
 def test_annotations_of_an_onnx_file(invoke, invoke_json, onnx_path, tmp_path):
     annotated = tmp_path / "annotated.onnx"
     split = ["--split", "machine-a=conv_1", "--split", "machine-b=relu_1"]

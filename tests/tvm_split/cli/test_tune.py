@@ -7,6 +7,7 @@ import signal
 import psutil
 import pytest
 
+from schedules.tuning.record_file import RECORDS, RecordFolder
 from tests.helpers.waiting import PATIENCE_SECONDS, wait_while_running
 
 
@@ -36,7 +37,7 @@ def test_list_tune_resume_compile(invoke_json, invoke, onnx_path, tmp_path):
 def test_wrong_use(invoke, onnx_path, tmp_path):
     assert "MODEL: give one" in invoke("tune", code=2).stderr
     assert "--merge" in invoke("tune", onnx_path, "--merge", tmp_path, code=2).stderr
-    assert "is not JSON" in invoke("tune", onnx_path, "--target", "llvm", code=2).stderr
+    assert "is not JSON" in invoke("tune", onnx_path, "--target", "{llvm", code=2).stderr
     assert "without a key" in invoke("tune", onnx_path, "--tracker", "127.0.0.1:1", code=2).stderr
     target = json.dumps({"kind": "cuda", "arch": "sm_90"})
     # The error comes before the model is read; there is none here.
@@ -47,15 +48,21 @@ def test_wrong_use(invoke, onnx_path, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_interrupt_keeps_what_was_measured(start_process, onnx_path, tmp_path):
-    process = start_process("tune", onnx_path, "--trials", "100000", "--database", tmp_path / "tuned", env=os.environ)
-    records = tmp_path / "tuned" / "trials" / "database_tuning_record.json"
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_a_signal_to_all_processes_keeps_what_was_measured(start_process, onnx_path, tmp_path, number, word):
+    """A terminal sends Ctrl-C to the whole process group: builders and measurements, too."""
+    temporary, folder = tmp_path / "temporary", tmp_path / "tuned"
+    temporary.mkdir()
+    options = {"env": {**os.environ, "TMPDIR": str(temporary), "TVM_SPLIT_PROGRESS": "0"}, "start_new_session": True}
+    process = start_process("tune", onnx_path, "--trials", "100000", "--database", folder, **options)
+    records = folder / "trials" / RECORDS
     wait_while_running(process, lambda: records.exists() and len(records.read_text().splitlines()) > 4)
     children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, number)
     output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 130, errors
-    assert "the same command goes on" in errors
-    assert "Traceback" not in errors
-    assert "small: kernels" in output
+    assert (process.returncode, output, errors) == (128 + number, "", f"{word}\n")
     assert not psutil.wait_procs(children, timeout=PATIENCE_SECONDS)[1]
+    assert not list(temporary.iterdir())
+    trials = RecordFolder(folder / "trials").records
+    assert len(trials) > 4
+    assert not any(trial.failed for trial in trials), "an interrupted measurement is no failed one"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tvm_split
-from tvm_split.pictures.picture_graph import MOST_NODES, MOST_SINGLE_NODES, PictureGraph, picture_graph
+from tvm_split.pictures.plan_picture import MOST_NODES, PictureGraph, picture_graph
 
 CLUSTER = tvm_split.Cluster.in_process(machines=2, threads=1)
 A, B = "machine-a", "machine-b"
@@ -86,13 +86,6 @@ def test_layers_without_inputs_are_not_drawn():
     assert set(graph.hidden).isdisjoint(layer for node in graph.nodes for layer in node.layers)
 
 
-def test_a_long_chain_is_a_node_for_each_stage():
-    chain = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(MOST_SINGLE_NODES + 10)))
-    graph = drawn(chain, (torch.zeros(1, 4),), split={A: ["0"], B: [str(number) for number in range(20, 50)]})
-    assert [len(node.layers) for node in graph.nodes] == [0, 20, 30, 0]
-    assert [(edge.source, edge.destination, edge.bytes) for edge in graph.edges] == [(0, 1, 16), (1, 2, 16), (2, 3, 16)]
-
-
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -103,7 +96,7 @@ class Block(torch.nn.Module):
 
 
 @pytest.mark.parametrize("blocks", [20, pytest.param(70, marks=pytest.mark.slow)])
-def test_many_branches_become_blocks(blocks):
+def test_many_layers_are_drawn_in_runs(blocks):
     network = torch.nn.Sequential(*(Block() for _ in range(blocks)))
     model = tvm_split.load_model(network.eval(), (torch.zeros(1, 4),))
     plan = tvm_split.plan(model, CLUSTER)

@@ -65,7 +65,7 @@ def test_layers_machines_bytes_and_predictions(planned, tmp_path):
     ],
     ids=["replicas", "shards"],
 )
-def test_a_stage_of_several_machines_names_and_marks_all(planned, tmp_path, stage, changes, lines):
+def test_a_stage_of_several_machines_names_all(planned, tmp_path, stage, changes, lines):
     model, plan = planned
     stages = list(plan.stages)
     stages[stage] = dataclasses.replace(stages[stage], **changes)
@@ -75,10 +75,6 @@ def test_a_stage_of_several_machines_names_and_marks_all(planned, tmp_path, stag
     kind, layers = lines[0].split()[3], len(stages[stage].layers)
     assert shown.count(f"{kind}: {', '.join(changes['machines'])}") == layers
     assert any("of the rows" in text for text in shown) == (kind == "shards")
-    last = COLOURS[2] if kind == "replicas" else COLOURS[1]
-    rectangles = ElementTree.parse(tmp_path / "plan.svg").getroot().iter(f"{SVG}rect")
-    marks = [rectangle for rectangle in rectangles if (rectangle.get("fill"), rectangle.get("width")) == (last, "8")]
-    assert len(marks) == layers
 
 
 def test_any_name_is_only_text(tmp_path):
@@ -91,18 +87,6 @@ def test_any_name_is_only_text(tmp_path):
     root = ElementTree.parse(tmp_path / "plan.svg").getroot()
     assert not list(root.iter(f"{SVG}script"))
     assert any("\ufffd ]]> [bold]" in (element.text or "") for element in root.iter(f"{SVG}text"))
-
-
-def test_more_machines_than_colours(tmp_path):
-    model = tvm_split.load_model(small_model())
-    plan = tvm_split.plan(model, tvm_split.Cluster.in_process(machines=1, threads=1))
-    names = [f"machine {number}" for number in range(len(COLOURS) + 2)]
-    stages = tuple(
-        dataclasses.replace(plan.stages[0], machines=(name,), layers=(layer,))
-        for name, layer in zip(names, model.layer_names, strict=False)
-    )
-    draw_plan(model, dataclasses.replace(plan, stages=stages), tmp_path / "plan.SVG")
-    assert "machine 4: 1 layer" in texts(tmp_path / "plan.SVG")
 
 
 def test_wrong_use(planned, tmp_path):

@@ -1,22 +1,32 @@
-"""Plans by simple rules."""
+"""Plans by simple rules, and plans without the machines that gain too little."""
 
+import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given, strategies as st
 
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.layer_graphs import graph
-from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile
+from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, graph_of
+from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import (
     EQUAL_LAYERS,
     EQUAL_PARAMETERS,
+    MARGIN,
     ONE_MACHINE,
     baseline_stages,
+    one_machine_advice,
     proportional_cuts,
     stages_of_equal_cost,
+    with_fewest_machines,
 )
+from tvm_split.planner.build_problem import stages_of_layers
+from tvm_split.planner.plan import Plan
+from tvm_split.planner.predict import predict_solution
+from tvm_split.planner.search import solve
 
 
 @given(
@@ -34,14 +44,6 @@ def test_every_part_gets_something(case):
 @given(st.integers(1, 6), st.integers(1, 6))
 def test_equal_elements_in_equal_parts(parts, size):
     assert proportional_cuts([1.0] * (parts * size), [1.0] * parts) == [size * part for part in range(parts + 1)]
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
-def test_shares_that_can_be_met_are_met(counts):
-    assert proportional_cuts([2.0] * sum(counts), [float(count) for count in counts]) == [
-        0,
-        *itertools.accumulate(counts),
-    ]
 
 
 def placed(stages):
@@ -80,3 +82,108 @@ def test_a_table_makes_no_stage_of_its_own() -> None:
 def test_more_stages_than_layers() -> None:
     with pytest.raises(PlanError, match=r"4 stages were asked for, but the model can be cut into 3 at most"):
         stages_of_equal_cost(chain(3), dict.fromkeys(["layer0", "layer1", "layer2"], 1.0), [*map(Machine, "abcd")])
+
+
+def test_a_gain_that_no_measurement_shows_is_with_fewest_machines():
+    problem = chain_problem(chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}))
+    best = solve(problem)
+    assert sum(len(stage.machines) for stage in best.stages) == 2
+    solution = with_fewest_machines(problem, best)
+    assert len(solution.stages) == 1
+    assert solution.evaluation == evaluate_stages(problem, solution.stages)
+    assert solution.lower_bound_seconds == best.lower_bound_seconds
+    assert solution.gap == pytest.approx(1 - best.lower_bound_seconds / solution.evaluation.period_seconds)
+    assert 0 < solution.gap < MARGIN
+    assert "2 machines" in solution.why_no_more_machines
+    assert best.stages in [alternative.stages for alternative in solution.alternatives]
+
+
+def test_a_small_gain_is_not_worth_a_much_larger_latency():
+    times = {A: [0.01, 0.001], B: [0.01, 0.001]}
+    near, far = (chain_problem(chain_profile(times, latency_seconds=latency)) for latency in (1e-5, 0.02))
+    assert len(with_fewest_machines(near, solve(near)).stages) == 2
+    far = dataclasses.replace(far, links=tuple(
+        dataclasses.replace(link, latency_seconds=1e-5 if CLIENT in (link.source, link.destination) else 0.02)
+        for link in far.links
+    ))  # fmt: skip
+    solution = with_fewest_machines(far, solve(far))
+    assert len(solution.stages) == 1
+    assert "latency" in solution.why_no_more_machines
+
+
+@pytest.mark.parametrize(
+    ("seconds", "latency_seconds", "demands"),
+    [
+        ([0.1, 0.01], 1e-4, {}),  # a gain
+        ([0.1, 0.001], 1e-4, {"stages": 2}),  # a requested number of stages
+        ([0.1, 0.001], 1e-4, {"minimum_throughput": 1 / 0.1005}),  # a demand
+        ([0.001, 0.001], 0.05, {}),  # a large gain, whatever the latency
+    ],
+)
+def test_what_keeps_all_machines(seconds, latency_seconds, demands):
+    problem = chain_problem(chain_profile({A: seconds, B: seconds}, latency_seconds=latency_seconds), **demands)
+    best = solve(problem)
+    assert len(best.stages) == 2
+    assert with_fewest_machines(problem, best) is best
+
+
+EQUAL = {A: [0.002] * 4, B: [0.002] * 4}
+
+
+def plan_of(profile, objective="throughput", memory=None, **constraints):
+    problem = chain_problem(profile, objective, memory, **constraints)
+    solution = solve(problem)
+    stages = stages_of_layers(graph_of(profile), profile, solution.stages)
+    return Plan("net", objective, "measured", (), stages, predict_solution(problem, profile, solution))
+
+
+def test_a_split_that_gains_needs_no_advice():
+    assert one_machine_advice(plan_of(chain_profile(EQUAL)), 2) is None
+
+
+def test_a_slow_link():
+    plan = plan_of(chain_profile(EQUAL, bytes_per_second=5e4))
+    text = one_machine_advice(plan, 2)
+    assert len(plan.stages) == 1
+    assert "no split is faster than one machine alone: machine-a alone does 50 micro-batches a second" in text
+    assert "the other machines stay idle" in text
+
+
+def test_latency_on_equal_machines():
+    text = one_machine_advice(plan_of(chain_profile(EQUAL), "latency"), 2)
+    assert "machine-a alone does 8.202 ms, the best split over several machines 8.303 ms" in text
+
+
+def test_a_gain_that_was_given_up():
+    problem = chain_problem(profile := chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}))
+    solution = with_fewest_machines(problem, solve(problem))
+    stages = stages_of_layers(graph_of(profile), profile, solution.stages)
+    text = one_machine_advice(
+        Plan("net", "throughput", "measured", (), stages, predict_solution(problem, profile, solution)), 2
+    )
+    assert "more machines gain too little: machine-a alone does 9.9" in text
+    assert "2 machines would gain" in text
+
+
+def test_a_split_that_was_forced():
+    text = one_machine_advice(plan_of(chain_profile({A: [0.001] * 4, B: [0.1] * 4}), stages=2), 2)
+    assert "one machine alone would be faster: machine-a does 250 micro-batches a second" in text
+    assert "this split over 2 machines 10 " in text
+
+
+def test_one_machine_that_was_forced_is_not_called_faster():
+    assert one_machine_advice(plan_of(chain_profile(EQUAL), maximum_machines=1), 2) is None
+
+
+def test_a_machine_without_the_memory_is_no_advice():
+    profile = chain_profile({A: [0.001] * 4, B: [0.1] * 4}, weight_bytes=1_000_000)
+    plan = plan_of(profile, memory={A: 3_500_000, B: 3_500_000})
+    assert len(plan.stages) == 2
+    assert one_machine_advice(plan, 2) is None
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_nothing_to_say(machines):
+    plan = plan_of(chain_profile({A: [0.002]}))
+    assert one_machine_advice(plan, machines) is None
+    assert one_machine_advice(dataclasses.replace(plan, prediction=None), machines) is None

@@ -1,20 +1,24 @@
 """Problems from profiles, and stages of layers from stages of pieces."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.helpers.planner.layer_graphs import chain_graph
 from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, graph_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.build_problem import BUFFERS, stages_of_layers, stages_of_pieces
-from tvm_split.planner.graph import LayerGraph
+from tvm_split.planner.build_problem import BUFFERS, stages_of_layers, stages_of_pieces, with_identical_averaged
 from tvm_split.planner.problem import Pin, Stage
-from tvm_split.planner.profile import Bus, ModelPiece, StreamingCost
+from tvm_split.planner.profile import Bus, ClusterProfile, ModelPiece, StreamingCost
+from tvm_split.planner.search.instance import instance_of
 
 TWO = {A: [0.001, 0.002, 0.003], B: [0.002, 0.004, 0.006]}
 
@@ -76,22 +80,6 @@ def with_streaming(profile, streaming):
         dataclasses.replace(machine, memory_free_bytes=1e9, streaming=streaming) for machine in profile.machines
     )
     return dataclasses.replace(profile, machines=machines)
-
-
-def test_machines_of_one_host_slow_each_other_down():
-    profile = chain_profile(TWO, contention=1.25, hostname="box")
-    for machine in chain_problem(with_streaming(profile, StreamingCost())).machines:
-        assert machine.memory_bytes == 1e9
-        assert machine.contention == pytest.approx(1.25)
-
-
-def test_streams_take_from_computing_on_top_of_contention():
-    streaming = StreamingCost(0.003, 1e-9)
-    for contention in (1.0, 1.25):
-        problem = chain_problem(with_streaming(chain_profile(TWO, contention=contention), streaming))
-        machine = problem.machines[0]
-        assert machine.contention == pytest.approx(contention)
-        assert (machine.transfer_seconds, machine.transfer_seconds_per_byte) == (0.003, 1e-9)
 
 
 def test_machines_that_share_cores_wait_for_one_and_the_client_too():
@@ -168,22 +156,6 @@ def test_layers_and_back(case):
         assert converted.shares == pytest.approx(original.shares)
 
 
-def test_layers_without_inputs_go_with_their_neighbours():
-    chain = chain_graph(["layer_0", "layer_1"])
-    graph = LayerGraph(
-        layers=("table", "layer_0", "mask", "layer_1"),
-        predecessors={**chain.predecessors, "table": frozenset(), "mask": frozenset()},
-        independent=frozenset({"table", "mask"}),
-        values=chain.values,
-        inputs=chain.inputs,
-    )
-    profile = chain_profile({A: [0.1, 0.1], B: [0.1, 0.1]})
-    stages = (Stage((A,), ("layer_0",)), Stage((B,), ("layer_1",)))
-    planned = stages_of_layers(graph, profile, stages)
-    assert [stage.layers for stage in planned] == [("table", "layer_0", "mask"), ("layer_1",)]
-    assert stages_of_pieces(profile, planned) == stages
-
-
 def test_a_boundary_inside_of_a_piece_was_not_measured():
     profile = chain_profile(TWO)
     joined = ModelPiece("layer_0", ("layer_0", "layer_1"), 1, 1)
@@ -191,3 +163,57 @@ def test_a_boundary_inside_of_a_piece_was_not_measured():
     cut = (Stage((A,), ("layer_0",)), Stage((B,), ("layer_1", "layer_2")))
     assert stages_of_pieces(profile, cut) is None
     assert stages_of_pieces(profile, (Stage((A,), ("layer_0", "layer_1")),)) is None
+
+
+def scattered(slowness: Sequence[float], noise: float = 0.02) -> ClusterProfile:
+    """A profile of twelve pieces on machines with these relative times at two sites; each value has some noise."""
+    generator = random.Random(7)
+
+    def measured(value: float) -> float:
+        return value * generator.uniform(1 - noise, 1 + noise)
+
+    profile = chain_profile(
+        {f"machine-{index}": [measured(0.01 * factor) for _ in range(12)] for index, factor in enumerate(slowness)}
+    )
+    sites = {machine.machine: index % 2 for index, machine in enumerate(profile.machines)}
+    return replace(
+        profile,
+        links=tuple(
+            replace(
+                link,
+                bytes_per_second=measured(1e9 if sites.get(link.source) == sites.get(link.destination) else 1e8),
+                latency_seconds=measured(1e-3),
+            )
+            for link in profile.links
+        ),
+    )
+
+
+def classes_of(profile: ClusterProfile) -> tuple[tuple[int, ...], ...]:
+    return instance_of(chain_problem(profile)).classes
+
+
+def test_machines_that_scatter_are_counted_by_kind_and_site() -> None:
+    """Machines of two classes, eight of each, at two sites."""
+    profile = scattered([1.0] * 8 + [3.0] * 8)
+    assert len(classes_of(profile)) == 16
+    assert [len(members) for members in classes_of(with_identical_averaged(profile))] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"threads": 2}, {"target": {"kind": "llvm", "mcpu": "znver4"}}, {"memory_free_bytes": 8e9}]
+)
+def test_other_machines_are_no_kin(changes: dict[str, object]) -> None:
+    profile = scattered([1.0] * 10)
+    first, *rest = profile.machines
+    changed = replace(profile, machines=(replace(first, **changes), *rest))  # type: ignore[arg-type]
+    assert with_identical_averaged(changed).machines[0].pieces == first.pieces
+
+
+def test_few_machines_are_searched_as_measured() -> None:
+    profile = scattered([1.0] * 8)
+    assert with_identical_averaged(profile) is profile
+    names = tuple(machine.machine for machine in profile.machines)
+    assert with_identical_averaged(replace(profile, shared_cores=(SharedCores(names, 8),))).machines is profile.machines
+    crowded = with_identical_averaged(replace(profile, shared_cores=(SharedCores(names, 4),)))
+    assert [len(members) for members in classes_of(crowded)] == [4, 4]

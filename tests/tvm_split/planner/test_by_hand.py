@@ -10,11 +10,11 @@ from hypothesis import given, strategies as st
 
 from tests.helpers.planner.layer_graphs import graph
 from tvm_split.errors import PlanError
-from tvm_split.planner.by_hand import assign_layers, group_stages, stages_by_hand, stages_with_shards
+from tvm_split.planner.by_hand import Split, assign_layers, group_stages, stages_by_hand
 from tvm_split.planner.graph import LayerGraph
-from tvm_split.planner.problem import Axis, Exchange, Sharding, Stage
+from tvm_split.planner.problem import Axis, Sharding, Stage
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planner.shard import Shard, sharding_words
+from tvm_split.planner.shard import Shard
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
 A, B, C = MACHINES
@@ -42,6 +42,10 @@ def shard(first: str, last: str, shares: Any = MORE_OF_B, axis: Axis = "rows") -
 
 def held(stages: tuple[Stage, ...]) -> Held:
     return [(stage.machines, stage.layers) for stage in stages]
+
+
+def sharded(layers: LayerGraph, shards: list[Shard], split: Split | None = None) -> tuple[Stage, ...]:
+    return stages_by_hand(layers, split or {}, MACHINES, None, shards)
 
 
 @pytest.mark.parametrize(
@@ -171,18 +175,19 @@ def test_what_is_no_shard_is_said(value: Any) -> None:
 
 
 def test_names_stand_for_all_below_them() -> None:
-    (before, shared, behind) = stages_with_shards(LONGER, [shard("block.0", "block")], None, MACHINES)
-    assert shared == Stage(
-        (A, B), ("block.0.conv", "block.0.norm", "block.1.conv"), (0.4, 0.6), sharding=Sharding("rows", "fused")
-    )
+    stages = sharded(LONGER, [shard("block.0", "block")])
     # The other layers are on the machine with the largest share.
-    assert before == Stage((B,), ("conv1", "relu"))
-    assert behind == Stage((B,), ("pool", "fc"))
+    assert held(stages) == [
+        ((B,), ("conv1", "relu")),
+        ((A, B), ("block.0.conv", "block.0.norm", "block.1.conv")),
+        ((B,), ("pool", "fc")),
+    ]
+    assert (stages[1].shares, stages[1].sharding) == ((0.4, 0.6), Sharding("rows", "fused"))
 
 
 def test_layers_between_shards_follow_the_one_before() -> None:
     shards = [shard("fc", "fc", {C: 0.7, B: 0.3}), shard("relu", "block.0")]
-    assert held(stages_with_shards(LONGER, shards, None, MACHINES)) == [
+    assert held(sharded(LONGER, shards)) == [
         ((B,), ("conv1",)),
         ((A, B), ("relu", "block.0.conv", "block.0.norm")),
         ((B,), ("block.1.conv", "pool")),
@@ -192,7 +197,7 @@ def test_layers_between_shards_follow_the_one_before() -> None:
 
 def test_a_split_is_for_the_other_layers() -> None:
     split = {C: ["conv1", "fc"], A: ["block.1"]}
-    assert held(stages_with_shards(LONGER, [shard("block.0", "block.0")], split, MACHINES)) == [
+    assert held(sharded(LONGER, [shard("block.0", "block.0")], split)) == [
         ((C,), ("conv1", "relu")),
         ((A, B), ("block.0.conv", "block.0.norm")),
         ((A,), ("block.1.conv", "pool")),
@@ -201,7 +206,7 @@ def test_a_split_is_for_the_other_layers() -> None:
 
 
 def test_shares_that_nearly_add_up_do_after() -> None:
-    (stage,) = stages_with_shards(LONGER, [shard("conv1", "fc", dict.fromkeys(MACHINES, 0.333))], None, MACHINES)
+    (stage,) = sharded(LONGER, [shard("conv1", "fc", dict.fromkeys(MACHINES, 0.333))])
     assert stage.shares == pytest.approx((1 / 3,) * 3)
     assert math.fsum(stage.shares) == pytest.approx(1.0, abs=1e-12)
 
@@ -216,7 +221,7 @@ def test_tables_make_no_stage_of_their_own() -> None:
         ("embed", "embed", [((A, B), ("table", "embed", "mask")), ((B,), ("attend", "scale"))]),
         ("table", "mask", [((A, B), ("table", "embed", "mask")), ((B,), ("attend", "scale"))]),
     ):
-        assert held(stages_with_shards(layers, [shard(first, last)], None, MACHINES)) == expected
+        assert held(sharded(layers, [shard(first, last)])) == expected
 
 
 @pytest.mark.parametrize(
@@ -236,7 +241,7 @@ def test_tables_make_no_stage_of_their_own() -> None:
 )
 def test_what_cannot_be_is_refused(shards: list[Shard], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        stages_with_shards(LONGER, shards, None, MACHINES)
+        sharded(LONGER, shards)
 
 
 @pytest.mark.parametrize("name", ["block.0", "block.0.norm"])
@@ -245,25 +250,9 @@ def test_a_split_cannot_have_what_a_shard_has(name: str) -> None:
     only = [shard("block.0", "block.0")]
     message = f"split gives machine 'machine-c' the layer '{name}', which is in the shard of rows from 'block.0' to"
     with pytest.raises(PlanError, match=f"{message} 'block.0'; take it out of the split"):
-        stages_with_shards(LONGER, only, {A: ["conv1"], C: [name]}, MACHINES)
-    assert held(stages_with_shards(LONGER, only, {A: ["conv1"], C: ["block"]}, MACHINES)) == [
+        sharded(LONGER, only, {A: ["conv1"], C: [name]})
+    assert held(sharded(LONGER, only, {A: ["conv1"], C: ["block"]})) == [
         ((A,), ("conv1", "relu")),
         ((A, B), ("block.0.conv", "block.0.norm")),
         ((C,), ("block.1.conv", "pool", "fc")),
     ]
-
-
-@pytest.mark.parametrize(
-    ("axis", "exchange", "travels"),
-    [
-        ("rows", "fused", "rows beyond a part are computed twice"),
-        ("columns", "each", "columns beyond a part are exchanged at each window"),
-        ("channels", "fused", "sums travel, one for two layers"),
-        ("heads", "each", "outputs are gathered for each product"),
-        ("batch", "each", "nothing travels between them"),
-    ],
-)
-def test_in_words(axis: Axis, exchange: Exchange, travels: str) -> None:
-    stage = Stage(MACHINES, ("conv1",), (0.5, 0.3, 0.2), sharding=Sharding(axis, exchange))
-    assert sharding_words(stage) == f"machine-a 0.5, machine-b 0.3 and machine-c 0.2 of the {axis}; {travels}"
-    assert sharding_words(Stage(MACHINES, ("conv1",), (0.5, 0.3, 0.2))) == ""

@@ -1,7 +1,6 @@
 """The choice of the micro-batch size."""
 
 import dataclasses
-import math
 
 import pytest
 
@@ -35,19 +34,13 @@ def test_least_latency_first():
     assert [sized_plan.size for sized_plan in sized_plans] == [1, 2, 4]
 
 
-def test_a_limit_of_the_latency():
-    assert [sized_plan.size for sized_plan in plan_sizes([1, 2, 4], load, planned, 0.05)] == [2, 1]
-    with pytest.raises(PlanError, match=r"the nearest is 1 with 20\.00 ms"):
-        plan_sizes([1, 2, 4], load, planned, 0.001)
-
-
 def test_sizes_without_a_plan_are_left_out():
     def some(size):
         if size == 2:
             raise PlanError("needs 12 GB")
         return planned(size)
 
-    assert [sized_plan.size for sized_plan in plan_sizes([1, 2, 4], load, some, math.inf)] == [4, 1]
+    assert [sized_plan.size for sized_plan in plan_sizes([1, 2, 4], load, some)] == [4, 1]
     with pytest.raises(PlanError, match="of size 2: needs 12 GB"):
         plan_sizes([2], load, some)
 

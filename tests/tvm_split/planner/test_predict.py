@@ -131,23 +131,7 @@ def baselines(profile: ClusterProfile, **demands: object) -> dict[str, str]:
 def test_baselines_are_possible_and_say_why_they_are_none():
     profile = chain_profile({A: [0.002] * 4, B: [0.004] * 4}, weight_bytes=1_000_000, **FAST)
     why = baselines(profile)[f"{ONE_MACHINE}, {B}"]
-    assert why.startswith("its period is 2.67 times the plan's: compute of machine-b")
+    assert why == "compute of machine-b limits it"
     tight = baselines(profile, memory={A: 3_500_000, B: 3_500_000})
     assert not any(name.startswith(ONE_MACHINE) for name in tight)
     assert list(baselines(profile, pin={"layer_0": B})) == [f"{ONE_MACHINE}, {B}"]
-
-
-def test_a_baseline_that_breaks_a_demand_may_be_better():
-    best, why = next(iter(baselines(chain_profile({A: [0.002] * 4, B: [0.2] * 4}, **FAST), stages=2).items()))
-    assert best == f"{ONE_MACHINE}, {A}"
-    assert "which keeps to what was demanded" in why
-
-
-def test_the_oldest_measurement():
-    profile = chain_profile({A: [0.1], B: [0.1]}, measured_at=50.0)
-    assert profile.measured_at == 50.0
-    given_links = dataclasses.replace(
-        profile, links=tuple(dataclasses.replace(link, measured_at=0.0) for link in profile.links)
-    )
-    assert given_links.measured_at == 50.0  # values from the user have no age
-    assert chain_profile({A: [0.1], B: [0.1]}, measured_at=-1.0).measured_at == -1.0

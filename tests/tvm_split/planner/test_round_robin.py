@@ -32,13 +32,6 @@ def test_replicas_that_are_too_rare_for_a_turn_are_left_out(speeds):
     assert with_turns([scheduled]) == (scheduled,)
 
 
-@pytest.mark.parametrize("count", [50, 100, 500, 1024])
-def test_many_unlike_replicas_lose_a_few_percent(count):
-    """Speeds differ by up to a factor of ten; the excess of one replica slows the stream down."""
-    seconds = [10 ** (place * 0.618 % 1) for place in range(count)]
-    assert period_of(seconds) <= 1.035 / math.fsum(1 / duration for duration in seconds)
-
-
 @given(st.lists(st.floats(0.3, 6.0), min_size=2, max_size=30), st.lists(st.floats(0.3, 6.0), min_size=1, max_size=8))
 @example([1.0] * 30, [5.736, 4.709, 0.316, 5.792, 2.198])
 @example([1.0] * 15, [5.645, 1.488, 5.889, 4.151, 4.936])
@@ -129,27 +122,6 @@ def test_what_is_promised_is_what_turns_deliver(slowness):
     for alternative in promised.alternatives:
         assert alternative.period_seconds >= promised.evaluation.period_seconds
         assert evaluate_stages(problem, alternative.stages).period_seconds == alternative.period_seconds
-
-
-@pytest.mark.parametrize("speeds", [[10, 10, 10, 23, 23, 23], [61, 53, 17, 3, 1]])
-def test_shares_that_are_whole_turns_are_delivered_though_their_list_is_long(speeds):
-    """Schedules with more than 16 turns per replica, as in plans with the network on all machines."""
-    solution = solve(one_piece([1 / speed for speed in speeds]))
-    (stage,) = solution.stages
-    assert len(stage.turns) == sum(speeds) > 16 * len(speeds)
-    assert solution.evaluation.period_seconds == pytest.approx(0.01 / sum(speeds), rel=1e-12)
-    assert solution.gap == 0.0
-
-
-def test_of_a_machine_without_a_turn_it_is_told():
-    solution = solve(one_piece([1.0, 1.0, 1.0, 50.0]))
-    assert solution.why_no_more_machines == "machine-3 is idle: the best plan found with it has no turn for it"
-    machine_sets = [
-        frozenset(name for stage in alternative.stages for name in stage.machines)
-        for alternative in solution.alternatives
-    ]
-    assert len({*machine_sets}) == len(machine_sets) > 1
-    assert not any("machine-3" in machines for machines in machine_sets if len(machines) > 1)
 
 
 @settings(max_examples=60)

@@ -17,8 +17,8 @@ from tests.helpers.scripted_kernels import Noise, ScriptedKernels
 from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.launchers.local import InProcess
-from tvm_split.profiling import cluster_timing
-from tvm_split.profiling.cluster_profile import MeasuredCluster, measured_pieces, model_timing
+from tvm_split.profiling import kernel_timing
+from tvm_split.profiling.cluster_profile import MeasuredCluster, measured_pieces
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
 
@@ -48,7 +48,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def measured(model: tvm_split.Model, workers: Cluster, cache: Path) -> MeasuredCluster:
-    return measured_pieces(model, workers, model_timing(model), cache_folder=cache)
+    return measured_pieces(model, workers, cache_folder=cache)
 
 
 def test_every_piece_on_every_machine(model: tvm_split.Model, measured: MeasuredCluster) -> None:
@@ -72,35 +72,12 @@ def test_every_piece_on_every_machine(model: tvm_split.Model, measured: Measured
 def test_what_is_known_is_not_measured_again(
     model: tvm_split.Model, workers: Cluster, cache: Path, measured: MeasuredCluster
 ) -> None:
-    again = measured_pieces(model, workers, model_timing(model), cache_folder=cache)
+    again = measured_pieces(model, workers, cache_folder=cache)
     assert [report.measured for report in again.reports] == [0, 0]
     assert [report.cached for report in again.reports] == [report.measured for report in measured.reports]
     for machine, before in zip(again.profile.machines, measured.profile.machines, strict=True):
         assert (machine.pieces, machine.measured_at) == (before.pieces, before.measured_at)
     assert again.profile.model_digest == measured.profile.model_digest
-
-
-def test_machines_of_a_host_are_timed_alone_and_together_in_turns(
-    model: tvm_split.Model, workers: Cluster, tmp_path: Path
-) -> None:
-    steps: list[tuple[str, int, int]] = []
-    result = measured_pieces(
-        model,
-        workers,
-        model_timing(model),
-        cache_folder=tmp_path,
-        on_progress=lambda what, done, total: steps.append((what, done, total)),
-    )
-    kernels = result.reports[0].measured
-    first, second = (f"timing {kernels} kernels on {name}" for name in ("machine-a", "machine-b"))
-    together = "timing machine-a and machine-b at the same time"
-    assert [what for what, _, _ in steps if what.startswith("timing")] == [
-        *(first, second, together),
-        *(together, second, first),
-        *(first, second, together),
-    ]
-    assert [done for _, done, _ in steps] == list(range(len(steps)))
-    assert steps[-1][1:] == (steps[-1][2],) * 2
 
 
 def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Model, tmp_path: Path) -> None:
@@ -111,12 +88,11 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
         result = measured_pieces(
             model,
             cluster,
-            model_timing(model),
             cache_folder=tmp_path,
             on_progress=lambda what, done, total: steps.append(what),
         )
         timed = {name for name in names for what in steps if what.startswith("timing") and f"on {name}" in what}
-        again = measured_pieces(model, cluster, model_timing(model), cache_folder=tmp_path)
+        again = measured_pieces(model, cluster, cache_folder=tmp_path)
     machines = {machine.machine: machine for machine in result.profile.machines}
     assert timed >= {"machine-a", "machine-e"}
     assert machines["machine-b"].pieces == machines["machine-d"].pieces
@@ -129,7 +105,7 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
 
 def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: MeasuredCluster) -> None:
     wider = small_network(classes=11)
-    result = measured_pieces(wider, workers, model_timing(wider), cache_folder=cache)
+    result = measured_pieces(wider, workers, cache_folder=cache)
     assert all(report.measured == 1 and report.cached > 3 for report in result.reports)
 
 
@@ -140,7 +116,7 @@ def test_what_cannot_be_timed_is_estimated(tmp_path: Path) -> None:
 
     numbers = torch.ones(4, 6, dtype=torch.int64)
     model = tvm_split.load_model(Divides().eval(), (numbers, numbers))
-    result = measured_pieces(model, Cluster.in_process(1, threads=1), model_timing(model), cache_folder=tmp_path)
+    result = measured_pieces(model, Cluster.in_process(1, threads=1), cache_folder=tmp_path)
     (machine,) = result.profile.machines
     assert "estimated" in {piece.origin for piece in machine.pieces.values()}
     assert all(piece.seconds > 0 for piece in machine.pieces.values())
@@ -159,7 +135,7 @@ def test_a_digest_is_of_the_graph_and_its_shapes() -> None:
 def test_a_gpu_cannot_be_timed_in_this_process(model: tvm_split.Model, tmp_path: Path) -> None:
     cluster = Cluster((Machine("machine-a", target={"kind": "cuda", "arch": "sm_90"}),), launcher=InProcess())
     with pytest.raises(ProfileError, match="only the CPU can be timed"):
-        measured_pieces(model, cluster, model_timing(model), cache_folder=tmp_path)
+        measured_pieces(model, cluster, cache_folder=tmp_path)
 
 
 @pytest.fixture
@@ -167,7 +143,7 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
     """Return the noise of the one machine in this process."""
     noise = Noise()
     session = ScriptedKernels("machine-a", noise)
-    monkeypatch.setattr(cluster_timing, "open_session", lambda cluster, timeout_seconds, machine: session)
+    monkeypatch.setattr(kernel_timing, "open_session", lambda cluster, timeout_seconds, machine: session)
     return noise
 
 
@@ -185,20 +161,20 @@ def noise(monkeypatch: pytest.MonkeyPatch) -> Noise:
 def test_what_is_kept_is_used_unless_one_kernel_is_faster_or_surely_slower(
     model: tvm_split.Model, tmp_path: Path, noise: Noise, later: list[float], is_measured_again: bool
 ) -> None:
-    timing, cluster = model_timing(model), Cluster.in_process(1, threads=1)
-    first = measured_pieces(model, cluster, timing, cache_folder=tmp_path).reports[0]
+    cluster = Cluster.in_process(1, threads=1)
+    first = measured_pieces(model, cluster, cache_folder=tmp_path).reports[0]
     noise.change(later)
-    again = measured_pieces(model, cluster, timing, cache_folder=tmp_path).reports[0]
+    again = measured_pieces(model, cluster, cache_folder=tmp_path).reports[0]
     assert (again.measured, again.cached) == ((first.measured, 0) if is_measured_again else (0, first.measured))
 
 
 def test_what_no_round_confirms_is_a_doubt_and_not_kept(model: tvm_split.Model, tmp_path: Path, noise: Noise) -> None:
-    timing, cluster = model_timing(model), Cluster.in_process(1, threads=1)
+    cluster = Cluster.in_process(1, threads=1)
     noise.change([1.0 + number for number in range(20)])
-    result = measured_pieces(model, cluster, timing, cache_folder=tmp_path)
+    result = measured_pieces(model, cluster, cache_folder=tmp_path)
     assert "machine-a" in result.profile.doubts[0]
     noise.change([1.0])
-    again = measured_pieces(model, cluster, timing, cache_folder=tmp_path)
+    again = measured_pieces(model, cluster, cache_folder=tmp_path)
     assert again.reports[0].cached == 0
     assert again.profile.doubts == ()
 
@@ -206,13 +182,13 @@ def test_what_no_round_confirms_is_a_doubt_and_not_kept(model: tvm_split.Model, 
 def test_a_kept_time_gives_way_to_a_faster_one_and_to_a_confirmed_slower_one(
     model: tvm_split.Model, tmp_path: Path, noise: Noise
 ) -> None:
-    timing, cluster = model_timing(model), Cluster.in_process(1, threads=1)
+    cluster = Cluster.in_process(1, threads=1)
 
     def kept_seconds(script: list[float]) -> float:
         noise.change(script)
-        measured_pieces(model, cluster, timing, cache_folder=tmp_path, refresh=True)
+        measured_pieces(model, cluster, cache_folder=tmp_path, refresh=True)
         noise.change([1.0])
-        (machine,) = measured_pieces(model, cluster, timing, cache_folder=tmp_path).profile.machines
+        (machine,) = measured_pieces(model, cluster, cache_folder=tmp_path).profile.machines
         return sum(piece.seconds for piece in machine.pieces.values())
 
     first = kept_seconds([1.0])

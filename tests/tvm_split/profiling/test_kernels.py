@@ -48,5 +48,5 @@ def test_calls_know_their_operands_weights_and_consumers() -> None:
     # As they are prepacked: the last layer's eight columns are padded to whole vectors.
     assert shared_weight_bytes(code.calls) == code.weight_bytes >= 4 * (16 * 16 + 16 * 8)
     assert first.activation_bytes == 2 * 4 * 2 * 16
-    assert first.arguments[-1].shape == (2, 16)
+    assert first.timed.arguments[-1].shape == (2, 16)
     assert [after for call in code.calls for after in call.consumers] == list(range(1, len(code.calls)))

@@ -7,24 +7,19 @@ import math
 import os
 import platform
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.session import Session
-from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe, describe_all
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import WorkerUnavailableError
-from rpc_runtime.execution.loaded_stage import LoadedStage, tensor_bytes, tensor_slot
-from rpc_runtime.program.program import BlobSpec, Program
 from rpc_runtime.program.routes import CLIENT
-from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.relay import Relay
 from tests.helpers.waiting import PATIENCE_SECONDS
@@ -32,8 +27,8 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.planner.profile import LinkProfile, StreamingCost
-from tvm_split.profiling import link_model, link_probing
-from tvm_split.profiling.link_probing import LinkProbe, Passage, has_spare_cores, probe_links
+from tvm_split.profiling import link_model
+from tvm_split.profiling.link_probing import LinkProbe, has_spare_cores, probe_links
 from tvm_split.profiling.probe_programs import ProbePrograms
 
 A, B = "left", "right"
@@ -89,42 +84,6 @@ def test_a_worker_that_dies_meanwhile_is_no_matter_of_its_links() -> None:
         kill = lambda *step: os.kill(own_workers.process_ids[B], signal.SIGKILL)  # noqa: E731
         with pytest.raises(WorkerUnavailableError, match=f"machine '{B}'.*cannot be reached"):
             probe(cluster(own_workers), on_progress=kill)
-
-
-def gpus_described(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
-    gpus = {name: CudaDeviceDescription(0, "sm_90", 1 << 34, 1 << 34, name, 1e10, 3e-5) for name in endpoints}
-    return {name: replace(worker, cuda_devices=(gpus[name],)) for name, worker in describe_all(endpoints).items()}
-
-
-def test_a_link_from_gpu_to_gpu_is_measured_on_the_gpus(workers: LocalWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no GPU, so the times are given. Small tensors pass both buses besides the link."""
-    target = {"kind": "cuda", "arch": "sm_90"}
-    machines = tuple(Machine(name, target=target, endpoint=end) for name, end in workers.endpoints.items())
-    nccl_cluster = Cluster(machines, (Link(A, B, transport="nccl"),))
-    transports = {ends: "nccl" if ends == (A, B) else "shm" for ends in permutations([CLIENT, A, B], 2)}
-
-    class Opened(Session):
-        def __init__(self, program: Program, *_: Any, **__: Any) -> None:
-            self.program = program
-
-        def close(self) -> None:
-            pass
-
-    def given_passage(pipeline: Session, *_: Any) -> Passage:
-        """A round trip takes 0.2 ms, and from GPU to GPU a tensor takes 1 ms and 1 ns per byte."""
-        on_gpus = {stage.device for stage in pipeline.program.stages} == {"cuda"}
-        size = max(tensor.size_bytes for stage in pipeline.program.stages for tensor in stage.inputs)
-        seconds = 2e-4 + 2 * 3e-5 + 1e-3 + size / 1e9 if on_gpus else 2e-4
-        return Passage(seconds, None, 0.0, 0.0, transports)
-
-    monkeypatch.setattr(link_probing, "describe_all", gpus_described)
-    monkeypatch.setattr(link_probing, "Session", Opened)
-    monkeypatch.setattr(link_probing, "measured_passage", given_passage)
-    monkeypatch.setattr(ProbePrograms, "_library", lambda *_, **__: BlobSpec("", 0))
-    link = by_ends(probe(nccl_cluster))[A, B]
-    assert link.transport == "nccl"
-    assert link.latency_seconds == pytest.approx(1e-3, rel=1e-3)
-    assert link.bytes_per_second == pytest.approx(1e9, rel=1e-3)
 
 
 def test_stages_that_pass_tensors_on_are_made_for_gpus(workers: LocalWorkers) -> None:
@@ -203,17 +162,3 @@ def test_links_are_believed_if_a_round_trip_does_not_contradict_them(
     monkeypatch.setattr(link_model, "DISAGREEMENT", 5.0)
     again = probe(alone, cache_folder=tmp_path)
     assert all(now.measured_at > then.measured_at for now, then in zip(again.links, first.links, strict=True))
-
-
-@pytest.mark.parametrize(("input_bytes", "output_bytes"), [(64, 64), (256, 64), (64, 256)])
-def test_what_is_passed_is_computed_and_not_copied_by_the_runtime(input_bytes: int, output_bytes: int) -> None:
-    programs = ProbePrograms({"here": platform.machine()})
-    (stage,) = programs.chain(["here"], [input_bytes, output_bytes]).stages
-    executable = LoadedStage(stage, np.fromfile(programs.blob_path(stage.library.sha256), np.uint8), (), {})
-    slot = tensor_slot(stage.inputs[0])
-    content = np.arange(input_bytes).astype(np.uint8)
-    slot.data[:] = content
-    (result,) = executable.run([slot.value])
-    passed = content[:output_bytes] if input_bytes >= output_bytes else np.repeat(content[:1], output_bytes)
-    assert np.array_equal(tensor_bytes(result), 255 - passed)
-    assert executable._are_views == [False]

@@ -16,7 +16,6 @@ from tests.models import torch_models
 from tvm_split.compiler.describe import tensor_spec
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.targets import host_target
-from tvm_split.planner.by_hand import with_independent_layers
 from tvm_split.planner.graph import piece_edges, pieces_of
 from tvm_split.profiling.kernels import target_code
 
@@ -91,13 +90,3 @@ def routes(model: tvm_split.Model, machine_of: Mapping[str, str]) -> Moved:
     tensors = {tensor.name: tensor for tensor in (*model.inputs, *(t for stage in stages for t in stage.outputs))}
     program = Program(model.inputs, tuple(tensors[name] for name in cut.outputs), stages)
     return {(route.tensor.name, route.source, route.destination): route.tensor.size_bytes for route in program.routes}
-
-
-def test_stages_of_pieces_hold_all_layers() -> None:
-    build, inputs = MODELS["two inputs"]
-    model = tvm_split.load_model(build(), inputs)
-    graph = model.graph
-    pieces = {piece[0]: piece for piece in pieces_of(graph, [])}
-    halves = list(pieces)[:3], list(pieces)[3:]
-    stages = with_independent_layers(graph, [[layer for name in part for layer in pieces[name]] for part in halves])
-    assert sorted(layer for stage in stages for layer in stage) == sorted(model.layer_names)

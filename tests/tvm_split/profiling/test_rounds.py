@@ -1,14 +1,14 @@
-"""When the fastest of several measurements counts, and which items are measured together or assumed to be equal."""
+"""When the fastest of several measurements counts, and which pairs are measured together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import permutations
 
 import pytest
 from hypothesis import given, strategies as st
 
-from tvm_split.profiling.rounds import PARALLEL_PAIRS, Confirmed, confirmed_fastest, rounds_of, spot_checked
+from tvm_split.profiling.rounds import PARALLEL_PAIRS, Confirmed, confirmed_fastest, rounds_of
 
 
 class Scripted:
@@ -60,36 +60,6 @@ def test_no_round_begins_that_would_not_end_in_time() -> None:
     scripted = Scripted(a=[1.0], b=[2.0])
     assert confirmed(scripted, limit_seconds=0.0) == {"a": Confirmed(1.0, False), "b": Confirmed(2.0, False)}
     assert scripted.order == ["a", "b"]
-
-
-VALUES = st.dictionaries(st.integers(0, 30), st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=12)
-"""The kind of each item, and the value that is measured for it."""
-
-
-@given(VALUES)
-def test_each_item_has_a_value_of_its_own_or_of_an_agreeing_kind(items: dict[int, tuple[int, int]]) -> None:
-    measured: list[int] = []
-
-    def measure(some: Sequence[int]) -> dict[int, int]:
-        measured.extend(some)
-        return {item: items[item][1] for item in some}
-
-    result = spot_checked(
-        list(items), lambda item: items[item][0], measure, lambda first, second: first == second, float
-    )
-    assert set(result.values) == set(items)
-    assert len(measured) == len(set(measured))
-    assert set(measured) == set(items) - result.assumed
-    for item in measured:
-        assert result.values[item] == items[item][1]
-    kinds = {kind: [item for item in items if items[item][0] == kind] for kind, _ in items.values()}
-    for kind in kinds.values():
-        looked_at = {kind[0], kind[-1]}
-        if items[kind[0]][1] != items[kind[-1]][1] and len(kind) > 2:
-            looked_at.add(kind[len(kind) // 2])
-        assert result.assumed & set(kind) == set(kind) - looked_at
-        typical = sorted(items[item][1] for item in looked_at)[len(looked_at) // 2]
-        assert all(result.values[item] == typical for item in result.assumed & set(kind))
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=8))

@@ -50,21 +50,6 @@ def seconds_by_machine(estimates: PartEstimates, plan: Plan) -> dict[str, float]
     return dict(seconds)
 
 
-def test_parts_are_shares_of_pieces_and_halos_count_twice(model: tvm_split.Model, cluster: tvm_split.Cluster) -> None:
-    profile = profile_of(model, cluster)
-    whole = sum(piece.seconds for piece in profile.machines[0].pieces.values())
-    estimates = PartEstimates(model, profile)
-    halves = seconds_by_machine(estimates, planned(model, cluster, tvm_split.Shard("0", "3", "channels", HALVES)))
-    assert sum(halves.values()) == pytest.approx(whole, rel=0.5)
-    fused = seconds_by_machine(estimates, planned(model, cluster, tvm_split.Shard("0", "3", "rows", HALVES)))
-    per_layer = seconds_by_machine(
-        estimates, planned(model, cluster, tvm_split.Shard("0", "3", "rows", HALVES, "each"))
-    )
-    assert fused[B] == pytest.approx(fused[A], rel=0.5)  # one of them also concatenates
-    assert min(fused.values()) > 0.5 * whole * 0.9
-    assert per_layer.keys() == fused.keys() == {A, B}
-
-
 def test_a_machine_twice_as_slow_takes_twice_as_long(model: tvm_split.Model, cluster: tvm_split.Cluster) -> None:
     profile = profile_of(model, cluster)
     first, second = profile.machines

@@ -24,10 +24,9 @@ from tests.helpers.waiting import PATIENCE_SECONDS, eventually, wait_while_runni
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.machine_targets import require_fit
 from tvm_split.errors import ClusterError
-from tvm_split.ssh import remote_side, ssh_worker
-from tvm_split.ssh.kits import Kits
+from tvm_split.ssh import ssh_worker
 from tvm_split.ssh.ssh_cluster import SshCluster, stop_workers
-from tvm_split.ssh.ssh_worker import SSH_VARIABLE, SshWorker
+from tvm_split.ssh.ssh_worker import SSH_VARIABLE, Kits, SshWorker
 
 TOKEN = "open-sesame"
 
@@ -113,7 +112,7 @@ def test_up_answers_and_ends_with_ctrl_c(server: SshServer, remote: Path, tmp_pa
 
 
 def test_detached_until_down(server: SshServer, remote: Path, tmp_path: Path) -> None:
-    path = cluster_file(tmp_path, box=on_box(remote))
+    path = cluster_file(tmp_path, **{"-x": on_box(remote)})
     cluster = Cluster.from_yaml(path)
     messages: list[str] = []
     with SshCluster(cluster, require_fit, lambda machine, text: messages.append(f"{machine}: {text}"), detach=True):
@@ -125,26 +124,13 @@ def test_detached_until_down(server: SshServer, remote: Path, tmp_path: Path) ->
         for options in ((), ("--detach",)):
             again = start_up(path, *options)
             output, errors = again.communicate(timeout=PATIENCE_SECONDS)
-            assert (again.returncode, output.startswith("box: runs already, and answers at")) == (0, True), errors
+            assert (again.returncode, output.startswith("-x: runs already, and answers at")) == (0, True), errors
             assert describe(endpoint, PATIENCE_SECONDS).process_id == process
     finally:
         ended = stop_workers(cluster, remove=True)
-    assert ended == {"box": process}
+    assert ended == {"-x": process}
     assert not list(remote.iterdir())
-    assert stop_workers(cluster, remove=False) == {"box": 0}
-
-
-def test_a_name_and_a_folder_that_begin_with_a_dash(server: SshServer, remote: Path, tmp_path: Path) -> None:
-    cluster = Cluster.from_yaml(cluster_file(tmp_path, **{"-x": on_box(remote)}))
-    with SshCluster(cluster, require_fit, ignore, detach=True):
-        pass
-    try:
-        (endpoint,) = cluster.start().endpoints().values()
-        description = describe(endpoint, PATIENCE_SECONDS)
-    finally:
-        ended = stop_workers(cluster, remove=True)
-    assert (description.machine, ended) == ("-x", {"-x": description.process_id})
-    assert remote_side.Machine({"folder": "-f/box"}).folder == Path.cwd() / "-f/box"
+    assert stop_workers(cluster, remove=False) == {"-x": 0}
 
 
 @pytest.mark.parametrize("moment", ["one starts", "one has been left alone"])

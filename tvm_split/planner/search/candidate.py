@@ -14,7 +14,7 @@ from tvm_split.planner.evaluate import Flow, NumberedStep
 from tvm_split.planner.problem import TOLERANCE, Problem, Stage, Timed, objective_seconds
 from tvm_split.planner.round_robin import fairest_turns
 from tvm_split.planner.search.instance import Instance
-from tvm_split.planner.timetable import NumberedTransfer
+from tvm_split.planner.step_graph import NumberedTransfer
 from tvm_split.units import names_of
 
 

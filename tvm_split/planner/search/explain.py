@@ -18,7 +18,7 @@ from tvm_split.planner.problem import TOLERANCE, Alternative, Problem, ProblemLi
 from tvm_split.planner.search.candidate import Candidate, lack_of, within_limits
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.search import Found
-from tvm_split.units import names_of, precise_bytes_text, seconds_text
+from tvm_split.units import count_text, names_of, precise_bytes_text, seconds_text
 
 MOST_ALTERNATIVES = 4
 MOST_IDLE = 12
@@ -239,7 +239,7 @@ def _compared(problem: Problem, chosen: Candidate, plan: Candidate) -> str:
         if not within_limits(problem, plan.flow):
             limit = problem.maximum_latency_seconds if kind == "period" else problem.maximum_period_seconds
             return f"{text}, over the limit of {seconds_text(limit)}"
-        return f"{text}, on {len(plan.machines)} machines instead of {len(chosen.machines)}"
+        return f"{text}, on {count_text(len(plan.machines), 'machine')} instead of {len(chosen.machines)}"
     if kind == "period":
         return f"{text}, since {plan.flow.limiting} takes that long"
     wire = plan.flow.latency_seconds - math.fsum(load.compute_seconds for load in plan.flow.loads)
@@ -262,4 +262,5 @@ def _why_unusable(instance: Instance, machine: int, chosen: Candidate) -> str:
 def _title(instance: Instance, plan: Candidate) -> str:
     if len(plan.machines) == 1:
         return f"all on {instance.machines[plan.machines[0]]}"
-    return f"{len(plan.stages)} stages on {names_of([instance.machines[machine] for machine in plan.machines])}"
+    machines = names_of([instance.machines[machine] for machine in plan.machines])
+    return f"{count_text(len(plan.stages), 'stage')} on {machines}"

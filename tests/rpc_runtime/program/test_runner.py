@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.outputs import Outputs
+from rpc_runtime.program.runner import Outputs
 
 OUTPUTS = Outputs((np.zeros(2), np.ones(3)), ("logits", "hidden.0"))
 

@@ -1,4 +1,4 @@
-"""Times kernels on the machines of one host, in rounds: each machine alone, then all at the same time.
+"""Times kernels on the machines of a cluster, in rounds: each machine of a host alone, then all at the same time.
 
 Machines of one host share memory, caches and the power budget of the cores, so each is slower while the others compute.
 The speed of a machine drifts by more than that within seconds, so measurements alone and together alternate. Cached
@@ -11,42 +11,43 @@ machines compute at the same time as have cores of their own: waiting for a core
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Protocol
 
+from relay_passes.one_at_a_time import one_at_a_time
+from rpc_runtime.client.remote_kernels import RemoteKernels
+from rpc_runtime.execution.kernel_timer import InProcessKernels
 from rpc_runtime.hardware import usable_together
-from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelSet, KernelTime, TimingEffort
+from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelTime, TimingEffort
 from rpc_runtime.program.program import BlobSpec
+from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.machine_targets import resolve_targets
+from tvm_split.errors import ProfileError
 from tvm_split.profiling.kernels import TargetCode
 from tvm_split.profiling.machine_times import MachineTimes
-from tvm_split.profiling.machines import MachineFacts
-from tvm_split.profiling.peaks import EFFORT as PEAK_EFFORT, CeilingCode
+from tvm_split.profiling.machines import MachineFacts, machine_facts
+from tvm_split.profiling.peaks import EFFORT as PEAK_EFFORT, CeilingCode, ceiling_code
 from tvm_split.profiling.rounds import ROUNDS, WITHIN, confirmed_fastest, first_of
+from tvm_split.profiling.store import Store, default_folder
+from tvm_split.steps import StepProgress, Steps
 
 ROUND_EFFORT = TimingEffort(minimum_rounds=2, minimum_seconds=0.12)
 CHECK_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.05)
 TOGETHER = ""
 """The key of the measurement of all machines at the same time; no machine has this name."""
+DEFAULT_TIMEOUT_SECONDS = 60.0
 OVERLAP = 1.25
 """Length of a round under contention relative to a round alone, so that all compute while the slowest one does."""
 
+KIND = attrgetter("kind")
+KernelSession = InProcessKernels | RemoteKernels
 Times = Mapping[str, tuple[KernelTime, ...]]
 """Times of kernels by machine."""
-
-
-class KernelSession(Protocol):
-    """A session in which kernels are loaded and timed."""
-
-    def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int: ...
-
-    def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]: ...
-
-    def close(self) -> None: ...
 
 
 class Libraries:
@@ -55,25 +56,16 @@ class Libraries:
     def __init__(self) -> None:
         self.blobs = BlobFolder.temporary()
         self._built: dict[tuple[int, frozenset[str]], BlobSpec] = {}
-        self._lock = threading.Lock()
 
-    def of_kernels(self, code: TargetCode, digests: frozenset[str]) -> BlobSpec:
-        digest = next(iter(digests))
-        return self._once(
-            code,
-            digests,
-            lambda: code.build(digests, self.blobs) if len(digests) > 1 else code.build_one(digest, self.blobs),
-        )
-
-    def of_peaks(self, code: CeilingCode) -> BlobSpec:
-        return self._once(code, frozenset(), lambda: code.build(self.blobs))
-
-    def _once(self, code: object, digests: frozenset[str], build: Callable[[], BlobSpec]) -> BlobSpec:
-        with self._lock:
-            key = id(code), digests
-            if key not in self._built:
-                self._built[key] = build()
-            return self._built[key]
+    @one_at_a_time
+    def library(self, code: TargetCode | CeilingCode, digests: frozenset[str] = frozenset()) -> BlobSpec:
+        """The library of the kernels with these digests, or that of a machine's peaks."""
+        key = id(code), digests
+        if key not in self._built:
+            self._built[key] = (
+                code.build(self.blobs) if isinstance(code, CeilingCode) else code.build(digests, self.blobs)
+            )
+        return self._built[key]
 
 
 class HostTiming:
@@ -113,14 +105,14 @@ class HostTiming:
 
     @property
     def steps(self) -> int:
-        count = sum(bool(self.wanted[machine.name]) for machine in first_of(self._machines, _kind))
+        count = sum(bool(self.wanted[machine.name]) for machine in first_of(self._machines, KIND))
         return ROUNDS[0] * (count + 1 if count > 1 else count)
 
     def check(self) -> None:
         """Time one cached kernel on two machines of every kind; discard the times of a kind that has changed."""
         recalled = [machine for machine in self._machines if machine.checked_kernel is not None]
         changed = set()
-        for machine in first_of(recalled, _kind):
+        for machine in first_of(recalled, KIND):
             self._on_step(f"checking what is known of {machine.name}")
             with contextlib.closing(self._open_session(machine.machine)) as session:
                 self._load(session, machine, frozenset({machine.checked_kernel or ""}))
@@ -131,7 +123,7 @@ class HostTiming:
                 machine.forget()
 
     def _load(self, session: KernelSession, machine: MachineTimes, digests: frozenset[str]) -> None:
-        kernels = machine.kernel_set(digests, self._libraries.of_kernels(machine.code, digests))
+        kernels = machine.kernel_set(digests, self._libraries.library(machine.code, digests))
         session.load(kernels, self._libraries.blobs.path)
 
     def _has_changed(self, times: MachineTimes, session: KernelSession) -> bool:
@@ -145,16 +137,12 @@ class HostTiming:
     def measure(self) -> None:
         """Measure the missing times."""
         lacking = [machine for machine in self._machines if self.wanted[machine.name] or machine.lacks_ceilings]
-        timed = first_of(lacking, _kind)
+        timed = first_of(lacking, KIND)
         self._time(timed)
         for machine in lacking:
             if machine not in timed:
-                machine.take_from(
-                    min(
-                        (candidate for candidate in timed if candidate.kind == machine.kind),
-                        key=lambda candidate: candidate.whole_seconds,
-                    )
-                )
+                equal = (candidate for candidate in timed if candidate.kind == machine.kind)
+                machine.take_from(min(equal, key=lambda candidate: candidate.whole_seconds))
 
     def _time(self, machines: Sequence[MachineTimes]) -> None:
         with contextlib.ExitStack() as stack:
@@ -190,7 +178,7 @@ class HostTiming:
     def _time_peaks(self, machines: Sequence[MachineTimes], sessions: Mapping[str, KernelSession]) -> None:
         def load(machine: MachineTimes) -> None:
             assert machine.ceilings is not None  # noqa: S101  (it lacks their times)
-            kernels = machine.ceilings.kernel_set(machine.name, self._libraries.of_peaks(machine.ceilings))
+            kernels = machine.ceilings.kernel_set(machine.name, self._libraries.library(machine.ceilings))
             sessions[machine.name].load(kernels, self._libraries.blobs.path)
 
         # Before its first library, a worker starts the process that tests libraries. Load all at the same time.
@@ -233,10 +221,6 @@ class HostTiming:
         return TimingEffort(ROUND_EFFORT.minimum_rounds, min(minimum_seconds, limit), limit)
 
 
-def _kind(machine: MachineTimes) -> Hashable:
-    return machine.kind
-
-
 def seconds_of(times: Sequence[KernelTime]) -> float:
     """Return the total seconds of all kernels, each once."""
     return sum(time.seconds for time in times)
@@ -251,3 +235,100 @@ def _doubt(what: str) -> str:
         f"no two measurements of {what} came within {WITHIN:.0%} of each other: other programs run there; plan again "
         "when the machine is quieter"
     )
+
+
+def time_kernels(
+    name: str,
+    code_of: Callable[[MachineFacts], TargetCode],
+    cluster: Cluster,
+    *,
+    refresh: bool = False,
+    cache_folder: str | Path | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    on_progress: StepProgress | None = None,
+) -> list[MachineTimes]:
+    """Measure the time of each kernel on each machine, alone and under contention from others of its host.
+
+    Cached times are validated by a check, and the rest is measured.
+
+    Args:
+        name: the name of the code in progress messages.
+        code_of: returns the code to time on a machine; it is called once per distinct target.
+        refresh: measure everything again, whatever is cached.
+        cache_folder: where times are kept; by default `store.default_folder`.
+        timeout_seconds: the longest wait for a worker; also limits how long a machine's kernels are timed.
+
+    Raises:
+        WorkerError: a worker cannot be reached, or cannot run its machine's target.
+        CompileError: a target cannot be compiled for.
+        ProfileError: a machine's kernels cannot be timed in this process.
+    """
+    with cluster.start() as workers:
+        steps = Steps(on_progress)
+        machines = machine_facts(workers, resolve_targets(workers, workers.machine_names))
+        _require_runnable(workers, machines)
+        by_target = {_target_key(machine): machine for machine in machines}
+        steps.total = len(by_target)
+        codes = {}
+        for key, machine in by_target.items():
+            steps.begin(f"compiling {name} for {machine.name}")
+            codes[key] = code_of(machine)
+        times = _machine_times(machines, codes, default_folder() if cache_folder is None else Path(cache_folder))
+        opened, libraries = partial(open_session, workers, timeout_seconds), Libraries()
+        timings = [
+            HostTiming(
+                [time for time in times if time.machine.host == host], opened, libraries, timeout_seconds, steps.begin
+            )
+            for host in dict.fromkeys(machine.host for machine in machines)
+        ]
+        if not refresh:
+            for machine_times in times:
+                machine_times.recall()
+            steps.total += sum(machine_times.checked_kernel is not None for machine_times in times)
+            for timing in timings:
+                timing.check()
+        steps.total += sum(timing.steps for timing in timings)
+        with ThreadPoolExecutor(len(timings)) as pool:  # different hosts at the same time
+            list((map if cluster.launcher.in_process else pool.map)(HostTiming.measure, timings))
+        steps.done()
+        return times
+
+
+def _machine_times(
+    machines: Sequence[MachineFacts], codes: Mapping[str, TargetCode], folder: Path
+) -> list[MachineTimes]:
+    """What is known of each machine: nothing yet. Machines of one target and number of threads share their peaks."""
+    peaks: dict[tuple[str, int], CeilingCode | None] = {}
+    all_times = []
+    for machine in machines:
+        key = _target_key(machine), machine.threads
+        if key not in peaks:
+            peaks[key] = None if machine.has_gpu else ceiling_code(machine.target, machine.threads)
+        companions = sorted(
+            f"{peer.name} with {peer.threads} threads"
+            for peer in machines
+            if peer.host == machine.host and peer is not machine
+        )
+        cache = Store(folder, machine.identity)
+        all_times.append(MachineTimes(machine, codes[key[0]], peaks[key], cache, tuple(companions)))
+    return all_times
+
+
+def open_session(cluster: Workers, timeout_seconds: float, machine: MachineFacts) -> KernelSession:
+    """Open a session that times kernels, in this process or on the worker. Errors are those of `RemoteKernels`."""
+    if cluster.launcher.in_process:
+        return InProcessKernels(machine.threads)
+    return RemoteKernels(cluster.endpoints()[machine.name], timeout_seconds)
+
+
+def _require_runnable(cluster: Cluster, machines: Sequence[MachineFacts]) -> None:
+    for machine in machines:
+        if cluster.launcher.in_process and machine.target["kind"] != "llvm":
+            raise ProfileError(
+                f"machine {machine.name!r} has the target {dict(machine.target)}, and in one process only the CPU can "
+                "be timed; start a worker on the machine and name it in a cluster file"
+            )
+
+
+def _target_key(machine: MachineFacts) -> str:
+    return json.dumps(dict(machine.target), sort_keys=True)

@@ -1,0 +1,204 @@
+"""``tvm-split run``, ``bench`` and ``deploy``: send a bundle to its machines, run it, measure it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Annotated
+
+import tvm_split
+from rpc_runtime.option import option
+from rpc_runtime.program.runner import Outputs
+from tvm_split.cli import options
+from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
+from tvm_split.cli.options import HIDDEN, WrongUseError
+from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_and_cluster, cluster_for, read_bundle
+from tvm_split.display.console import print_json, print_note, transfer_progress
+from tvm_split.display.report import RunResult
+from tvm_split.display.view import Table, View, show, view, write
+from tvm_split.planner.request import PlanRequest
+from tvm_split.progress import step_progress
+from tvm_split.units import bytes_text
+
+
+@dataclasses.dataclass(frozen=True)
+class DeployOptions:
+    """The options of commands that deploy a bundle."""
+
+    rename: tuple[str, ...] = option((), "Of a bundle: its machine OLD is NEW of the cluster.", metavar="OLD=NEW")
+    timeout: float = options.TIMEOUT
+
+    def deploy(
+        self, bundle: tvm_split.Bundle, cluster: tvm_split.Cluster, in_flight: int | None = None
+    ) -> tuple[tvm_split.Deployment, dict[str, int]]:
+        """Return the deployment, and the bytes sent to each machine; show a progress bar per machine meanwhile."""
+        sent: dict[str, int] = {}
+        with transfer_progress() as bars:
+
+            def report(machine: str, done: int, total: int) -> None:
+                sent[machine] = done
+                bars(machine, done, total)
+
+            deployment = tvm_split.deploy(
+                bundle, cluster, timeout_seconds=self.timeout, on_transfer=report, in_flight=in_flight
+            )
+        return deployment, sent
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions(DeployOptions):
+    """The options of commands that run a bundle or model."""
+
+    inputs: Path | None = option(
+        None,
+        "One array per input, by name or as arr_0, arr_1, …; one more leading axis is several micro-batches.",
+        metavar="FILE.npz",
+    )
+    random: int | None = option(None, "N random micro-batches (default: 1; of bench: 8).", metavar="N", minimum=1)
+    in_flight: int | None = options.IN_FLIGHT
+
+    def __post_init__(self) -> None:
+        if self.inputs is not None and self.random is not None:
+            raise WrongUseError("give one of them", "--inputs, --random")
+
+    def micro_batches(self, bundle: tvm_split.Bundle, default: int) -> MicroBatches:
+        """Return the micro-batches of the file, or ``default`` random ones unless their number is given."""
+        if self.inputs is not None:
+            return inputs_from_file(bundle.program.inputs, self.inputs)
+        return random_inputs(bundle.program.inputs, self.random or default)
+
+
+def run(
+    source: options.SourceArgument,
+    machines: MachineOptions,
+    shapes: ModelOptions,
+    request: Annotated[PlanRequest, HIDDEN],
+    running: RunOptions,
+    repeat: int = option(1, "Stream the inputs so many times.", minimum=1),
+    output: Path | None = options.output(
+        None, "Write the outputs, stacked over the micro-batches.", metavar="FILE.npz", flag="--output -o"
+    ),
+    json: bool = options.JSON,
+) -> None:
+    """Stream inputs through the pipeline and say how fast each stage was.
+
+    Example: tvm-split run bundle --cluster lab.yaml --inputs images.npz --output scores.npz
+    """
+    bundle, cluster = bundle_and_cluster(source, shapes, request, machines, running.rename)
+    batches = running.micro_batches(bundle, 1)
+    with running.deploy(bundle, cluster, running.in_flight)[0] as deployment:
+        results, seconds = _stream(deployment, batches, repeat, keep=output is not None)
+        statistics = deployment.stats()
+    written = None if output is None else {"path": str(output), "shapes": save_outputs(output, results)}
+    count = batches.count * repeat
+    result = RunResult(
+        bundle.model,
+        batches.source,
+        count,
+        seconds,
+        count / seconds,
+        statistics.blob_bytes_sent,
+        dict(statistics.weight_bytes),
+        statistics.stages,
+        written,
+    )
+    write(result, json=json)
+    if output is not None:
+        print_note(f"outputs written to {output}")
+
+
+def _stream(
+    deployment: tvm_split.Deployment, batches: MicroBatches, repeat: int, *, keep: bool
+) -> tuple[list[Outputs], float]:
+    """Return the outputs (none unless ``keep``), and the seconds from the first input to the last output."""
+    results: list[Outputs] = []
+    with step_progress("running") as report:
+        start = time.perf_counter()
+        for done, outputs in enumerate(deployment.stream(batches.stream(repeat)), start=1):
+            if keep:
+                results.append(outputs)
+            report("running", done, batches.count * repeat)
+        return results, time.perf_counter() - start
+
+
+def bench(
+    source: options.SourceArgument,
+    machines: MachineOptions,
+    shapes: ModelOptions,
+    request: Annotated[PlanRequest, HIDDEN],
+    running: RunOptions,
+    rounds: int = option(5, "Rounds to take the medians of.", minimum=1),
+    micro_batches: int = option(100, "Micro-batches of the stream of each round; the inputs take turns.", minimum=3),
+    json: bool = options.JSON,
+) -> None:
+    """Measure latency, throughput, every machine and every link, and compare them with the plan's prediction.
+
+    Example: tvm-split bench bundle --cluster lab.yaml --json > report.json
+    """
+    bundle, cluster = bundle_and_cluster(source, shapes, request, machines, running.rename)
+    inputs = running.micro_batches(bundle, 8)
+    with (
+        running.deploy(bundle, cluster, running.in_flight)[0] as deployment,
+        step_progress("warming up") as bar,
+    ):
+        batches = list(inputs.stream(1))
+        report = tvm_split.bench(deployment, batches, rounds=rounds, micro_batches=micro_batches, on_progress=bar)
+    if json:
+        print_json({**report.to_dict(), "inputs": inputs.source, "digest": bundle.digest, "rounds": rounds})
+    else:
+        show(report)
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineBlobs:
+    """The size of the blobs that a machine needs of a bundle, and of those that were sent to it."""
+
+    machine: str
+    stages: tuple[str, ...]
+    needed_bytes: int
+    sent_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DeployedBundle:
+    """A bundle that was sent to its machines."""
+
+    model: str
+    digest: str
+    machines: tuple[MachineBlobs, ...]
+
+
+def deploy(
+    bundle: options.BundleArgument, machines: MachineOptions, deploying: DeployOptions, json: bool = options.JSON
+) -> None:
+    """Send a bundle's files to its machines, and check that they can run it: load each stage, and unload it again.
+
+    Nothing keeps running. The workers keep the files by their SHA-256, so that `tvm-split run` sends nothing and starts
+    at once, and misfits (versions, memory, a missing GPU) are reported here and not later. With workers on this host,
+    which end with the command, it is only a check.
+
+    Example: tvm-split deploy bundle --cluster lab.yaml
+    """
+    loaded = read_bundle(bundle, deploying.rename)
+    deployment, sent = deploying.deploy(loaded, cluster_for(loaded, machines))
+    with deployment:
+        blobs = tuple(_blobs_of(loaded, name, sent.get(name, 0)) for name in deployment.program.machines)
+    write(DeployedBundle(loaded.model, loaded.digest, blobs), json=json)
+
+
+def _blobs_of(bundle: tvm_split.Bundle, machine: str, sent_bytes: int) -> MachineBlobs:
+    stages = bundle.program.stages_on(machine)
+    sizes = {blob.sha256: blob.size_bytes for stage in stages for blob in stage.blobs}
+    return MachineBlobs(machine, tuple(stage.name for stage in stages), sum(sizes.values()), sent_bytes)
+
+
+@view.register
+def view_of_deployed(deployed: DeployedBundle, *, details: bool = False) -> View:
+    """Return a table with a row for each machine."""
+    rows = [
+        (machine.machine, ", ".join(machine.stages), bytes_text(machine.needed_bytes), bytes_text(machine.sent_bytes))
+        for machine in deployed.machines
+    ]
+    title = f"{deployed.model}: its files are on its machines, which can run it"
+    return [Table(title, ("machine", "stages"), ("needs", "was sent"), rows)]
