@@ -180,8 +180,8 @@ def substitute(expression: relax.Expr, replacements: Mapping[str, relax.Expr]) -
 
     The types of calls and tuples are inferred again: shapes are unchanged, devices are those of the replacements.
     """
-    leaves = leaves_of(expression)
-    return with_leaves(expression, [replacements.get(getattr(leaf, "name", ""), leaf) for leaf in leaves])
+    leaves = [replacements.get(getattr(leaf, "name", ""), leaf) for leaf in leaves_of(expression)]
+    return relax.BlockBuilder().normalize(with_leaves(expression, leaves))
 
 
 def emit_operations(
