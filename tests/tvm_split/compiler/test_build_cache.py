@@ -182,4 +182,4 @@ def test_kernels_to_time_are_kept_too() -> None:
     assert libraries[0] == libraries[1]
     assert all(folder.path(library.sha256).exists() for folder, library in zip(blobs, libraries, strict=True))
     assert codes[1].functions().keys() == codes[1].distinct.keys()
-    assert isinstance(codes[1].calls[0].arguments[0], TensorSpec)
+    assert isinstance(codes[1].calls[0].timed.arguments[0], TensorSpec)

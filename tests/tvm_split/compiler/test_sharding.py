@@ -141,7 +141,7 @@ def test_stages_by_machine_and_level(write: Callable[..., list[relax.Var]], expe
     for origin, stage in zip(placed.origins, placed.plan.stages, strict=True):
         level = stage.name[-1] if stages[origin].sharding else "-"
         actual.append(f"{origin}{level}{stage.machine[-1]}")
-    assert actual == expected.split()
+    assert sorted(actual) == sorted(expected.split())
 
 
 def test_a_machine_joins_a_value_once_for_all_its_stages() -> None:
