@@ -44,8 +44,6 @@ FIRST_THREADS = 16
 SPARE_THREADS = 32
 """Further threads that the process must be able to start: those of a deployment, and of gRPC, which aborts without."""
 RAISE_LIMITS = "raise its limits of memory (ulimit -v) and of processes (ulimit -u), or give it fewer deployments"
-OPEN_REQUEST_BYTES = 1024
-"""Maximum size of a request of a method without a token; a health check's request is a service name."""
 OPEN_SECONDS = 10.0
 """Timeout for the request of a method without a token, so that silent peers cannot occupy the quota."""
 
@@ -53,7 +51,7 @@ OPEN_SECONDS = 10.0
 class CallQuota:
     """A quota of ``limit`` concurrent calls of a kind (``name``, in the plural).
 
-    ``is_open``: the methods need no token, so their requests must be short and arrive within `OPEN_SECONDS`.
+    ``is_open``: the methods need no token, so their requests must arrive within `OPEN_SECONDS`.
     """
 
     def __init__(self, name: str, limit: int, *, is_open: bool = False) -> None:
@@ -185,7 +183,7 @@ def _guarded(handler: Any, quota: CallQuota) -> Any:
         with _as_status(context), quota.one():
             if not handler.request_streaming:
                 with _soon(context) if quota.is_open else contextlib.nullcontext():
-                    request = _parsed(_only(messages, quota), parse)
+                    request = _parsed(_only(messages), parse)
             elif parse is None:  # data streams get gRPC's own iterator
                 request = messages
             else:
@@ -196,12 +194,10 @@ def _guarded(handler: Any, quota: CallQuota) -> Any:
     return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
 
 
-def _only(messages: Iterator[bytes], quota: CallQuota) -> bytes:
+def _only(messages: Iterator[bytes]) -> bytes:
     message = next(messages, None)
     if message is None:
         raise ProtocolError("this method takes a request, and the caller sent none")
-    if quota.is_open and len(message) > OPEN_REQUEST_BYTES:
-        raise ProtocolError(f"a request of this method has at most {OPEN_REQUEST_BYTES} bytes, got {len(message)}")
     return message
 
 

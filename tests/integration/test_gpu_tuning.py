@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -25,6 +24,7 @@ from tvm_split.tuning import kernels_to_tune
 TARGET = {"kind": "cuda", "arch": "sm_90"}
 BUILT_FOR = tvm_target(TARGET)
 needs_nvcc = pytest.mark.skipif(nvcc() is None, reason="needs nvcc")
+pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +45,6 @@ def plan(model: tvm_split.Model, tmp_path_factory: pytest.TempPathFactory) -> tv
 @pytest.fixture(scope="module")
 def kernel(model, plan):
     return kernels_to_tune(model, plan, ["gpu"], TARGET)[0][-1]
-
-
-@pytest.fixture(autouse=True)
-def no_process_stays():
-    before = set(psutil.Process().children(recursive=True))
-    yield
-    assert not [process for process in psutil.Process().children(recursive=True) if process not in before]
 
 
 def refused(model, plan, lab, folder, monkeypatch):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from torch import nn
 
 import tvm_split
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tests.helpers.waiting import PATIENCE_SECONDS, eventually
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.machine import Machine
 from tvm_split.launchers.local import Local
 
@@ -36,23 +33,7 @@ class Network(nn.Module):
 
 X = torch.ones(1, 3, 6, 6)
 SPLIT = {"machine-a": ["conv1"], "machine-b": ["conv2"]}
-
-
-def children(process: int | None = None) -> set[int]:
-    """Return the running child processes of this process, or of another one."""
-    process_ids = set()
-    for child in psutil.Process(process).children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE:
-                process_ids.add(child.pid)
-    return process_ids
-
-
-@pytest.fixture(autouse=True)
-def _nothing_stays_behind() -> Iterator[None]:
-    before = children()
-    yield
-    eventually(lambda: children() <= before, "no process is left")
+pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
 @pytest.fixture(scope="module")
@@ -131,15 +112,14 @@ def test_a_bundle_of_another_version(bundle: tvm_split.Bundle, tmp_path: Path) -
 )
 def test_a_worker_that_dies_in_mid_stream(deployed: str, stage: str, request: pytest.FixtureRequest) -> None:
     bundle: tvm_split.Bundle = request.getfixturevalue(deployed)
-    before = children()
     with tvm_split.deploy(bundle, tvm_split.Cluster.local(2)) as deployment:
-        workers = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children() - before}
-        victim = next(pid for pid, line in workers.items() if "machine-b" in line)
+        named = [child for child in psutil.Process().children() if "--name=machine-b" in child.cmdline()]
+        victim = max(named, key=psutil.Process.create_time)  # others have started before
 
         def batches() -> Iterator[torch.Tensor]:
             for index in range(100_000):
                 if index == 200:
-                    os.kill(victim, signal.SIGKILL)
+                    victim.kill()
                 yield X
 
         with pytest.raises(tvm_split.WorkerUnavailableError, match=rf"machine-b.*{stage}"):

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from rpc_runtime.private_folder import private_folder
-from tests.helpers.rpc_runtime.worker_process import Start
-from tests.helpers.waiting import PATIENCE_SECONDS
 
 OTHER = 65534
 """A user and a group other than those that run the tests."""
@@ -74,13 +72,3 @@ def test_a_folder_with_an_access_list_that_admits_others(shared: Path) -> None:
         pytest.skip("needs a file system with access control lists")
     with pytest.raises(PermissionError, match=str(folder)):
         private_folder(folder)
-
-
-def test_a_worker_does_not_start_with_a_cache_that_others_may_replace(shared: Path, start: Start) -> None:
-    shared.chmod(0o777)
-    process = start("--cache", str(shared / "own"))
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 1
-    (line,) = errors.splitlines()
-    assert str(shared) in line
-    assert "chmod" in line

@@ -74,11 +74,6 @@ def test_a_built_in_kind_is_given_or_imported_when_asked_for() -> None:
     assert "circle" not in registry
 
 
-def test_a_built_in_kind_whose_module_is_missing_is_no_plugin_error() -> None:
-    with pytest.raises(ModuleNotFoundError):
-        shapes()["point"]
-
-
 def test_an_unknown_name_is_answered_with_what_there_is() -> None:
     with pytest.raises(UnknownShapeError, match=r"no shape 'cube'; there are: square, line, point"):
         shapes()["cube"]
@@ -115,9 +110,3 @@ def test_all_kinds_are_given_but_those_that_cannot_be_loaded() -> None:
     with pytest.warns(PluginWarning, match="'absent'|'missing'|'abstract'"):
         kinds = dict(registry.items())
     assert list(kinds) == ["square", "circle", "instance", "other"]
-
-
-def test_kinds_may_be_instances_of_the_base() -> None:
-    square = Square()
-    registry: Registry[Shape] = Registry("tvm_split.shapes", "shape", {"square": square}, Shape, instances=True)
-    assert registry["square"] is square

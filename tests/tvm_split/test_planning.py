@@ -181,17 +181,6 @@ def test_demands_are_never_dropped(model):
         tvm_split.plan(model, one_worker, strategy="nope", estimate=True)
 
 
-def test_a_split_by_hand_is_predicted_by_a_profile(wide):
-    cluster = tvm_split.Cluster.local(workers=2)
-    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
-    plan = tvm_split.plan(wide, cluster, split={A: ["0"], B: ["1"]}, profile=profile)
-    best = tvm_split.plan(wide, cluster, profile=profile)
-    assert plan.origin == "by hand"
-    assert plan.prediction.method.startswith("given")
-    assert plan.prediction.lower_bound_seconds == pytest.approx(best.prediction.period_seconds)
-    assert plan.prediction.period_seconds > best.prediction.period_seconds
-
-
 def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
     """Machines have several stages and send tensors to each other; the simulation agrees with the prediction."""
     cluster = tvm_split.Cluster.local(workers=2)

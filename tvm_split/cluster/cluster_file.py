@@ -1,31 +1,12 @@
 """Read a cluster from a YAML file, which is validated before any machine is contacted.
 
-    machines:
-      - name: desk
-        address: 192.0.2.10:7001
-        threads: 8
-        target: {kind: llvm, mcpu: znver4}      # optional: by default the target that the worker reports
-        memory_bytes: 16e9                      # optional: by default no limit
-        token_file: token                       # optional: the worker's secret; found automatically on loopback
-        tls: {ca: ca.pem, certificate: client.pem, key: client.key}   # optional; certificate and key for mutual TLS
-        ssh: {to: me@desk, python: python3.12, folder: ~/.cache/tvm-split/ssh, arguments: [--insecure]}   # optional
-    links:                                      # optional: without it, every link is measured
-      - {from: desk, to: box, bytes_per_second: 1.25e8, latency_seconds: 0.001}   # used as stated, not measured
-      - {from: desk, to: edge, address: 10.0.0.7:7001}   # measured; the address at which desk reaches edge
-      - {from: box, to: edge, bytes_per_second: 0}       # closed: no transfer between the two
-      - {from: client, to: edge, bytes_per_second: 2e6}  # optional: client is the deploying machine
-      - {from: edge, to: client, codec: auto}            # optional: the codec of tensors; default none
-    groups:                                     # optional: machines with common links, by host, rack or site
-      lab: [desk, box]
-      campus: [lab, edge]                       # contains machines and other groups
-    shared_cores:                               # optional: by default the workers report them
-      - {machines: [lab, client], cores: 8}     # together they have 8 cores; machines, groups, client
+    machines: [{name: desk, address: "192.0.2.10:7001", threads: 8, token_file: token, …}]
+    links: [{from: desk, to: box, bytes_per_second: 1.25e8, latency_seconds: 0.001}, …]
+    groups: {lab: [desk, box]}
+    shared_cores: [{machines: [lab, client], cores: 8}]
 
-A link from or to a group stands for one link per machine of the group. A link from a group to itself stands for one
-between any two of its machines. If several entries fit a pair of machines, the pair's own entry counts, otherwise the
-entry with the fewest pairs. A link counts in both directions unless its reverse is listed too; its ``address`` counts
-in its own direction only. With ``links``, every pair of machines needs a link, so that none is forgotten. Paths are
-relative to the file.
+``docs/machines.md`` and ``docs/links.md`` describe the keys, which are those of `Machine`, `Link` and `SharedCores`. A
+link from or to a group stands for one link per machine of the group. Paths are relative to the file.
 """
 
 from __future__ import annotations

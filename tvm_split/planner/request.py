@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -30,7 +29,6 @@ from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.shard import FORM, Shard
 from tvm_split.shown import ShownFields
 from tvm_split.units import few_lines
-from tvm_split.values import content_of
 
 SOURCE = "source"
 """Selects the split that is annotated in the model's file; ``source:NAME`` selects one of several."""
@@ -226,16 +224,6 @@ class PlanRequest(ShownFields):
         """Whether it has demands, besides a number of stages, that only a search can satisfy."""
         return any(name in DEMANDS for name in self.given)
 
-    @property
-    def maximum_period_seconds(self) -> float:
-        """The longest time between two results; infinity without a minimum throughput."""
-        return math.inf if self.minimum_throughput is None else 1.0 / self.minimum_throughput
-
-    @property
-    def latency_limit_seconds(self) -> float:
-        """The longest time for one input alone; infinity without a maximum."""
-        return math.inf if self.maximum_latency_seconds is None else self.maximum_latency_seconds
-
     def require_default(self, problem: str, names: Iterable[str]) -> None:
         """Raise a `RequestError` for the first of these fields that is given."""
         for name in names:
@@ -250,10 +238,6 @@ class PlanRequest(ShownFields):
         """Pairs of a layer and one of its machines, from the given field."""
         named: Mapping[str, tuple[str, ...]] = getattr(self, field)
         return ((layer, machine) for layer, machines in named.items() for machine in machines)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The options that differ from their defaults, as values for JSON."""
-        return content_of(self)
 
     @classmethod
     def of(cls, request: PlanRequest | None, fields: Mapping[str, Any], **positional: Any) -> PlanRequest:

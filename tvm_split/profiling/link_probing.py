@@ -136,17 +136,19 @@ class _Probing:
         links = list(permutations((CLIENT, *self._cluster.machine_names), 2))
         of_client = [ends for ends in links if CLIENT in ends]
         pairs = [ends for ends in links if CLIENT not in ends and self._is_measured(ends)]
-        probed = [first_of(group, self._kind) for group in (of_client, pairs)]  # pairs need the client's round trips
-        rounds = [together for group in probed for together in rounds_of(group, self._hosts)]
-        self._steps.total = len(rounds)
-        for together in rounds:
-            self._steps.begin("links " + ", ".join(f"{source} to {destination}" for source, destination in together))
-            with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
-                self._probes.update(zip(together, threads.map(self._known_or_probed, together), strict=True))
-        estimated = [ends for ends in (*of_client, *pairs) if ends not in self._probes]
-        for ends in estimated:
-            equal = (self._probes[link] for group in probed for link in group if self._kind(link) == self._kind(ends))
-            self._probes[ends] = min(equal, key=lambda probe: probe.samples[0].single_seconds)
+        groups = [(first_of(group, self._kind), group) for group in (of_client, pairs)]
+        self._steps.total = sum(len(list(rounds_of(probed, self._hosts))) for probed, _ in groups)
+        estimated: set[Ends] = set()
+        for probed, group in groups:  # pairs need the round trips of their machines
+            for together in rounds_of(probed, self._hosts):
+                self._steps.begin("links " + ", ".join(f"{source} to {end}" for source, end in together))
+                with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
+                    self._probes.update(zip(together, threads.map(self._known_or_probed, together), strict=True))
+            slowest_first = sorted(probed, key=lambda ends: -self._probes[ends].samples[0].single_seconds)
+            fastest = {self._kind(ends): self._probes[ends] for ends in slowest_first}
+            unprobed = [ends for ends in group if ends not in self._probes]
+            self._probes.update({ends: fastest[self._kind(ends)] for ends in unprobed})
+            estimated.update(unprobed)
         self._steps.done()
         streaming = {
             name: StreamingCost()

@@ -241,8 +241,14 @@ class ShardCandidates:
             layer_seconds = self._estimates.looked_ahead(*self._plan_around(option, end))
         except PlanError:
             return None
+        return self._block_seconds(option, end, layer_seconds.items())
+
+    def _block_seconds(
+        self, option: ShardOption, end: int, layer_seconds: Iterable[tuple[tuple[str, str], float]]
+    ) -> list[float]:
+        """The seconds of each block on the slowest machine, from those of layers on machines."""
         seconds: defaultdict[tuple[int, str], float] = defaultdict(float)
-        for (layer, machine), duration in layer_seconds.items():
+        for (layer, machine), duration in layer_seconds:
             if layer in self._block_of:
                 seconds[self._block_of[layer], machine] += duration
         return [max(seconds[block, machine] for machine in option.machines) for block in range(option.begin, end)]
@@ -254,21 +260,17 @@ class ShardCandidates:
             placed = partition(self._model, plan)
         except PlanError:
             return None
-        computing = self._computing(placed, plan, shared)
+        computing = self._block_seconds(
+            option,
+            end,
+            (
+                ((cost.layer, placed.plan.stages[cost.stage].machine), cost.contended_seconds)
+                for cost in self._estimates.costs(placed, plan)
+                if placed.origins[cost.stage] == shared
+            ),
+        )
         exchanging = self._exchanging(placed, shared)
-        return [
-            max((computing[block, machine] for machine in option.machines), default=0.0) + exchanging[block]
-            for block in range(option.begin, end)
-        ]
-
-    def _computing(self, placed: Partition, plan: Plan, shared: int) -> Mapping[tuple[int, str], float]:
-        """Seconds of computing of a sharded stage, by block and machine."""
-        seconds: defaultdict[tuple[int, str], float] = defaultdict(float)
-        for cost in self._estimates.costs(placed, plan):
-            if placed.origins[cost.stage] == shared and cost.layer in self._block_of:
-                machine = placed.plan.stages[cost.stage].machine
-                seconds[self._block_of[cost.layer], machine] += cost.contended_seconds
-        return seconds
+        return [seconds + exchanging[block] for block, seconds in enumerate(computing, option.begin)]
 
     def _exchanging(self, placed: Partition, shared: int) -> Mapping[int, float]:
         """Seconds of the exchanges between machines of a sharded stage, by block; links work in parallel."""

@@ -25,13 +25,7 @@ def print_ready() -> None:
     print("ready", flush=True)
 
 
-def main(
-    address: str,
-    transport: str,
-    role: str,
-    size_bytes: str,
-    ready: Callable[[], None] = print_ready,
-) -> None:
+def main(address: str, transport: str, role: str, size_bytes: str, ready: Callable[[], None] = print_ready) -> None:
     route = one_route(int(size_bytes))
     endpoint = WorkerEndpoint("answering", address)
     if role == "receive":

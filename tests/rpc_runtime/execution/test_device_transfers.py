@@ -23,10 +23,7 @@ from rpc_runtime.execution.blob_store import read_blob
 from rpc_runtime.execution.cuda_calls import CudaCalls, bus_speed
 from rpc_runtime.execution.cuda_code import find_nvcc
 from rpc_runtime.execution.cuda_runtime import runtime_library
-from rpc_runtime.execution.device_transfers import (
-    DeviceTransfers,
-    UploadingStation,
-)
+from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingStation
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.loaded_stage import LoadedStage
 from rpc_runtime.program.program import Program, StageSpec, TensorSpec

@@ -22,8 +22,7 @@ from rpc_runtime.program.turns import (
 shares = st.lists(st.floats(0.2, 1.0), min_size=1, max_size=6)
 recurrences = st.integers(1, 24).flatmap(
     lambda period: st.builds(
-        lambda members: Recurrence(period, tuple(sorted(members))),
-        st.sets(st.integers(0, period - 1), min_size=1),
+        lambda members: Recurrence(period, tuple(sorted(members))), st.sets(st.integers(0, period - 1), min_size=1)
     )
 )
 

@@ -8,14 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
-from rpc_runtime.transports.credits import (
-    MOST_MORE,
-    WIDENED_BY,
-    Departure,
-    Outbox,
-    ReceiveWindow,
-    SendWindow,
-)
+from rpc_runtime.transports.credits import MOST_MORE, WIDENED_BY, Departure, Outbox, ReceiveWindow, SendWindow
 
 
 def route(index: int, depth: int = 3) -> Route:

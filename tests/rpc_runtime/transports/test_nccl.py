@@ -22,11 +22,8 @@ from rpc_runtime.execution.cuda_runtime import load_cuda
 from rpc_runtime.execution.nccl_calls import LIBRARY, OLDEST, CudaNccl, NcclCommunicator, NcclLibrary
 from rpc_runtime.transports.grpc import Stream
 from rpc_runtime.transports.nccl import UNIQUE_ID_BYTES, Nccl, NcclEnd
-from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.transport import Opening
-from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.framing import FrameKind, control_frame, shared_tensor_frame
-from rpc_runtime.wire.messages import hello_of
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled_nccl, on_device
 from tests.helpers.rpc_runtime.joined_links import DEPLOYMENT, Answering, Calling, Receiver, Sender, joined
 from tests.helpers.rpc_runtime.link_peer import one_route
@@ -120,13 +117,6 @@ def test_an_end_that_does_not_come_is_waited_for_no_longer_than_is_said(on_bus: 
     del ready
     gc.collect()
     assert device.standInAreas() == before
-
-
-def test_a_process_without_a_gpu_says_so() -> None:
-    greeting = hello_of(DEPLOYMENT, "a", "c")
-    endpoint = WorkerEndpoint("c", "127.0.0.1:1", transport="nccl")
-    with pytest.raises(WorkerError, match=r"from 'a' to 'c' cannot be opened by nccl: its stages are on no GPU"):
-        LinkCall(endpoint, None, greeting, Sender([ROUTE]).link, print)
 
 
 def test_the_functions_are_those_of_nccls_header(stand_in: Path, tmp_path: Path) -> None:

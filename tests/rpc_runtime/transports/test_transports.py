@@ -28,12 +28,7 @@ from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.credits import OUTBOX
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.transport import TRANSPORTS, transport_named
-from rpc_runtime.wire.framing import (
-    CHUNK_BYTES,
-    FrameKind,
-    control_frame,
-    tensor_frames,
-)
+from rpc_runtime.wire.framing import CHUNK_BYTES, FrameKind, control_frame, tensor_frames
 from tests.helpers.mappings import open_files
 from tests.helpers.rpc_runtime import mpi_ranks
 from tests.helpers.rpc_runtime.joined_links import (
@@ -245,10 +240,7 @@ def test_a_peer_that_is_killed_is_noticed_at_once_and_leaves_nothing(transport: 
     for _ in range(2):
         sender, receiver = Sender([route]), Receiver([route])
         answers = receiver.link if role == "send" else sender.link
-        with (
-            closing(Answering(answers)) as answering,
-            closing(Peer(answering, transport, role, 100_000)) as peer,
-        ):
+        with closing(Answering(answers)) as answering, closing(Peer(answering, transport, role, 100_000)) as peer:
             if role == "receive":
                 feeding = threading.Thread(target=feed, args=(sender, [route]))
                 feeding.start()
@@ -269,10 +261,7 @@ def test_a_peer_that_stands_still_is_given_up(transport: str, role: str) -> None
     route = one_route(1000)
     sender, receiver = Sender([route], SHORT), Receiver([route], SHORT)
     answers = receiver.link if role == "send" else sender.link
-    with (
-        closing(Answering(answers)) as answering,
-        closing(Peer(answering, transport, role, 1000)) as peer,
-    ):
+    with closing(Answering(answers)) as answering, closing(Peer(answering, transport, role, 1000)) as peer:
         if role == "receive":
             threading.Thread(target=feed, args=(sender, [route]), daemon=True).start()
             eventually(lambda: sender.sent > 3, "some tensors are sent")

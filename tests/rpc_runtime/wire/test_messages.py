@@ -16,14 +16,7 @@ from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel,
 from rpc_runtime.program.measurements import StageStatistics, TraceEvent
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.messages import (
-    LINK_SECRET_BYTES,
-    link_secrets,
-    load_request,
-    message_of,
-    program_of,
-    value_of,
-)
+from rpc_runtime.wire.messages import LINK_SECRET_BYTES, link_secrets, load_request, message_of, program_of, value_of
 from tests.helpers.mutations import random_message
 from tests.helpers.rpc_runtime.random_programs import programs
 from tests.helpers.rpc_runtime.specs import stage, tensor

@@ -80,7 +80,7 @@ def test_a_probe_without_tls(start: Start, tmp_path: Path) -> None:
 def test_nonsense_is_refused(workers: LocalWorkers) -> None:
     with RawCaller(workers.endpoints[A]) as caller:
         for path in HEALTH_PATHS:
-            for requests in ([b"\xff"], [bytes(2000)], []):
+            for requests in ([b"\xff"], []):
                 assert caller.code(path, requests) is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-import tempfile
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -111,21 +108,10 @@ def test_launchers_are_listed() -> None:
         assert {"local", "in-process", "file", "at", "tracker", "kubernetes", "ray", "toy"} <= set(LAUNCHERS)
 
 
-def _in_a_file(text: str, *, of_a_link: bool = False) -> None:
-    machines = [{"name": "a", "address": "a:1" if of_a_link else text}, {"name": "b", "address": "b:1"}]
-    links = {"links": [{"from": "a", "to": "b", "address": text}]} if of_a_link else {}
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        json.dump({"machines": machines, **links}, file)
-        file.flush()
-        Cluster.from_yaml(file.name)
-
-
 @pytest.mark.parametrize(("text", "right"), [("::1:7312", "[::1]:7312"), ("http://desk:7001", "desk:7001")])
 @pytest.mark.parametrize(
     "read",
     [
-        pytest.param(_in_a_file, id="machine in a file"),
-        pytest.param(partial(_in_a_file, of_a_link=True), id="link in a file"),
         pytest.param(lambda text: Cluster.at(f"at:{text}"), id="at"),
         pytest.param(lambda text: Cluster.at(f"tracker:{text}"), id="tracker"),
         pytest.param(lambda text: Machine("a", endpoint=WorkerEndpoint("a", text)), id="endpoint"),

@@ -41,11 +41,6 @@ def test_every_part_gets_something(case):
     assert all(start < end for start, end in itertools.pairwise(cuts))
 
 
-@given(st.integers(1, 6), st.integers(1, 6))
-def test_equal_elements_in_equal_parts(parts, size):
-    assert proportional_cuts([1.0] * (parts * size), [1.0] * parts) == [size * part for part in range(parts + 1)]
-
-
 def placed(stages):
     return [(stage.machines, len(stage.layers)) for stage in stages]
 

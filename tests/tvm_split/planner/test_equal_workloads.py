@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import tvm_ffi
@@ -19,33 +21,26 @@ from tvm_split.compiler.targets import host_target
 LAYERS = 4
 
 
-class Repeated(nn.Module):
+def repeated(*modules: Callable[[], nn.Module]) -> nn.Sequential:
+    return nn.Sequential(*(module() for _ in range(LAYERS) for module in modules))
+
+
+def network() -> nn.Module:
     """Equal blocks of every family: dense, narrow groups, depthwise, a norm; then equal blocks over one axis."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.images = nn.Sequential(
-            *(
-                nn.Sequential(
-                    nn.Conv2d(32, 32, 3, padding=1),
-                    nn.ReLU(),
-                    nn.Conv2d(32, 32, 3, padding=1, groups=8),
-                    nn.Conv2d(32, 32, 3, padding=1, groups=32),
-                    nn.GroupNorm(4, 32),
-                )
-                for _ in range(LAYERS)
-            )
-        )
-        self.lines = nn.Sequential(*(nn.Sequential(nn.Conv1d(32, 32, 3, padding=1), nn.GELU()) for _ in range(LAYERS)))
-        self.vectors = nn.Sequential(*(nn.Sequential(nn.Linear(48, 48), nn.LayerNorm(48)) for _ in range(LAYERS)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.vectors(self.lines(self.images(x).flatten(2)))
+    images = repeated(
+        partial(nn.Conv2d, 32, 32, 3, padding=1),
+        nn.ReLU,
+        partial(nn.Conv2d, 32, 32, 3, padding=1, groups=8),
+        partial(nn.Conv2d, 32, 32, 3, padding=1, groups=32),
+        partial(nn.GroupNorm, 4, 32),
+    )
+    lines = repeated(partial(nn.Conv1d, 32, 32, 3, padding=1), nn.GELU)
+    return nn.Sequential(images, nn.Flatten(2), lines, repeated(partial(nn.Linear, 48, 48), partial(nn.LayerNorm, 48)))
 
 
 def test_every_workload_is_compiled_once() -> None:
     torch.manual_seed(0)
-    model = tvm_split.load_model(Repeated().eval(), (torch.randn(1, 32, 6, 8),))
+    model = tvm_split.load_model(network().eval(), (torch.randn(1, 32, 6, 8),))
     plan = tvm_split.plan(model, Cluster.in_process(1, threads=1))
     (part,) = partition(model, plan).computations
     modules = StageCompiler(host_target(1)).lower(part.function)

@@ -79,6 +79,16 @@ def test_every_link_of_a_local_cluster_is_measured() -> None:
     assert seen[4] == ("links machine-a to machine-b", 4, 6)
 
 
+def test_of_links_between_equal_machines_two_are_measured() -> None:
+    steps: list[str] = []
+    links = by_ends(probe(Cluster.local(workers=3), on_progress=lambda what, done, total: steps.append(what)))
+    assert set(links) == set(permutations([CLIENT, "machine-a", "machine-b", "machine-c"], 2))
+    measured = {ends for ends, link in links.items() if link.origin == "measured"}
+    assert len(measured) == len([step for step in steps if step.startswith("links")]) == 6
+    speeds = {ends: link.bytes_per_second for ends, link in links.items() if CLIENT not in ends}
+    assert set(speeds.values()) == {speed for ends, speed in speeds.items() if ends in measured}
+
+
 def test_a_worker_that_dies_meanwhile_is_no_matter_of_its_links() -> None:
     with LocalWorkers([A, B]) as own_workers:
         kill = lambda *step: os.kill(own_workers.process_ids[B], signal.SIGKILL)  # noqa: E731
