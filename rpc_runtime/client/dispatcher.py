@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,28 +43,29 @@ def most_under_way(program: Program) -> int:
 
 @dataclass(eq=False)
 class _Stream:
-    """One call or stream: the sequence numbers of its micro-batches in flight, and its results not taken yet.
+    """A stream: its micro-batches that were fed and not taken, and how many of them have their result."""
 
-    ``future`` receives the result of a single call; it is None for a stream. ``since`` is when the stream began to
-    wait for results, in seconds of the monotonic clock.
-    """
-
-    future: Future[Outputs] | None = None
-    pending: deque[int] = field(default_factory=deque)
-    ready: deque[Outputs] = field(default_factory=deque)
+    pending: deque[_MicroBatch] = field(default_factory=deque)
+    ready: int = 0
     fed: bool = False
     error: BaseException | None = None
     over: bool = False
-    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False, repr=False)
 class _MicroBatch:
-    """A micro-batch that waits to be fed; ``tensors`` are the values of the program's ``client_tensors``."""
+    """A micro-batch of a stream, or of a single call (None).
 
-    stream: _Stream
+    ``tensors`` are the values of the program's ``client_tensors``; ``since`` is when the wait for the result began, in
+    seconds of the monotonic clock. ``sequence`` is None until it is fed.
+    """
+
+    stream: _Stream | None
     inputs: Sequence[Array]
     tensors: Sequence[Array]
+    future: Future[Outputs] = field(default_factory=Future)
+    since: float = field(default_factory=time.monotonic)
+    sequence: int | None = None
 
 
 class Dispatcher:
@@ -94,12 +96,9 @@ class Dispatcher:
         self._timeout_seconds = timeout_seconds
         self._waited_for = waited_for
         self._results = ResultQueue(program)
-        self.queued = most_under_way(program)
-        self._limit = self.queued if in_flight is None else in_flight
-        self._owners: deque[_Stream] = deque()
+        self._limit = most_under_way(program) if in_flight is None else in_flight
         self._waiting: deque[_MicroBatch] = deque()
-        self._calls: dict[_Stream, None] = {}
-        """Single calls that are in flight or waiting, in order of submission."""
+        self._in_flight: deque[_MicroBatch] = deque()
         self._thread: threading.Thread | None = None
         self._last_activity = time.monotonic()
         self._failure: TvmSplitError | None = None
@@ -137,24 +136,21 @@ class Dispatcher:
         """
         arrays = checked_inputs(self._program, inputs)
         self.own_process.require()
-        future: Future[Outputs] = Future()
-        stream = _Stream(future)
+        batch = _MicroBatch(None, arrays, client_arrays(self._program, arrays))
         with self.lock:
             self._require_usable_locked()
-            self._waiting.append(_MicroBatch(stream, arrays, client_arrays(self._program, arrays)))
-            self._calls[stream] = None
+            self._waiting.append(batch)
             done, _ = self._dispatch_locked()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._attend_calls, name="calls", daemon=True)
-                self._thread.start()
-        self._flush()
-        _settle(done)
-        return future
+            self._attend_locked()
+        self._pass_on(done)
+        return batch.future
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[Outputs]:
         """Yield the outputs for many micro-batches, in order."""
         self.own_process.require()
         stream = _Stream()
+        with self.lock:
+            self._attend_locked()
         threading.Thread(target=self._feed, args=(stream, batches), name="feed", daemon=True).start()
         try:
             yield from self._drain(stream)
@@ -162,7 +158,7 @@ class Dispatcher:
             self.own_process.require()
             with self.lock:
                 stream.over = True
-                stream.ready.clear()
+                stream.pending.clear()
                 self._notify_locked()
 
     def require_usable(self) -> None:
@@ -185,11 +181,7 @@ class Dispatcher:
     def fail(self, error: TvmSplitError) -> None:
         """End the pipeline: all waiting and later calls raise this error."""
         logger.info("a pipeline has failed: %s", error)
-        with self.lock:
-            if self._failure is None:
-                self._failure = error
-            calls = self._halt_locked()
-        _fail(calls, self._failure)
+        self._end(error)
 
     def wait_failure(self, timeout_seconds: float) -> TvmSplitError | None:
         """Return the error that ended the pipeline, after waiting for it up to the timeout; None without a failure."""
@@ -199,10 +191,23 @@ class Dispatcher:
 
     def close(self) -> bool:
         """End the pipeline; return whether it was usable, that is neither closed nor failed."""
+        return self._end(CLOSED)
+
+    def _end(self, error: TvmSplitError) -> bool:
+        """End all links and calls, by an earlier failure if there is one; return whether the pipeline was usable."""
         with self.lock:
-            was_usable, self._failure = self._failure is None, CLOSED
-            calls = self._halt_locked()
-        _fail(calls, CLOSED)
+            was_usable = self._failure is None
+            self._failure = failure = error if was_usable or error is CLOSED else self._failure
+            for link in self._links:
+                link.close_locked()
+            self._changed.notify_all()
+            self._calls_changed.notify()
+            unfinished = (*self._in_flight, *self._waiting)
+            self._waiting.clear()
+        for batch in unfinished:
+            if batch.future.cancelled():
+                batch.future.set_running_or_notify_cancel()  # wakes those that wait for several futures
+            _settle(batch.future, _copy(failure or error))
         return was_usable
 
     def moved(self) -> None:
@@ -217,8 +222,7 @@ class Dispatcher:
         with self.lock:
             self._results.arrive(route.tensor.name, sequence, value, release)
             done = self._hand_out_locked()
-        self._flush()
-        _settle(done)
+        self._pass_on(done)
 
     def room_locked(self) -> None:
         """Note that an outgoing link has room for one more micro-batch of a tensor."""
@@ -234,7 +238,7 @@ class Dispatcher:
             for batch in batches:
                 # The iterable may reuse its arrays when the next micro-batch is requested.
                 copies = [array.copy() for array in checked_inputs(self._program, batch)]
-                if not self._put(_MicroBatch(stream, copies, client_arrays(self._program, copies))):
+                if not self._put(stream, _MicroBatch(stream, copies, client_arrays(self._program, copies))):
                     return
         except BaseException as raised:
             error = raised
@@ -242,7 +246,7 @@ class Dispatcher:
             stream.fed, stream.error = True, error
             self._changed.notify_all()
 
-    def _put(self, batch: _MicroBatch) -> bool:
+    def _put(self, stream: _Stream, batch: _MicroBatch) -> bool:
         """Wait until a stream's micro-batch was fed; return False if the stream has ended."""
         with self.lock:
             self._waiting.append(batch)
@@ -250,15 +254,14 @@ class Dispatcher:
             while True:
                 with self.lock:
                     self._require_usable_locked()
-                    if batch.stream.over:
+                    if stream.over:
                         return False
                     done, has_fed = self._dispatch_locked()
                     is_fed = batch not in self._waiting
                     if not (has_fed or is_fed):
                         self._changed.wait()
                         continue
-                self._flush()
-                _settle(done)
+                self._pass_on(done)
                 if is_fed:
                     return True
         finally:
@@ -270,22 +273,23 @@ class Dispatcher:
     def _dispatch_locked(self) -> tuple[list[_Result], bool]:
         """Feed all micro-batches that there is room for, also of other streams and calls.
 
-        Return the calls whose results are then complete, and whether any micro-batch was fed. Before the caller waits,
-        it releases the lock, settles the calls, and flushes what was fed.
+        Return the results that are then complete, and whether any micro-batch was fed. Before the caller waits, it
+        releases the lock and passes the results on.
         """
         done: list[_Result] = []
         fed_before = self._results.submitted
         while (batch := self._next_locked()) is not None:
             self._waiting.remove(batch)
             stream = batch.stream
-            if stream.future is not None and not stream.future.set_running_or_notify_cancel():
-                del self._calls[stream]
+            if stream is None and not batch.future.set_running_or_notify_cancel():
                 continue
-            if not stream.pending:
-                stream.since = time.monotonic()
-            sequence = self._results.submit(batch.inputs)
-            self._owners.append(stream)
-            stream.pending.append(sequence)
+            if stream is not None:
+                if not stream.pending:
+                    self._changed.notify_all()
+                stream.pending.append(batch)
+                batch.since = time.monotonic()
+            batch.sequence = sequence = self._results.submit(batch.inputs)
+            self._in_flight.append(batch)
             for tensor, place, machine in self._sends[sequence % len(self._sends)]:
                 self.outgoing[machine].put_locked(tensor, sequence, batch.tensors[place])
             done += self._hand_out_locked()
@@ -300,22 +304,20 @@ class Dispatcher:
             return None
         return next((batch for batch in self._waiting if self._keeps_up_locked(batch.stream)), None)
 
-    def _keeps_up_locked(self, stream: _Stream) -> bool:
+    def _keeps_up_locked(self, stream: _Stream | None) -> bool:
         """Return whether a stream's results are taken; results not taken use memory of this process."""
-        ready = len(stream.ready)
-        return ready < self._program.results_lead and ready + len(stream.pending) < self._limit
+        if stream is None:
+            return True
+        return stream.ready < self._program.results_lead and len(stream.pending) < self._limit
 
     def _hand_out_locked(self) -> list[_Result]:
-        """Give complete results to their streams, and return those of calls. Drop results of ended streams."""
+        """Return the next complete results, each with the future that gets it."""
         done: list[_Result] = []
         while (result := self._results.take()) is not None:
-            stream = self._owners.popleft()
-            stream.pending.popleft()
-            if stream.future is not None and stream in self._calls:
-                del self._calls[stream]
-                done.append((stream.future, result))
-            elif not stream.over:
-                stream.ready.append(result)
+            batch = self._in_flight.popleft()
+            if batch.stream is not None:
+                batch.stream.ready += 1
+            done.append((batch.future, result))
         self._notify_locked()
         return done
 
@@ -323,58 +325,62 @@ class Dispatcher:
         """Yield the results of a stream until its end."""
         while True:
             with self.lock:
-                while not stream.ready:
+                while not stream.pending:
                     self._require_usable_locked()
-                    if stream.fed and not stream.pending:
-                        if stream.error is not None:
-                            raise stream.error
+                    if stream.fed and stream.error is not None:
+                        raise stream.error
+                    if stream.fed:
                         return
-                    remaining = self._remaining_locked(stream) if stream.pending else None
-                    if remaining is not None and remaining <= 0:
-                        raise self._late(stream)
-                    self._changed.wait(remaining)
-                result = stream.ready.popleft()
+                    self._changed.wait()
+                batch = stream.pending[0]
+            result = batch.future.result()
+            with self.lock:
+                stream.pending.popleft()
+                stream.ready -= 1
                 self._notify_locked()
             yield result
 
-    def _remaining_locked(self, stream: _Stream) -> float:
-        """Return the seconds until a result is late: the timeout after the last activity, or after ``stream.since``."""
-        return max(self._last_activity, stream.since) + self._timeout_seconds - time.monotonic()
+    def _attend_locked(self) -> None:
+        """Start the thread that feeds waiting calls and fails what is late, unless it runs."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._attend, name="attend", daemon=True)
+            self._thread.start()
 
-    def _late(self, stream: _Stream) -> DeadlineError:
-        sequence = stream.pending[0] if stream.pending else self._results.taken
-        return DeadlineError(
-            f"nothing has moved for {self._timeout_seconds:g} seconds; waiting for {self._waited_for(sequence)}. "
-            "If it only is slow, open the pipeline with a longer timeout"
-        )
-
-    def _attend_calls(self) -> None:
-        """Feed calls that had to wait for room, and fail calls that take too long, until the pipeline ends."""
+    def _attend(self) -> None:
+        """Feed calls that had to wait for room, and fail micro-batches that take too long, until the pipeline ends."""
         while True:
             with self.lock:
                 if self._failure is not None:
                     return
-                (done, has_fed), late = self._dispatch_locked(), self._late_locked()
+                done, has_fed = self._dispatch_locked()
+                late, seconds = self._late_locked()
                 if not has_fed and not late:
-                    self._calls_changed.wait(
-                        min(map(self._remaining_locked, self._calls), default=self._timeout_seconds)
-                    )
-            self._flush()
-            _settle(done)
-            for stream, error in late:
-                _fail([stream], error)
+                    self._calls_changed.wait(seconds)
+            self._pass_on(done)
+            for batch in late:
+                _settle(batch.future, self._late(batch))
 
-    def _late_locked(self) -> list[tuple[_Stream, DeadlineError]]:
-        """Remove the calls that take too long; return each with its error."""
-        late = []
-        for stream in tuple(self._calls):
-            if self._remaining_locked(stream) <= 0:
-                late.append((stream, self._late(stream)))
-                stream.over = True
-                del self._calls[stream]
-        if late:
-            self._waiting = deque(batch for batch in self._waiting if not batch.stream.over)
-        return late
+    def _late_locked(self) -> tuple[list[_MicroBatch], float]:
+        """Return the micro-batches that are late, and the seconds until the next one may be. Unqueue late calls."""
+        seconds = self._last_activity + self._timeout_seconds - time.monotonic()
+        if seconds > 0:
+            return [], seconds
+        waiting_calls = [batch for batch in self._waiting if batch.stream is None]
+        due = [batch for batch in (*self._in_flight, *waiting_calls) if not batch.future.done()]
+        late = [batch for batch in due if self._remaining_locked(batch) <= 0]
+        self._waiting = deque(batch for batch in self._waiting if batch not in late)
+        return late, min(map(self._remaining_locked, due), default=self._timeout_seconds)
+
+    def _remaining_locked(self, batch: _MicroBatch) -> float:
+        """Return the seconds until a result is late: the timeout after the last activity, or after ``batch.since``."""
+        return max(self._last_activity, batch.since) + self._timeout_seconds - time.monotonic()
+
+    def _late(self, batch: _MicroBatch) -> DeadlineError:
+        sequence = self._results.taken if batch.sequence is None else batch.sequence
+        return DeadlineError(
+            f"nothing has moved for {self._timeout_seconds:g} seconds; waiting for {self._waited_for(sequence)}. "
+            "If it only is slow, open the pipeline with a longer timeout"
+        )
 
     def _require_usable_locked(self) -> None:
         if self._failure is not None:
@@ -383,38 +389,27 @@ class Dispatcher:
     def _notify_locked(self) -> None:
         """Wake the threads that wait for a change."""
         self._changed.notify_all()
-        if any(batch.stream.future is not None for batch in self._waiting):
+        if any(batch.stream is None for batch in self._waiting):
             self._calls_changed.notify()
 
-    def _flush(self) -> None:
+    def _pass_on(self, done: Iterable[_Result]) -> None:
+        """Send what was fed, and set results. Call it without the lock: callbacks of a future may run any code."""
         for link in self._links:
             link.flush()
-
-    def _halt_locked(self) -> list[_Stream]:
-        """End all links; return the calls that will get no result."""
-        for link in self._links:
-            link.close_locked()
-        calls, self._calls = list(self._calls), {}
-        self._changed.notify_all()
-        self._calls_changed.notify()
-        return calls
+        for future, result in done:
+            _settle(future, result)
 
 
 _Result = tuple[Future[Outputs], Outputs]
 
 
-def _settle(done: Iterable[_Result]) -> None:
-    """Set the results of calls. Call it without the lock, because callbacks of a future may run any code."""
-    for future, result in done:
-        future.set_result(result)
-
-
-def _fail(calls: Iterable[_Stream], error: TvmSplitError) -> None:
-    """Fail calls with an error, except cancelled ones. Call it without the lock."""
-    for stream in calls:
-        future = stream.future
-        if future is not None and (future.running() or future.set_running_or_notify_cancel()):
-            future.set_exception(_copy(error))
+def _settle(future: Future[Outputs], result: Outputs | TvmSplitError) -> None:
+    """Set a result or an error, unless the future has one already or is cancelled. Call it without the lock."""
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(result, TvmSplitError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
 
 
 def _copy(error: TvmSplitError) -> TvmSplitError:

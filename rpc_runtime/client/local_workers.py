@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import secrets
-import selectors
 import signal
 import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO
 
 from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from rpc_runtime.hardware import own_cores
@@ -110,8 +108,7 @@ class LocalWorkers(Closing):
         """
         process = self._processes[name]
         process.kill()
-        process.wait()
-        _close_pipes(process)
+        process.communicate()
         self._processes[name] = self._start(name)
         self._await_ready(name, time.monotonic() + self._start_timeout_seconds)
         return self._endpoints[name]
@@ -140,8 +137,7 @@ class LocalWorkers(Closing):
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-            _close_pipes(process)
+            process.communicate()  # waits, and closes the pipes
         self._folder.close()
 
     def _log(self, name: str) -> Path:
@@ -166,13 +162,12 @@ class LocalWorkers(Closing):
 
     def _await_ready(self, name: str, deadline: float) -> None:
         process = self._processes[name]
-        line = _read_line(process.stdout, deadline) if process.stdout is not None else None
-        if line is None:
+        if not wait([process.stdout], max(0.0, deadline - time.monotonic())):  # type: ignore[list-item]
             raise DeadlineError(
                 f"worker {name!r} was not ready within {self._start_timeout_seconds:g} seconds. {self._quoted(name)}"
             )
         try:
-            address = str(json.loads(line)["address"])
+            address = str(json.loads(process.stdout.readline())["address"])  # type: ignore[union-attr]
         except (ValueError, KeyError, TypeError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
@@ -192,25 +187,3 @@ def _cores(workers: int, threads: int, pin: bool) -> list[tuple[int, ...]]:
     if not pin or workers * threads > len(available):
         return [()] * workers
     return [available[index * threads : (index + 1) * threads] for index in range(workers)]
-
-
-def _close_pipes(process: subprocess.Popen[bytes]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-
-
-def _read_line(pipe: IO[bytes], deadline: float) -> bytes | None:
-    """Return a line, or the content up to the pipe's end; None after the deadline."""
-    content = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        while not content.endswith(b"\n"):
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                return None
-            part = os.read(pipe.fileno(), 4096)
-            if not part:
-                return content
-            content += part
-    return content

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from rpc_runtime.client.watch import WorkerWatch
-from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerClient
+from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
@@ -16,8 +16,6 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 
 CAUSE_SECONDS = 0.5
 """Time that a failed call waits for the watch to report its cause."""
-
-Result = TypeVar("Result")
 
 
 class RemoteKernels(Closing):
@@ -38,35 +36,34 @@ class RemoteKernels(Closing):
             self._deployment, {endpoint.machine: self._connection}, self._fail, model="kernels to time"
         )
         try:
-            self._watch.start(min(timeout_seconds, ANSWER_SECONDS))
+            self._watch.start()
         except BaseException:
             self.close()
             raise
 
     def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
         """Send the library if it is missing, and load the kernels; return the bytes allocated for their arguments."""
-        return self._explained(lambda: self._send_and_load(kernels, blob_path))
+        client, deployment, seconds = self._connection, self._deployment, self._timeout_seconds
+        with self._explained():
+            client.send_blobs(deployment, [kernels.library], blob_path, seconds, lambda sent, total: None)
+            return client.load_kernels(deployment, kernels, seconds)
 
     def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
         """Return the time of each loaded kernel, in order."""
-        return self._explained(lambda: self._connection.time_kernels(self._deployment, effort, self._timeout_seconds))
+        with self._explained():
+            return self._connection.time_kernels(self._deployment, effort, self._timeout_seconds)
 
     def close(self) -> None:
         """Free the kernels on the worker by ending the watch that keeps them. Idempotent."""
         self._watch.close()
         self._connection.close()
 
-    def _send_and_load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
-        self._connection.send_blobs(
-            self._deployment, [kernels.library], blob_path, self._timeout_seconds, lambda sent, total: None
-        )
-        return self._connection.load_kernels(self._deployment, kernels, self._timeout_seconds)
-
-    def _explained(self, call: Callable[[], Result]) -> Result:
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise the watch's cause of an error: that the worker has ended says more than a call's broken connection."""
         try:
-            return call()
+            yield
         except TvmSplitError:
-            # The watch knows whether the worker has ended, which says more than a call's broken connection.
             if self._watch.wait_report(CAUSE_SECONDS) and self._failure is not None:
                 raise self._failure from None
             raise

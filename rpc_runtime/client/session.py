@@ -17,16 +17,15 @@ from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.watch import WorkerWatch
 from rpc_runtime.client.worker_client import (
     ANSWER_SECONDS,
-    MEASUREMENT_SECONDS,
     Answer,
     WorkerClient,
     WorkerDescription,
     on_every_machine,
 )
-from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from rpc_runtime.program.program import Program
-from rpc_runtime.program.routes import CLIENT, MachineProgram
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.runner import Outputs, Runner
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
@@ -34,7 +33,6 @@ from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.foreign_text import cleaned
-from rpc_runtime.wire.framing import CHUNK_BYTES
 from rpc_runtime.wire.messages import LINK_SECRET_BYTES, MAXIMUM_CONNECT_SECONDS, hello_of
 
 logger = logging.getLogger(__name__)
@@ -99,9 +97,6 @@ class Session(Runner):
         # The two ends of a link share a secret, so that no worker needs another worker's token.
         ends = dict.fromkeys(chain.from_iterable(part.links for part in parts.values()))
         self.link_secrets = {link: secrets.token_bytes(LINK_SECRET_BYTES) for link in ends}
-        # Only stages without inputs compute micro-batches before they are submitted.
-        self._ahead = 0 if all(stage.inputs for stage in program.stages) else self._dispatcher.queued
-        self._most_activity = {machine: activity_of_one(part) for machine, part in parts.items()}
         self._clock_offsets: dict[str, int] = {}
         self._calls: list[LinkCall] = []
         self._links_of_workers: tuple[LinkStatistics, ...] = ()
@@ -113,7 +108,7 @@ class Session(Runner):
             self.deployment,
             self._clients,
             self._fail,
-            on_activity=self._worker_moved,
+            on_activity=self._dispatcher.moved,
             model=model,
             stages=stages,
             results=lambda: self._dispatcher.completed,
@@ -135,7 +130,7 @@ class Session(Runner):
         workers = self._on_every_machine(lambda machine: self._clients[machine].describe(seconds))
         self._clock_offsets = {machine: worker.clock_offset_nanoseconds for machine, worker in workers.items()}
         check(workers)
-        self._watch.start(seconds)
+        self._watch.start()
         self._is_watched = True
         try:
             self.weight_bytes = self._load(blob_path, on_transfer)
@@ -215,9 +210,6 @@ class Session(Runner):
             return error
         return self._dispatcher.wait_failure(self._watch.verdict_seconds) or error
 
-    def run(self, inputs: Sequence[Any]) -> Outputs:
-        return self._dispatcher.submit(inputs).result()
-
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         return self._dispatcher.submit(inputs)
 
@@ -236,50 +228,22 @@ class Session(Runner):
                 return f"stage {stage.name!r} on {endpoint} to compute micro-batch {sequence}"
         return f"the results of micro-batch {sequence}, which every stage has computed"
 
-    def _worker_moved(self, machine: str, activity: int) -> None:
-        """Count a worker's activity only if submitted micro-batches explain it: a lie must not delay a timeout."""
-        if activity <= (self._dispatcher.submitted + self._ahead) * self._most_activity[machine]:
-            self._dispatcher.moved()
-
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the statistics of each stage and replica since it was opened, in the program's order.
-
-        Raises:
-            ProtocolError: a worker's reply lacks a stage that it holds.
-        """
-        self._dispatcher.require_usable()
-        replies = self._by_stage(
-            lambda machine: self._clients[machine].statistics(self.deployment, MEASUREMENT_SECONDS)
-        )
-        for stage, statistics in zip(self.program.stages, replies, strict=True):
-            if statistics is None:
-                raise ProtocolError(f"{self._endpoints[stage.machine]} has no statistics of the stage {stage.name!r}")
-        return tuple(statistics for statistics in replies if statistics is not None)
-
-    def last_statistics(self) -> tuple[StageStatistics, ...]:
-        """Return `statistics`; after a failure, those up to the failure, of stages whose machines still answer."""
         self._dispatcher.require_open()
+        seconds = LAST_WORD_SECONDS if self._dispatcher.has_failed else ANSWER_SECONDS
 
-        def if_it_answers(machine: str) -> tuple[StageStatistics, ...]:
-            has_failed = self._dispatcher.has_failed
+        def ask(machine: str) -> tuple[StageStatistics, ...]:
             try:
-                return self._clients[machine].statistics(
-                    self.deployment, LAST_WORD_SECONDS if has_failed else ANSWER_SECONDS
-                )
+                return self._clients[machine].statistics(self.deployment, seconds)
             except TvmSplitError as error:
                 # A machine that does not answer has failed, even if the watch has not noticed it yet.
-                if has_failed or isinstance(error, WorkerUnavailableError | DeadlineError):
+                if self._dispatcher.has_failed or isinstance(error, WorkerUnavailableError | DeadlineError):
                     return ()
                 raise
 
-        replies = self._by_stage(if_it_answers)
-        return tuple(statistics for statistics in replies if statistics is not None)
-
-    def _by_stage(self, ask: Callable[[str], tuple[StageStatistics, ...]]) -> list[StageStatistics | None]:
-        """Return the statistics of each stage, in the program's order; None if its machine's answer lacks them."""
-        answers = chain.from_iterable(self._on_every_machine(ask).values())
-        by_stage = {(statistics.machine, statistics.name): statistics for statistics in answers}
-        return [by_stage.get((stage.machine, cleaned(stage.name))) for stage in self.program.stages]
+        by_stage = {(stage.machine, stage.name): stage for stage in chain(*self._on_every_machine(ask).values())}
+        keys = ((stage.machine, cleaned(stage.name)) for stage in self.program.stages)
+        return tuple(by_stage[key] for key in keys if key in by_stage)
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return the transport of each link; also after a failure."""
@@ -314,9 +278,3 @@ class Session(Runner):
 
     def _on_every_machine(self, step: Callable[[str], Answer]) -> dict[str, Answer]:
         return on_every_machine(self._clients, step)
-
-
-def activity_of_one(part: MachineProgram) -> int:
-    """Return the most by which one micro-batch increases a worker's activity counter (`measurements.Recorder`)."""
-    moved = (*part.incoming, *part.outgoing)
-    return sum(max(1, -(-route.tensor.size_bytes // CHUNK_BYTES)) + 1 for route in moved) + 2 * len(part.stages)

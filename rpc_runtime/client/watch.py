@@ -92,9 +92,9 @@ def _broken_first(reports: Sequence[Report]) -> Report:
 class WorkerWatch:
     """Keeps the Watch streams of a deployment open.
 
-    Calls ``on_failure`` once, and ``on_activity(machine, activity)`` when a worker's activity has grown. Workers send
-    an event per heartbeat interval. A silent worker counts as dead one interval later than a silent link, so that
-    broken links are reported first.
+    Calls ``on_failure`` once, and ``on_activity`` when a worker's activity has changed. Workers send an event per
+    heartbeat interval. A silent worker counts as dead one interval later than a silent link, so that broken links are
+    reported first.
 
     ``model`` is the deployment's name for `WorkerClient.describe`. ``stages`` are those of each machine, with the
     micro-batches that they compute. ``results`` returns how many micro-batches every stage has computed.
@@ -106,7 +106,7 @@ class WorkerWatch:
         connections: Mapping[str, WorkerClient],
         on_failure: Callable[[TvmSplitError], None],
         *,
-        on_activity: Callable[[str, int], None] = lambda machine, activity: None,
+        on_activity: Callable[[], None] = lambda: None,
         model: str = "",
         stages: Mapping[str, Mapping[str, Recurrence]] = MappingProxyType({}),
         results: Callable[[], int] = lambda: 0,
@@ -138,29 +138,21 @@ class WorkerWatch:
         """The most seconds until the cause is known: by then each worker has sent an event or counts as dead."""
         return self._timeouts.silence_seconds + 2 * self._beat_seconds
 
-    def start(self, timeout_seconds: float) -> None:
+    def start(self) -> None:
         """Open the streams and wait until every worker has answered.
 
         Raises:
-            TvmSplitError: a worker refused, cannot be reached, or did not answer in time.
+            TvmSplitError: a worker refused, cannot be reached, or is silent.
         """
         for machine, connection in self._connections.items():
+            self._lives[machine].hear()
             self._calls[machine] = connection.watch(self._deployment, self._model)
             self._begin(self._read, machine)
-        deadline = time.monotonic() + timeout_seconds
+        self._begin(self._judge)
         with self._lock:
-            while len(self._heard) < len(self._connections) and not self._reports:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    silent = [str(c.endpoint) for m, c in self._connections.items() if m not in self._heard]
-                    raise WorkerUnavailableError(
-                        f"{', '.join(silent)} did not answer within {timeout_seconds:g} seconds: it hangs, or the "
-                        "network is gone"
-                    )
-                self._changed.wait(remaining)
+            self._changed.wait_for(lambda: self._reports or len(self._heard) == len(self._connections))
             if self._reports:
                 raise self._error(self._reports[0])
-        self._begin(self._judge)
 
     def _begin(self, target: Callable[..., None], *arguments: str) -> None:
         thread = threading.Thread(target=target, args=arguments, name=f"watch-{'-'.join(arguments)}", daemon=True)
@@ -208,8 +200,8 @@ class WorkerWatch:
 
     def _take(self, machine: str, event: pb.WatchEvent) -> None:
         with self._lock:
-            moved = event.activity > self._activity.get(machine, 0)
-            self._activity[machine] = max(event.activity, self._activity.get(machine, 0))
+            moved = event.activity != self._activity.get(machine, 0)
+            self._activity[machine] = event.activity
             self._heard[machine] = time.monotonic()
             self._lives[machine].hear()
             for stage in event.stages:
@@ -220,7 +212,7 @@ class WorkerWatch:
             kind = _TOLD.get(failure.kind, ReportKind.INTERNAL)
             self._report(Report(kind, machine, failure.message, failure.peer))
         elif moved:
-            self._on_activity(machine, event.activity)
+            self._on_activity()
 
     def _report(self, report: Report) -> None:
         with self._lock:

@@ -233,16 +233,17 @@ class WorkerClient:
         if not missing:
             return 0
         files = [(blob, blob_path(blob.sha256)) for blob in missing]
-        upload = _Upload(deployment, files, lambda sent: on_progress(sent, total))
+        problems: list[BlobError] = []
+        requests = _upload(deployment, files, lambda sent: on_progress(sent, total), problems)
         timeout = timeout_seconds + total / SLOWEST_LINK_BYTES_PER_SECOND + len(missing) * BLOB_SECONDS
         try:
-            self._stub.PutBlob(upload.requests(), timeout=timeout, metadata=self._metadata)
+            self._stub.PutBlob(requests, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as status:
-            raise upload.problem or error_of(status, str(self.endpoint)) from None
+            raise problems[0] if problems else error_of(status, str(self.endpoint)) from None
         except ValueError as error:
             raise self._closed() from error
-        if upload.problem:
-            raise upload.problem
+        if problems:
+            raise problems[0]
         return total
 
     def load(
@@ -340,31 +341,29 @@ def _own_name() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-@dataclass
-class _Upload:
-    """Sends several blobs in one call, because separate calls for small blobs would take most of the time."""
+def _upload(
+    deployment: str,
+    files: Sequence[tuple[BlobSpec, Path]],
+    on_sent: Callable[[int], None],
+    problems: list[BlobError],
+) -> Iterator[pb.PutBlobRequest]:
+    """Yield the messages of several blobs for one call: calls for each small blob would take most of the time.
 
-    deployment: str
-    files: Sequence[tuple[BlobSpec, Path]]
-    on_sent: Callable[[int], None]
-    problem: BlobError | None = None
-    """An error of reading a file; gRPC itself reports only that the iterator raised."""
-
-    def requests(self) -> Iterator[pb.PutBlobRequest]:
-        sent = 0
-        for number, (blob, path) in enumerate(self.files):
-            deployment = "" if number else self.deployment
-            request = pb.PutBlobRequest(deployment=deployment, blob=message_of(pb.Blob, blob))
-            try:
-                with path.open("rb") as file:
-                    while chunk := file.read(CHUNK_BYTES):
-                        request.chunk = chunk
-                        yield request
-                        request = pb.PutBlobRequest()
-                        sent += len(chunk)
-                        self.on_sent(sent)
-            except OSError as error:
-                self.problem = BlobError(f"cannot read blob {blob.sha256[:12]} from {path}: {error}")
-                return
-            if request.HasField("blob"):  # an empty blob
-                yield request
+    An error of reading is added to ``problems`` and ends it; gRPC itself reports only that an iterator raised.
+    """
+    sent = 0
+    for number, (blob, path) in enumerate(files):
+        request = pb.PutBlobRequest(deployment="" if number else deployment, blob=message_of(pb.Blob, blob))
+        try:
+            with path.open("rb") as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    request.chunk = chunk
+                    yield request
+                    request = pb.PutBlobRequest()
+                    sent += len(chunk)
+                    on_sent(sent)
+        except OSError as error:
+            problems.append(BlobError(f"cannot read blob {blob.sha256[:12]} from {path}: {error}"))
+            return
+        if request.HasField("blob"):  # an empty blob
+            yield request

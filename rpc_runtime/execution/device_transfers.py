@@ -53,12 +53,6 @@ class Uploaded:
     mark: Mark
 
 
-@dataclass(frozen=True, slots=True)
-class _HostBuffer:
-    data: Bytes
-    mark: Mark
-
-
 class DeviceTransfers:
     """Reused memory for the transfers of one device. ``make_tensor`` allocates device memory. Thread-safe.
 
@@ -72,7 +66,7 @@ class DeviceTransfers:
         """Uploaded tensors with their sources, by event, until `give_back`."""
         self._closed = False
         self._on_device: defaultdict[str, list[Uploaded]] = defaultdict(list)
-        self._on_host: defaultdict[int, list[_HostBuffer]] = defaultdict(list)
+        self._on_host: defaultdict[int, list[tuple[Bytes, Mark]]] = defaultdict(list)
         self._end = calls.mark()
 
     def slot(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
@@ -126,11 +120,11 @@ class DeviceTransfers:
         if not size_bytes:
             return np.empty(0, np.uint8)
         try:
-            buffer = self._on_host[size_bytes].pop()
+            data, mark = self._on_host[size_bytes].pop()
         except IndexError:
-            buffer = _HostBuffer(self.calls.host_memory(size_bytes), self.calls.mark())
-        self.download(value, buffer.data, buffer.mark)
-        return memory_at(buffer.data.ctypes.data, size_bytes, self._on_host[size_bytes].append, buffer)
+            data, mark = self.calls.host_memory(size_bytes), self.calls.mark()
+        self.download(value, data, mark)
+        return memory_at(data.ctypes.data, size_bytes, self._on_host[size_bytes].append, (data, mark))
 
     def begin(self, inputs: Sequence[Tensor | Uploaded]) -> list[Tensor]:
         """Return a stage's inputs on the device; kernels launched from now on wait for their uploads."""

@@ -101,11 +101,12 @@ class StageExecutor:
             self._roused.put(None)
 
     def _run(self) -> None:
-        with self.lock:
-            self._scheduler.begin()
-        while (next_one := self._next_stage()) is not None and self._compute(*next_one):
-            pass
-        with self.lock:
+        try:
+            with self.lock:
+                self._scheduler.begin()
+            while (next_one := self._next_stage()) is not None and self._compute(*next_one):
+                pass
+        finally:
             self._stages = ()  # frees libraries and weights in the thread that used them
 
     def _next_stage(self) -> tuple[StageState, list[Any]] | None:
@@ -126,7 +127,7 @@ class StageExecutor:
             self._roused.get()
 
     def _compute(self, state: StageState, values: list[Any]) -> bool:
-        """Run a stage on its next micro-batch and pass its outputs on; return whether it succeeded."""
+        """Run a stage on its next micro-batch and pass its outputs on; return False at the end: a failure or a stop."""
         start = now()
         try:
             outputs = self._stages[state.position].run(values)
@@ -135,13 +136,10 @@ class StageExecutor:
             return False
         values.clear()
         self._recorder.record(COMPUTE, state.stage.name, state.sequence, start, now())
-        self._hand_on(state, outputs)
-        return True
-
-    def _hand_on(self, state: StageState, outputs: Sequence[Any]) -> None:
         with self.lock:
             if self._stopped:
-                return
+                return False
             self._scheduler.finish(state, outputs)
         for end in self._ends[state.position]:
             end.flush()
+        return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,8 @@ from rpc_runtime.program.runner import Array, Outputs, Runner
 Crossing = Callable[[Route, Array], Array]
 
 
-@dataclass
-class _Values:
-    """The tensors of one micro-batch: as made, by name; and as received, by (name, destination)."""
-
-    made: dict[str, Any]
-    arrived: dict[tuple[str, str], Any] = field(default_factory=dict)
+_Values = dict[str | tuple[str, str], Any]
+"""The tensors of one micro-batch: as made, by name; and as received, by (name, destination)."""
 
 
 class InProcessRunner(Runner):
@@ -82,10 +77,6 @@ class InProcessRunner(Runner):
             self._stages.append(LoadedStage(stage, library, weights, cache))
         self._sequence = 0
 
-    def run(self, inputs: Sequence[Any]) -> Outputs:
-        """Return the outputs for one micro-batch. Raises InputError, StageError."""
-        return self.submit(inputs).result()
-
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Compute one micro-batch in the background; the inputs must not change meanwhile."""
         arrays = checked_inputs(self.program, inputs)
@@ -104,40 +95,41 @@ class InProcessRunner(Runner):
         if self._closed:
             raise WorkerError("this pipeline is closed")
         sequence, self._sequence = self._sequence, self._sequence + 1
-        by_name = {
-            tensor.name: array
-            for tensor, array in zip(self.program.client_tensors, client_arrays(self.program, arrays), strict=True)
-        }
-        values = _Values({name: tensor_from_array(array) for name, array in by_name.items()})
+        client_tensors = self.program.client_tensors
+        by_name = dict(
+            zip((tensor.name for tensor in client_tensors), client_arrays(self.program, arrays), strict=True)
+        )
+        values: _Values = {}
+        for tensor in client_tensors:
+            self._keep(tensor, tensor_from_array(by_name[tensor.name]), sequence, values)
         for loaded in self._stages:
             stage = loaded.stage
             if sequence not in stage.own_turns:
                 continue
-            inputs = [self._value_at(stage.machine, tensor, sequence, values) for tensor in stage.inputs]
+            inputs = [_value_at(stage.machine, tensor, values) for tensor in stage.inputs]
             if stage.device == "cpu":
                 inputs = [on_host(tensor) for tensor in inputs]
             start = now()
             outputs = loaded.run(inputs)
             self._recorders[stage.machine].record(COMPUTE, stage.name, sequence, start, now())
-            values.made.update((tensor.name, value) for tensor, value in zip(stage.outputs, outputs, strict=True))
+            for tensor, value in zip(stage.outputs, outputs, strict=True):
+                self._keep(tensor, value, sequence, values)
         return self.program.result(
             by_name[tensor.name].copy()
             if tensor.name in by_name
-            else array_from_tensor(self._value_at(CLIENT, tensor, sequence, values), tensor)
+            else array_from_tensor(_value_at(CLIENT, tensor, values), tensor)
             for tensor in self.program.outputs
         )
 
-    def _value_at(self, destination: str, tensor: TensorSpec, sequence: int, values: _Values) -> Any:
-        """Return a tensor as it is received at ``destination``, a machine or the client."""
-        key = (tensor.name, destination)
-        if self._crossing is None or key in values.arrived:
-            return values.arrived.get(key, values.made[tensor.name])
+    def _keep(self, tensor: TensorSpec, value: Any, sequence: int, values: _Values) -> None:
+        """Keep a tensor as it was made, and as it is received over each of its routes."""
+        values[tensor.name] = value
+        if self._crossing is None:
+            return
         for route in self.program.routes:
-            if (route.tensor.name, route.destination) == key and sequence in route.when:
-                array = self._crossing(route, array_from_tensor(values.made[tensor.name], tensor))
-                values.arrived[key] = tensor_from_array(array)
-                break
-        return values.arrived.get(key, values.made[tensor.name])
+            if route.tensor.name == tensor.name and sequence in route.when:
+                array = self._crossing(route, array_from_tensor(value, tensor))
+                values[tensor.name, route.destination] = tensor_from_array(array)
 
     def statistics(self) -> tuple[StageStatistics, ...]:
         by_stage = {
@@ -146,9 +138,6 @@ class InProcessRunner(Runner):
             for stage in recorder.statistics()
         }
         return tuple(by_stage[stage.machine, stage.name] for stage in self.program.stages)
-
-    def last_statistics(self) -> tuple[StageStatistics, ...]:
-        return self.statistics()  # statistics are never lost: a failed stage stops no machine here
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return (): there are no links in one process."""
@@ -165,3 +154,8 @@ class InProcessRunner(Runner):
         self._closed = True
         self._thread.close()
         self._stages.clear()
+
+
+def _value_at(destination: str, tensor: TensorSpec, values: _Values) -> Any:
+    """Return a tensor as it is received at ``destination``, a machine or the client."""
+    return values.get((tensor.name, destination), values[tensor.name])

@@ -46,60 +46,82 @@ LAUNCHES = 10
 
 _Key = tuple[Any, ...]
 """Role of an argument ("weight", "input" or "result"), then what distinguishes memories of that role."""
+_Views = Callable[[TensorSpec], Tensor]
+"""Returns memory of a role for an argument."""
 _Sample = tuple[float, float]
 """Seconds of one call: (wall-clock time, CPU time); the wall-clock time twice if the CPU time is not known."""
 
 
-class KernelTimer:
-    """A library of kernels with memory for their arguments.
+class KernelTimer(Closing):
+    """Times the kernels of one loaded library at a time, with memory for their arguments.
 
     The kernels run on a `ComputingThread` with ``threads`` threads. With one CPU thread, its CPU time is measured as
     well as the wall-clock time: see `undisturbed_seconds`.
-
-    Raises:
-        WorkerError: this machine does not have the device or the memory, or cannot load the library.
     """
 
-    def __init__(self, kernels: KernelSet, library: Bytes, threads: int) -> None:
+    def __init__(self, threads: int) -> None:
+        self._is_single = threads == 1
+        self._thread = ComputingThread(threads)
+        self._closed = False
+        self._kernels: tuple[TimedKernel, ...] = ()
+        self._memories: dict[_Key, _Views] = {}
+        self._library: Any = None
+        self._network: Any = None
+
+    def load(self, kernels: KernelSet, library: Bytes) -> int:
+        """Load kernels in place of those loaded before; return the bytes allocated for their arguments.
+
+        Raises:
+            WorkerError: this machine does not have the device or the memory, or cannot load the library.
+        """
+        self._unload()
         where = f"timing {len(kernels.kernels)} kernels on machine {kernels.machine!r}"
         self._device = find_device(kernels.device, where)
         self._launches = LAUNCHES if kernels.device == "cuda" else 1
         self._on_cpu = kernels.device == "cpu"
-        self._has_cpu_time = self._on_cpu and threads == 1 and cpu_clock_step_seconds() < COARSE_CLOCK_SECONDS
-        self._kernels = kernels.kernels
+        self._has_cpu_time = self._on_cpu and self._is_single and cpu_clock_step_seconds() < COARSE_CLOCK_SECONDS
         sizes = _sizes(kernels)
-        self.allocated_bytes = sum(sizes.values())
+        allocated_bytes = sum(sizes.values())
         free = available_memory_bytes() if self._on_cpu else 0
-        if free and self.allocated_bytes > free:
+        if free and allocated_bytes > free:
             raise WorkerError(
-                f"{where} takes {self.allocated_bytes / 1e9:.1f} GB for their arguments, and the machine has "
+                f"{where} takes {allocated_bytes / 1e9:.1f} GB for their arguments, and the machine has "
                 f"{free / 1e9:.1f} GB free"
             )
-        self._thread = ComputingThread(threads)
-        self._closed = False
         try:
-            self._library: Any = load_library(library, where)
-            has_network = any(kernel.function == NETWORK for kernel in self._kernels)
-            self._network: Any = VirtualMachine(self._library, self._device)[NETWORK] if has_network else None
+            self._library = load_library(library, where)
+            if any(kernel.function == NETWORK for kernel in kernels.kernels):
+                self._network = VirtualMachine(self._library, self._device)[NETWORK]
             self._memories = {key: self._memory(key, size) for key, size in sizes.items()}
         except WorkerError:
             raise
         except Exception as error:
             raise WorkerError(f"{where}: TVM cannot prepare them: {first_line(error)}") from error
+        self._kernels = kernels.kernels
+        if self._closed:
+            self._unload()
+        return allocated_bytes
 
     def measure(self, effort: TimingEffort, is_wanted: Callable[[], bool] = lambda: True) -> tuple[KernelTime, ...]:
         """Return each kernel's time; stop between two kernels at the time limit, or when ``is_wanted()`` is False.
 
         `KernelTime.error` is set for kernels that raised and for those that were not timed before the stop.
+
+        Raises:
+            WorkerError: no kernels are loaded.
         """
-        if self._closed:
-            raise WorkerError("these kernels are unloaded")
+        if self._closed or not self._kernels:
+            raise WorkerError("no kernels are loaded here")
         return self._thread.submit(partial(self._measure, effort, is_wanted)).result()
 
     def close(self) -> None:
         """Free the library and all memory, after waiting for the running kernel. Idempotent."""
         self._closed = True
         self._thread.close()
+        self._unload()
+
+    def _unload(self) -> None:
+        self._kernels = ()
         self._memories = {}
         self._library = self._network = None
 
@@ -153,46 +175,33 @@ class KernelTimer:
         return clock * 1e-9 / len(calls), cpu * 1e-9 / len(calls)
 
     def _arguments(self, kernel: TimedKernel) -> list[Tensor]:
-        return [self._memories[key].next(spec) for key, spec in _roles(kernel)]
+        return [self._memories[key](spec) for key, spec in _roles(kernel)]
 
-    def _memory(self, key: _Key, size_bytes: int) -> _Buffer | _Ring | _DeviceCopies:
+    def _memory(self, key: _Key, size_bytes: int) -> _Views:
         role, place = key[:2]
         if role == "weight":
-            return _Ring(size_bytes, place) if self._on_cpu else _DeviceCopies(size_bytes, place, self._device)
+            ring = _Ring(size_bytes, place) if self._on_cpu else _DeviceCopies(size_bytes, place, self._device)
+            return ring.next
         tensor = tvm.runtime.from_dlpack(_harmless(size_bytes, place if role == "input" else "uint8"))
-        return _Buffer(tensor if self._on_cpu else tensor.copyto(self._device))
+        return partial(_view, tensor if self._on_cpu else tensor.copyto(self._device))
 
 
 class InProcessKernels(Closing):
-    """Times the kernels of one loaded library at a time in this process; `RemoteKernels` does it on another machine."""
+    """Times kernels in this process; `RemoteKernels` does it on another machine."""
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._timer: KernelTimer | None = None
+        self._timer = KernelTimer(threads)
 
     def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
-        """Load kernels, replacing those loaded before; return the bytes allocated for their arguments.
-
-        Raises:
-            WorkerError: this machine cannot run them, or does not have the memory.
-            BlobError: the library is missing or damaged.
-        """
-        self.close()
-        library = read_blob(blob_path(kernels.library.sha256), kernels.library)
-        self._timer = KernelTimer(kernels, library, self._threads)
-        return self._timer.allocated_bytes
+        """Load kernels as `KernelTimer.load`. Raises a `BlobError` if the library is missing or damaged."""
+        return self._timer.load(kernels, read_blob(blob_path(kernels.library.sha256), kernels.library))
 
     def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
-        """Return the time of each loaded kernel, in order. Raises WorkerError if none are loaded."""
-        if self._timer is None:
-            raise WorkerError("no kernels are loaded")
+        """Return the time of each loaded kernel, in order. Raises a `WorkerError` if none are loaded."""
         return self._timer.measure(effort)
 
     def close(self) -> None:
-        """Free the loaded kernels and their arguments, if there are any; others can be loaded afterwards."""
-        if self._timer is not None:
-            self._timer.close()
-            self._timer = None
+        self._timer.close()
 
 
 def undisturbed_seconds(samples: Sequence[tuple[float, float]]) -> float:
@@ -213,16 +222,6 @@ def cpu_clock_step_seconds() -> float:
     while (end := time.thread_time_ns()) == start:
         pass
     return (end - start) * 1e-9
-
-
-class _Buffer:
-    """Memory that arguments of several kernels share."""
-
-    def __init__(self, memory: Tensor) -> None:
-        self._memory = memory
-
-    def next(self, spec: TensorSpec) -> Tensor:
-        return _view(self._memory, spec)
 
 
 class _Ring:

@@ -7,7 +7,6 @@ import fcntl
 import itertools
 import math
 import os
-import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -27,8 +26,6 @@ Tensor = Any
 """A ``tvm.runtime.Tensor``; TVM has no type annotations."""
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _loads = itertools.count(1)
-ARCHITECTURES = {3: "i686", 40: "armv7l", 62: "x86_64", 183: "aarch64", 243: "riscv64", 258: "loongarch64"}
-"""The value of ``platform.machine()`` by ``e_machine`` of the ELF header (System V ABI, chapter 4)."""
 
 
 class TensorSlot(Slot):
@@ -219,20 +216,6 @@ def find_device(kind: str, where: str) -> Any:
     return device
 
 
-def require_architecture(content: Bytes, where: str) -> None:
-    """Raise a `WorkerError` about ``where`` if the library is not for this machine's architecture."""
-    head = content[:20].tobytes()
-    if len(head) < 20 or not head.startswith(b"\x7fELF"):
-        raise WorkerError(f"{where}: the library is not an ELF shared object. Compile again")
-    number = int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
-    architecture, machine = ARCHITECTURES.get(number, f"ELF machine {number}"), platform.machine()
-    if architecture != machine and not (architecture == "armv7l" and machine.startswith("armv")):
-        raise WorkerError(
-            f"{where}: the library was compiled for {architecture}, and this machine is {machine}. Give the machine "
-            "its right target in the cluster's description and compile again"
-        )
-
-
 @contextlib.contextmanager
 def library_file(content: Bytes) -> Iterator[int]:
     """Yield the descriptor of a sealed, unnamed file in memory with ``content``; close it afterwards."""
@@ -258,9 +241,14 @@ def load(descriptor: int) -> Any:
 
 def load_library(content: Bytes, where: str) -> Any:
     """Load a private copy of a library as a TVM module; raise a `WorkerError` about ``where`` if it cannot run here."""
-    require_architecture(content, where)
-    with library_file(content) as descriptor:
-        return load(descriptor)
+    try:
+        with library_file(content) as descriptor:
+            return load(descriptor)
+    except Exception as error:
+        raise WorkerError(
+            f"{where}: TVM cannot load the library: {first_line(error)}. Give the machine its right target and compile "
+            "again"
+        ) from error
 
 
 def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: WeightCache, where: str) -> Tensor:

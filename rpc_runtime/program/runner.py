@@ -72,9 +72,9 @@ class Runner(Closing):
     weight_bytes: Mapping[str, int]
     """Bytes of the weights on each machine."""
 
-    @abstractmethod
     def run(self, inputs: Sequence[Any]) -> Outputs:
         """Return the outputs for one micro-batch."""
+        return self.submit(inputs).result()
 
     @abstractmethod
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
@@ -90,11 +90,10 @@ class Runner(Closing):
 
     @abstractmethod
     def statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the statistics of each stage, in the program's order."""
+        """Return the statistics of each stage and replica whose machine answers, in the program's order.
 
-    @abstractmethod
-    def last_statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the statistics after a failure, of the stages whose machines still answer."""
+        Also after a failure; raises a `WorkerError` after `close`.
+        """
 
     @abstractmethod
     def links(self) -> tuple[LinkStatistics, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,9 +113,18 @@ def status_of(error: TvmSplitError) -> tuple[grpc.StatusCode, str]:
     return grpc.StatusCode.FAILED_PRECONDITION, str(error)[:MAXIMUM_LETTERS]
 
 
+_CONNECTION_FAILED = re.compile(
+    r"(?:failed to connect to all addresses|errors resolving|DNS resolution failed).*: *"
+    r"(?P<reason>[^:]+?)(?: \(\d+\))?[.\]]*"
+)
+"""What gRPC says of a connection that it cannot open: addresses and internal names, and the reason at the end."""
+
+
 def details_of(status: Any) -> str:
-    """Return the cleaned details of an ``RpcError``, which may be untrusted text."""
-    return cleaned(str(status.details() or ""))
+    """Return the cleaned details of an ``RpcError``, which may be untrusted text; only the reason if gRPC adds more."""
+    details = cleaned(str(status.details() or ""))
+    failed = _CONNECTION_FAILED.fullmatch(details)
+    return failed["reason"] if failed else details
 
 
 def error_of(status: Any, where: str) -> TvmSplitError:
@@ -127,7 +137,7 @@ def error_of(status: Any, where: str) -> TvmSplitError:
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ProtocolError(f"{where} is no worker of this version: {details}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineError(f"{where} did not answer in time: {details}")
+        return DeadlineError(f"{where} did not answer in time")
     for kind, own_code in _CODES:
         if code is own_code:
             return kind(f"{where}: {details}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import select
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 from typing import IO, Any
 
 from rpc_runtime.errors import WorkerError
@@ -105,7 +105,7 @@ class LibraryTrials:
             with contextlib.suppress(OSError, ValueError):  # it has ended
                 requests.write(json.dumps(request).encode() + b"\n")
                 requests.flush()
-                while not select.select([answers], [], [], LOOK_SECONDS)[0] and is_wanted():
+                while not wait([answers.fileno()], LOOK_SECONDS) and is_wanted():
                     pass
                 if is_wanted() and (answer := answers.readline()):
                     return int(answer)

@@ -65,6 +65,7 @@ class LoadedProgram:
         store: BlobStore,
         trials: LibraryTrials,
         timeouts: LinkTimeouts,
+        threads: int,
     ) -> None:
         self._timeouts = timeouts
         self.identifier = request.deployment
@@ -81,12 +82,13 @@ class LoadedProgram:
         self._recorder: Recorder | None = None
         self._transfers: DeviceTransfers | None = None
         self._executor: StageExecutor | None = None
-        self._timer: KernelTimer | None = None
+        self.timer = KernelTimer(threads)
         self._incoming: dict[str, IncomingLink] = {}
         self._outgoing: dict[str, OutgoingLink] = {}
         self._attached: set[tuple[str, str]] = set()
         self._calls: list[LinkCall] = []
         self._failure: pb.Failure | None = None
+        self._unreported: pb.Failure | None = None
         self._unwatched = False
         self._closed = False
 
@@ -170,38 +172,19 @@ class LoadedProgram:
         overlap = () if transfers is None else (transfers.begin, transfers.end)
         return LoadedStage(stage, library, weights, cache, *overlap)
 
-    def load_kernels(
-        self, kernels: KernelSet, threads: int, seconds: float, is_wanted: Callable[[], bool]
-    ) -> KernelTimer:
-        """Load kernels to time, replacing those loaded before; ``seconds`` as for `load`.
+    def load_kernels(self, kernels: KernelSet, seconds: float, is_wanted: Callable[[], bool]) -> int:
+        """Load kernels to time, replacing those loaded before; return the bytes for their arguments.
+
+        ``seconds`` as for `load`.
 
         Raises:
             WorkerError: this machine cannot run them, or does not have the memory for their arguments.
             BlobError: the library is missing or damaged.
         """
         self._check_open()
-        self._drop_timer(None)
         library = self._store.read(kernels.library)
         self._trials.kernels(kernels, time.monotonic() + seconds, is_wanted)
-        timer = KernelTimer(kernels, library, threads)
-        self._drop_timer(timer)
-        if self._closed:
-            timer.close()
-        return timer
-
-    @property
-    def timer(self) -> KernelTimer:
-        with self._lock:
-            self._check_open_locked()
-            if self._timer is None:
-                raise ProtocolError(f"deployment {self.identifier[:8]} has no kernels loaded")
-            return self._timer
-
-    def _drop_timer(self, successor: KernelTimer | None) -> None:
-        with self._lock:
-            timer, self._timer = self._timer, successor
-        if timer is not None:
-            timer.close()
+        return self.timer.load(kernels, library)
 
     def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> tuple[LinkStatistics, ...]:
         """Start computing, and open the links to the machines that this one sends to; return their transports.
@@ -221,7 +204,10 @@ class LoadedProgram:
                 continue
             if machine not in peers:
                 raise ProtocolError(f"machine {program.machine!r} sends to {machine!r}, whose address is missing")
-            call = self._call(program.machine, peers[machine])
+            ends = (program.machine, machine)
+            self._attach(ends)
+            hello = hello_of(self.identifier, *ends, self._link_secrets[ends])
+            call = LinkCall(peers[machine], None, hello, self._outgoing[machine], self.link_ended)
             calls.append(call)
             with self._lock:
                 closed = self._closed
@@ -260,12 +246,6 @@ class LoadedProgram:
         executor.start(self._outgoing, self._incoming)
         self._executor = executor
         return program
-
-    def _call(self, machine: str, peer: WorkerEndpoint) -> LinkCall:
-        ends = (machine, peer.machine)
-        self._attach(ends)
-        hello = hello_of(self.identifier, *ends, self._link_secrets[ends])
-        return LinkCall(peer, None, hello, self._outgoing[peer.machine], self.link_ended)
 
     def knows_link(self, hello: pb.Hello) -> bool:
         """Return whether a caller has the secret of the link that it wants to open."""
@@ -324,7 +304,7 @@ class LoadedProgram:
         with self._lock:
             if self._failure is not None or self._closed:
                 return
-            self._failure = failure
+            self._failure = self._unreported = failure
             self._halt_locked()
         # A broken link is not this machine's fault: usually its client has ended; else the client reports the cause.
         level = logging.INFO if kind == pb.Failure.LINK else logging.WARNING
@@ -341,22 +321,20 @@ class LoadedProgram:
         for incoming in self._incoming.values():
             incoming.close_locked()
 
-    def wait_event(self, timeout_seconds: float, *, has_reported: bool) -> pb.WatchEvent | None:
-        """Return a failure that the client does not know yet, or a heartbeat after the timeout; None when closed."""
+    def next_event(self, timeout_seconds: float) -> pb.WatchEvent | None:
+        """Return the failure, once, or a heartbeat after the timeout; None when closed or no longer watched."""
         with self._events:
-            self._events.wait_for(
-                lambda: self._closed or self._unwatched or (self._failure and not has_reported), timeout_seconds
-            )
-        if self._closed:
+            self._events.wait_for(lambda: self._closed or self._unwatched or self._unreported, timeout_seconds)
+            failure, self._unreported = self._unreported, None
+        if self._closed or self._unwatched:
             return None
         executor, recorder = self._executor, self._recorder
-        event = pb.WatchEvent(activity=recorder.activity if recorder else 0)
-        if self._failure is not None and not has_reported:
-            event.failure.CopyFrom(self._failure)
-        if executor is not None:
-            for name, finished in executor.progress().items():
-                event.stages.add(stage=name, finished=finished)
-        return event
+        progress = executor.progress() if executor is not None else {}
+        return pb.WatchEvent(
+            activity=recorder.activity if recorder else 0,
+            failure=failure,
+            stages=[pb.StageProgress(stage=name, finished=finished) for name, finished in progress.items()],
+        )
 
     def stop_waiting(self) -> None:
         """Make all current and later waits for events return at once, because the client no longer watches."""
@@ -389,6 +367,12 @@ class LoadedProgram:
 
         Frees the rest if a part fails, as every call to a failed GPU does; the first error is logged.
         """
+        error = self._end_all()
+        trim_heap()  # no variable refers to the stages any more, even if their thread failed to free them
+        if error is not None:
+            logger.error("deployment %s: freeing it failed: %s", self.identifier[:8], error)
+
+    def _end_all(self) -> Exception | None:
         with self._lock:
             self._halt_locked()
             calls, self._calls = self._calls, []
@@ -400,11 +384,7 @@ class LoadedProgram:
             steps.append(partial(executor.join, JOIN_SECONDS))
         if self._transfers is not None:
             steps.append(self._transfers.close)
-        error = do_all(
-            [*steps, partial(self._drop_timer, None), partial(self._store.unpin, self.identifier), trim_heap]
-        )
-        if error is not None:
-            logger.error("deployment %s: freeing it failed: %s", self.identifier[:8], error)
+        return do_all([*steps, self.timer.close, partial(self._store.unpin, self.identifier)])
 
     def _loaded_locked(self) -> tuple[MachineProgram, Recorder]:
         self._check_open_locked()

@@ -122,20 +122,15 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         with self._lock:
             if name in self._programs:
                 raise ProtocolError(f"deployment {name[:8]} is watched already")
-            program = LoadedProgram(request, self._blobs, self._trials, self._timeouts)
+            program = LoadedProgram(request, self._blobs, self._trials, self._timeouts, self._threads)
             self._programs[name] = program
         self.on_change()
         try:
             if not context.add_callback(program.stop_waiting):
                 return
             yield pb.WatchEvent()
-            has_reported = False
-            while context.is_active():
-                event = program.wait_event(self._timeouts.beat_seconds, has_reported=has_reported)
-                if event is None:
-                    return
+            while (event := program.next_event(self._timeouts.beat_seconds)) is not None:
                 yield event
-                has_reported = has_reported or event.HasField("failure")
         finally:
             self._drop(request.deployment)
 
@@ -192,8 +187,8 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
     def LoadKernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
         program, kernels = self._program(request.deployment), value_of(KernelSet, request)
         self._require_own("kernels", kernels.machine)
-        timer = program.load_kernels(kernels, self._threads, _patience(context), context.is_active)
-        return pb.LoadKernelsReply(allocated_bytes=timer.allocated_bytes)
+        allocated_bytes = program.load_kernels(kernels, _patience(context), context.is_active)
+        return pb.LoadKernelsReply(allocated_bytes=allocated_bytes)
 
     def TimeKernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:
         timer, effort = self._program(request.deployment).timer, value_of(TimingEffort, request)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import wait
 from typing import IO
 
 from rpc_runtime.errors import TvmSplitError, WorkerError
@@ -71,7 +71,7 @@ class TuningServer(Closing):
             with contextlib.suppress(OSError):  # it has ended; its restart sends this again
                 requests.write(b"offer\n" if wanted else b"withdraw\n")
                 requests.flush()
-        while select.select([words], [], [], 0)[0] and (lines := os.read(words.fileno(), 4096).split()):
+        while wait([words.fileno()], 0) and (lines := os.read(words.fileno(), 4096).split()):
             self._is_busy, self._last = lines[-1] == b"session", time.monotonic()
         return self._is_busy or time.monotonic() - self._last < PAUSE_SECONDS
 

@@ -17,8 +17,8 @@ from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.readme_table import run
 from tests.helpers.rpc_runtime.worker_process import ready, start_worker
+from tests.models.convolutional_networks import resnet18
 from tests.models.small_onnx_model import small_model
-from tests.models.torch_models import resnet18
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.bundle import Verified
 

@@ -95,12 +95,6 @@ def test_open_sizes_are_bound() -> None:
     assert_equal_to_source(load_model(source, (X,)), [X])
     with pytest.raises(ModelImportError, match=r"axis 0 of input 'input_0' \('b'\).*batch=1"):
         load_model(source)
-    with pytest.raises(ModelImportError, match=r"batch is 4.*dimensions\['b'\] says 3|dimensions.*batch"):
-        load_model(source, batch=4, dimensions={"b": 3})
-    with pytest.raises(ModelImportError, match=r"batch gives input_0\[0\] the size 3.*fixed size 2"):
-        load_model(exported(), batch=3)
-    with pytest.raises(ModelImportError, match=r"'input_0' is float32\['open', 3\].*\[2, 5\]"):
-        load_model(source, (np.ones((2, 5), "float32"),))
 
 
 def test_examples_are_needed_and_checked() -> None:
@@ -110,8 +104,6 @@ def test_examples_are_needed_and_checked() -> None:
         ModelImportError, match=rf"JAX cannot trace network for inputs float32\[2, 5\].*{__file__}, line \d+"
     ):
         load_model(network, (np.ones((2, 5), "float32"),))
-    with pytest.raises(ModelImportError, match=r"takes 1 inputs \(input_0\), example_inputs has 2"):
-        load_model(exported(), (X, X))
 
 
 def test_files_that_are_no_modules_are_named(tmp_path: Path) -> None:
@@ -304,24 +296,6 @@ def test_modules_of_flax_may_be_called_as_jax_calls_loops() -> None:
     assert load_model(Network(), (X,)).layer_names == ("body", "head", "scan")
 
 
-def test_the_command_line_takes_functions_and_files(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "import numpy as np, jax, jax.numpy as jnp\n"
-        "from flax import nnx\n"
-        "def network():\n"
-        "    return (lambda x: jnp.tanh(x) * 2), (np.ones((2, 3), 'float32'),)\n"
-        "module = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), (np.ones((2, 3), 'float32'),)\n"
-    )
-    (tmp_path / "net.mlir").write_text(text())
-    for source in ("mine:network", "mine:module", "net.mlir"):
-        command = [sys.executable, "-m", "tvm_split", "plan", source, "--workers", "1", "--estimate", "--json"]
-        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
-        assert result.returncode == 0, result.stderr
-
-
 def test_reading_text_needs_no_jax() -> None:
-    code = (
-        "import sys; from tvm_split.frontends.stablehlo import modules, flattening, importer\n"
-        "assert 'jax' not in sys.modules"
-    )
+    code = "import sys; from tvm_split.frontends.stablehlo import importer\nassert 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)

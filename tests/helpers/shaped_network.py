@@ -7,7 +7,6 @@ is outside, on the bridge. Unlike a `Relay` this takes little processor time, so
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,11 +19,6 @@ END_SECONDS = 20.0
 SUBNET = "10.213.77"
 QUEUED = "50ms"
 """The longest time that data wait for the link; TCP fills this queue."""
-
-
-def can_shape() -> bool:
-    """Whether this process may create namespaces and has the necessary tools."""
-    return os.geteuid() == 0 and all(shutil.which(tool) for tool in ("ip", "tc"))
 
 
 @contextmanager

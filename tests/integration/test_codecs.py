@@ -16,7 +16,6 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.relay import Relay
-from tests.helpers.shaped_network import can_shape, shaped_workers
 from tests.helpers.smooth_network import CROSSING_BYTES, CUT, smooth_network
 from tests.helpers.waiting import eventually
 from tvm_split.cluster.cluster import Cluster
@@ -130,18 +129,6 @@ def slow_link(workers: LocalWorkers) -> Iterator[str]:
 
 def slow_cluster(workers: LocalWorkers, address: str, codec: str = "auto") -> Cluster:
     return joined_by(workers, Link(A, B, SLOW_BYTES_PER_SECOND, address=address, codec=codec))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not can_shape(), reason="namespaces need root, ip and tc")
-def test_workers_of_one_host_whose_namespaces_part_them_get_a_codec(model: tvm_split.Model, tmp_path: Path) -> None:
-    with shaped_workers((A, B), SLOW_BYTES_PER_SECOND * 8, tmp_path) as (endpoints, _):
-        machines = tuple(Machine(name, 1, endpoint=end) for name, end in endpoints.items())
-        cluster = Cluster(machines, (Link(A, B, codec="auto"),))
-        plan = tvm_split.plan(model, cluster, split=SPLIT)
-    (chosen,) = plan.codecs
-    assert (chosen.source, chosen.destination) == (A, B)
-    assert chosen.codec in ("lz4", "zstd")
 
 
 @pytest.mark.parametrize("transport", ["auto", pytest.param("shm", marks=pytest.mark.slow)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -19,12 +18,12 @@ from tests.helpers.rpc_lab import KEY, RpcLab
 from tests.helpers.schedules.gpu_kernels import nvcc, plan_for_a_gpu
 from tvm_split.compiler.cuda_code import tuning_needs
 from tvm_split.compiler.targets import tvm_target
-from tvm_split.launchers.local import InProcess
 from tvm_split.tuning import kernels_to_tune
 
 TARGET = {"kind": "cuda", "arch": "sm_90"}
 BUILT_FOR = tvm_target(TARGET)
 needs_nvcc = pytest.mark.skipif(nvcc() is None, reason="needs nvcc")
+pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +46,6 @@ def kernel(model, plan):
     return kernels_to_tune(model, plan, ["gpu"], TARGET)[0][-1]
 
 
-@pytest.fixture(autouse=True)
-def no_process_stays():
-    before = set(psutil.Process().children(recursive=True))
-    yield
-    assert not [process for process in psutil.Process().children(recursive=True) if process not in before]
-
-
 def refused(model, plan, lab, folder, monkeypatch):
     monkeypatch.setattr("tvm_split.tuning.kernels_to_tune", no_preparing)
     with pytest.raises(tvm_split.TuningError) as caught:
@@ -64,17 +56,6 @@ def refused(model, plan, lab, folder, monkeypatch):
 
 def no_preparing(*_):
     raise AssertionError("it was prepared before it was refused")
-
-
-def test_the_tracker_is_asked_before_anything_is_prepared(model, plan, tmp_path, monkeypatch):
-    for name in ("make_plan", "kernels_to_tune"):
-        monkeypatch.setattr(f"tvm_split.tuning.{name}", no_preparing)
-    cluster = tvm_split.Cluster((tvm_split.Machine("gpu", 1, TARGET),), launcher=InProcess())
-    for where in (plan, cluster):
-        with pytest.raises(tvm_split.TuningError, match=r"no tracker can be reached at 127\.0\.0\.1:1 "):
-            tvm_split.tune(model, where, database=tmp_path, tracker="127.0.0.1:1", key=KEY, device_timeout_seconds=0.1)
-        with pytest.raises(tvm_split.TuningError, match=r"through a tracker alone.*--insecure-tuning.*GPU of sm_90"):
-            tvm_split.tune(model, where, database=tmp_path)
 
 
 @pytest.mark.slow

@@ -91,34 +91,6 @@ def hosts(cluster: tvm_split.Workers) -> list[str]:
     return sorted(endpoint.address.rpartition(":")[0] for endpoint in cluster.endpoints().values())
 
 
-def deploy_and_check(cluster: tvm_split.Workers) -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
-        x = torch.randn(1, 8)
-    split = {"machine-a": ["0", "1"], "machine-b": ["2"]}
-    with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:
-        np.testing.assert_allclose(deployment.run(x)[0], network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_workers_of_ray(own_ray: Any, tmp_path: Path) -> None:
-    with tvm_split.Cluster.from_ray(workers=2, strategy="PACK") as cluster:
-        assert cluster.machine_names == ("machine-a", "machine-b")
-        deploy_and_check(cluster)
-        (process,) = workers_running(tmp_path)
-        first = cluster.endpoints()["machine-a"].address
-        own_ray.kill(actor_of("machine-a"), no_restart=False)
-        eventually(lambda: process not in workers_running(tmp_path), "the killed worker has ended")
-        eventually(lambda: cluster.endpoints()["machine-a"].address != first, "Ray has started the worker again")
-        deploy_and_check(cluster)
-        with pytest.raises(DeadlineError, match=r"no room within 2 s for 2 workers with \{'CPU': 64\.0\} each"):
-            tvm_split.Cluster.from_ray(workers=2, threads=64, timeout_seconds=2.0).start().endpoints()
-    eventually(lambda: not workers_running(tmp_path), "no worker is left")
-    assert own_ray.is_initialized()
-    eventually(lambda: own_ray.available_resources().get("CPU") == 2.0, "Ray has both CPUs back")
-
-
 @pytest.mark.slow
 def test_another_process_joins_and_leaves(own_ray: Any, tmp_path: Path) -> None:
     address = own_ray.get_runtime_context().gcs_address
@@ -130,6 +102,8 @@ def test_another_process_joins_and_leaves(own_ray: Any, tmp_path: Path) -> None:
     )  # it closes nothing, and ends
     done = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, timeout=120)
     assert done.stdout == "machine-a machine-b\n", done.stderr
+    with pytest.raises(DeadlineError, match=r"no room within 2 s for 2 workers with \{'CPU': 64\.0\} each"):
+        tvm_split.Cluster.from_ray(workers=2, threads=64, timeout_seconds=2.0).start().endpoints()
     eventually(lambda: not workers_running(tmp_path), "no worker is left")
     eventually(lambda: own_ray.available_resources().get("CPU") == 2.0, "Ray has both CPUs back")
 

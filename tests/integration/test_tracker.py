@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -32,22 +29,7 @@ pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 
 
 QUICK = Effort(rounds=1, runs=3, build_timeout_seconds=60.0)
 A, B = "box-a", "box-b"
-
-
-@pytest.fixture(autouse=True)
-def no_process_stays() -> Iterator[None]:
-    before = set(psutil.Process().children(recursive=True))
-    yield
-    eventually(
-        lambda: not {process for process in psutil.process_iter() if is_ours(process)} - before, "no process is left"
-    )
-
-
-def is_ours(process: psutil.Process) -> bool:
-    try:
-        return process.ppid() == os.getpid() or any("tuning_process" in word for word in process.cmdline())
-    except psutil.Error:
-        return False
+pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
 @pytest.fixture(scope="module")

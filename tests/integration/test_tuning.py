@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -23,6 +22,7 @@ from tvm_split.tuning import kernels_to_tune
 pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")
 
 QUICK = Effort(rounds=1, runs=3, build_timeout_seconds=60.0)
+pytestmark = pytest.mark.usefixtures("no_process_stays")
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +39,6 @@ def model() -> tvm_split.Model:
 @pytest.fixture(scope="module")
 def plan(model: tvm_split.Model) -> tvm_split.Plan:
     return tvm_split.plan(model, tvm_split.Cluster.in_process(machines=2, threads=1))
-
-
-@pytest.fixture(autouse=True)
-def no_process_stays():
-    before = set(psutil.Process().children(recursive=True))
-    yield
-    assert not [process for process in psutil.Process().children(recursive=True) if process not in before]
 
 
 def tried(folder: Path) -> list[str]:

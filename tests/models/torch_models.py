@@ -14,14 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.models.conditioning import conditioned
 from tests.models.convolutional_networks import (
     efficientnet,
     efficientnet_b0,
     mobilenet,
     mobilenet_v2,
     resnet,
-    resnet18,
     resnet50,
     vgg,
     vgg16,
@@ -34,28 +32,6 @@ from tests.models.transformers import (
     vit,
     vit_b16,
 )
-
-__all__ = [
-    "PublishedModel",
-    "bert",
-    "bert_base",
-    "conditioned",
-    "efficientnet",
-    "efficientnet_b0",
-    "gpt2",
-    "gpt2_small",
-    "mobilenet",
-    "mobilenet_v2",
-    "published_models",
-    "resnet",
-    "resnet18",
-    "resnet50",
-    "small_models",
-    "vgg",
-    "vgg16",
-    "vit",
-    "vit_b16",
-]
 
 
 def small_models() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.models.torch_models import conditioned
+from tests.models.conditioning import conditioned
 
 
 class DoubleConvolution(nn.Sequential):

@@ -81,7 +81,8 @@ def asked(endpoint: WorkerEndpoint, timeout_seconds: float) -> AskedMachine:
     try:
         return AskedMachine(endpoint, describe(endpoint, timeout_seconds))
     except TvmSplitError as error:
-        return AskedMachine(endpoint, reason=f"its worker does not answer: {error}", is_fault=True)
+        words = str(error).replace(str(endpoint), "it")  # whoever shows the reason names the machine
+        return AskedMachine(endpoint, reason=f"its worker does not answer: {words}", is_fault=True)
 
 
 def planned_machines(

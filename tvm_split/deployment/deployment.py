@@ -45,15 +45,15 @@ class DeploymentStatistics(Shown):
     """Statistics of a deployment since it was opened, per stage; ``blob_bytes_sent`` counts bytes sent by opening it.
 
     ``links`` has the transport of each link: gRPC, or memory that both ends share. ``weight_bytes`` has, by machine,
-    the bytes of weights that its worker counted after loading its stages. ``gone`` are the machines that no longer
-    answer after a failure; their stages are missing.
+    the bytes of weights that its worker counted after loading its stages. ``gone`` has the machines that do not
+    answer, each with the names of its stages, whose statistics are missing.
     """
 
     stages: tuple[StageStatistics, ...]
     blob_bytes_sent: int
     links: tuple[LinkStatistics, ...] = ()
     weight_bytes: Mapping[str, int] = field(default_factory=dict)
-    gone: tuple[str, ...] = ()
+    gone: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Deployment(Closing, Shown):
@@ -70,7 +70,7 @@ class Deployment(Closing, Shown):
         self._runner = runner
         self._times = RunTimes()
         self._last: DeploymentStatistics | None = None
-        self._closed = False
+        self.is_closed = False
 
     @property
     def stages(self) -> tuple[StageSpec, ...]:
@@ -148,15 +148,16 @@ class Deployment(Closing, Shown):
         Raises:
             WorkerError: the deployment is closed, and the workers did not answer when it was.
         """
-        if not self._closed:
-            stages = self._runner.last_statistics()
+        if not self.is_closed:
+            stages = self._runner.statistics()
             answered = {stage.machine for stage in stages}
+            gone = {
+                machine: tuple(stage.name for stage in self.program.stages_on(machine))
+                for machine in self.program.machines
+                if machine not in answered
+            }
             self._last = DeploymentStatistics(
-                stages,
-                self._runner.blob_bytes_sent,
-                self._runner.links(),
-                self._runner.weight_bytes,
-                tuple(machine for machine in self.program.machines if machine not in answered),
+                stages, self._runner.blob_bytes_sent, self._runner.links(), self._runner.weight_bytes, gone
             )
         elif self._last is None:
             raise WorkerError("the workers of this deployment sent no statistics when it was closed")
@@ -171,7 +172,7 @@ class Deployment(Closing, Shown):
             WorkerUnavailableError, StageError, DeadlineError: the deployment has failed, with this error.
             WorkerError: the deployment is closed, and its workers no longer have the trace.
         """
-        if self._closed:
+        if self.is_closed:
             raise WorkerError(
                 "this deployment is closed, and its workers keep no trace of what they did: call trace() or report() "
                 "before close(), inside of the `with`"
@@ -190,10 +191,10 @@ class Deployment(Closing, Shown):
 
     def close(self) -> None:
         """Unload the stages; end the worker processes that were started for this deployment."""
-        if not self._closed:
+        if not self.is_closed:
             with contextlib.suppress(TvmSplitError):
                 self.stats()
-            self._closed = True
+            self.is_closed = True
             try:
                 self._runner.close()
             finally:

@@ -25,8 +25,7 @@ from rpc_runtime.program.program import Program, StageSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.turns import Recurrence
 from rpc_runtime.transports.transport import uses_codecs
-from tvm_split.deployment.report_advice import advice_for, changed_links
-from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
+from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport, advice_for, changed_links
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan

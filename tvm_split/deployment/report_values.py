@@ -1,14 +1,26 @@
-"""The values of a deployment report: comparisons of predicted and measured numbers, for machines and links."""
+"""The values of a deployment report: predicted and measured numbers of machines and links, and advice to the user."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, computed_field
 
 from tvm_split.planner.problem import Amount
+from tvm_split.units import seconds_text
 
+PARTED = 0.15
+"""Relative difference that needs advice; predictions are accurate to 10 % for throughput and 15 % for latency."""
+NEGLIGIBLE = 0.02
+"""Share of the period below which a user would not notice a difference, whatever its ratio."""
+LEAST_WIRE_SECONDS = 1e-3
+"""Least seconds of a transfer that say something about the link; shorter ones measure how fast threads wake up."""
+SMALLEST_SHARE_OF_PERIOD = 0.25
+"""Least share of the period of a transfer that says something about the link, for the same reason."""
+PLAN_ANEW = "plan with new measurements: `tvm-split plan MODEL --cluster FILE --refresh`"
+IMPROVE = "or by what was measured here: `tvm-split replan MODEL --cluster FILE --plan PLAN --measured REPORT`"
 WIDEST_RANGE = 3.0
 """Largest ratio of the ends of a predicted range for which a measurement within the range confirms it."""
 
@@ -94,3 +106,103 @@ class LinkReport:
     seconds: Comparison
     transport: str = ""
     codecs: tuple[str, ...] = ()
+
+
+def advice_for(
+    period: Comparison,
+    latency: Comparison,
+    machines: Sequence[MachineReport],
+    links: Sequence[LinkReport],
+    estimated_shares: Mapping[str, float],
+) -> tuple[str, ...]:
+    """Messages for the user, the most specific first; empty if everything is as predicted.
+
+    ``estimated_shares`` has, by machine, the share of its predicted time that was estimated and not measured.
+    """
+    scale = _scale(period, latency)
+    parts = [
+        *(
+            _of_machine(machine, estimated_shares.get(machine.machine, 0.0))
+            for machine in machines
+            if parted(machine.compute, scale)
+        ),
+        *map(_of_link, changed_links(period, latency, links)),
+    ]
+    if parts:
+        return (*parts, f"{PLAN_ANEW}, {IMPROVE}")
+    return tuple(_of_the_whole(period, latency))
+
+
+def changed_links(period: Comparison, latency: Comparison, links: Sequence[LinkReport]) -> list[LinkReport]:
+    """The links whose measured time differs from the prediction enough to matter.
+
+    A longer time does not matter unless the whole is slower: the ends then had time to wait.
+    """
+    whole, scale = latency if period.measured is None else period, _scale(period, latency)
+    is_slower = parted(whole, 0.0) and whole.difference > 0
+    return [
+        link
+        for link in links
+        if (is_slower or link.seconds.difference <= 0)
+        and tells_of_a_link(link.seconds, scale)
+        and parted(link.seconds, scale)
+    ]
+
+
+def _scale(period: Comparison, latency: Comparison) -> float:
+    """The seconds to which differences are compared."""
+    return max(period.measured or 0.0, period.predicted or 0.0) or latency.measured or 0.0
+
+
+def parted(comparison: Comparison, scale_seconds: float) -> bool:
+    """Whether measurement and prediction differ by more than `PARTED`, and by more than is `NEGLIGIBLE`."""
+    ratio = comparison.ratio
+    if ratio is None or 1 - PARTED <= ratio <= 1 + PARTED:
+        return False
+    return abs(comparison.difference) > NEGLIGIBLE * scale_seconds
+
+
+def tells_of_a_link(seconds: Comparison, scale_seconds: float) -> bool:
+    """Whether receiving or sending takes, by prediction or measurement, long enough to tell about the link."""
+    longest = max(seconds.predicted or 0.0, seconds.measured or 0.0)
+    return longest >= max(LEAST_WIRE_SECONDS, SMALLEST_SHARE_OF_PERIOD * scale_seconds)
+
+
+def _of_machine(report: MachineReport, estimated_share: float) -> str:
+    why = "something else may run there, or the machine has changed"
+    if report.compute.difference < 0:
+        why = "it can take more layers than the plan gives it"
+    if estimated_share > 0:
+        why += f"; {estimated_share:.0%} of its prediction was estimated, not measured"
+    return f"{report.machine} computes {_both(report.compute)}: {why}. Profile {report.machine} again"
+
+
+def _of_link(report: LinkReport) -> str:
+    slower = report.seconds.difference > 0
+    why = "others may use it, or it has changed" if slower else "it can carry more than the plan gives it"
+    return f"the link {report.source} → {report.destination} takes {_both(report.seconds)}: {why}. Probe it again"
+
+
+def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:
+    if parted(period, 0.0):
+        came = f"a result came every {_both(period)}"
+        if period.difference > 0:
+            yield (
+                f"{came}, though no machine and no link is known to be slower: the inputs, or what takes the results, "
+                "may be slower than the pipeline, or the machines share cores with other programs"
+            )
+        else:
+            yield f"{came}: its numbers are old; {PLAN_ANEW}"
+    if parted(latency, 0.0):
+        yield (
+            f"a single run takes {_both(latency)}, though no machine and no link is known to differ from its "
+            f"prediction: the links' latency may have changed; {PLAN_ANEW}"
+        )
+
+
+def _both(comparison: Comparison) -> str:
+    measured, least = comparison.measured or 0.0, comparison.predicted_least
+    predicted, times = seconds_text(comparison.predicted or 0.0), "times as long"
+    if least is not None:
+        predicted, times = f"{seconds_text(least)} to {predicted}", "times the nearer end"
+    return f"{seconds_text(measured)} and not {predicted} ({comparison.ratio:.2f} {times})"

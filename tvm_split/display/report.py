@@ -12,8 +12,7 @@ from rpc_runtime.program.measurements import StageStatistics
 from rpc_runtime.program.program import weight_bytes
 from tvm_split.deployment.deployment import Deployment, DeploymentStatistics
 from tvm_split.deployment.deployment_report import DeploymentReport
-from tvm_split.deployment.report_advice import parted, tells_of_a_link
-from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison
+from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison, parted, tells_of_a_link
 from tvm_split.display.links import transport_lines
 from tvm_split.display.view import Row, Table, View, view
 from tvm_split.units import bytes_text, count_text, seconds_text, short_list
@@ -51,7 +50,9 @@ def view_of_deployment(deployment: Deployment, *, details: bool = False) -> View
         stages = program.stages_on(machine)
         names = short_list([stage.name for stage in stages])
         rows.append((machine, names, bytes_text(weight_bytes(stages))))
-    title = f"{deployment.bundle.model}: {count_text(len(program.replicas), 'stage')} on {short_list(program.machines)}"
+    state = "closed, " if deployment.is_closed else ""
+    count = count_text(len(program.replicas), "stage")
+    title = f"{deployment.bundle.model}: {state}{count} on {short_list(program.machines)}"
     return [Table(title, ("machine", "stages"), ("weights",), rows)]
 
 
@@ -59,7 +60,7 @@ def view_of_deployment(deployment: Deployment, *, details: bool = False) -> View
 def view_of_statistics(statistics: DeploymentStatistics, *, details: bool = False) -> View:
     """Return the times of each stage, and what carries the links."""
     links = ((link.source, link.destination, link.transport) for link in statistics.links)
-    gone = [f"No longer answering: {short_list(statistics.gone)}"] if statistics.gone else []
+    gone = [f"{machine} does not answer; missing: {short_list(names)}" for machine, names in statistics.gone.items()]
     return [
         statistics_table(statistics.stages, count_text(len(statistics.stages), "stage")),
         *transport_lines(links),

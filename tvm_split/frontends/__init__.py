@@ -6,9 +6,8 @@ The table of frontends has the sources, packages and loader of each; it imports 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +23,6 @@ __all__ = ["FRONTENDS", "Frontend", "ImportRequest", "load_model"]
 
 MOST_ELEMENTS = 2**31 - 1
 """The largest size of an axis: some importers and frameworks use 32-bit sizes."""
-
-MOST_LEVELS = 64
-"""The most levels of nested example inputs."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,8 @@ class Frontend:
         """Whether this frontend can load ``source``."""
         is_file = isinstance(source, str | Path) and Path(source).suffix.lower() in self.suffixes
         is_function = _is_function(source) and (
-            self.has_class_of(getattr(source, "__self__", None)) or _holds(example_inputs, self.tensors)
+            self.has_class_of(getattr(source, "__self__", None))
+            or any(_has_class(leaf, self.tensors) for leaf in _leaves(example_inputs))
         )
         return is_file or is_function or self.has_class_of(source) or self.claims(source)
 
@@ -84,30 +81,13 @@ def _has_class(value: Any, names: tuple[str, ...]) -> bool:
     return any(f"{base.__module__}.{base.__qualname__}" in names for base in type(value).__mro__)
 
 
-def _holds(values: Any, names: tuple[str, ...]) -> bool:
-    """Whether nested ``values`` hold an object of a class with one of these full names."""
-    return any(_has_class(leaf, names) for leaf in _leaves(values))
-
-
-def _leaves(values: Any) -> list[Any]:
-    """Return the values in nested lists, tuples and mappings; a container that occurs several times counts once.
-
-    Raises:
-        ModelImportError: they are nested too deep, or hold themselves.
-    """
-    leaves: list[Any] = []
-    level: list[Any] = [[values]]
-    for _ in range(MOST_LEVELS):
-        containers: dict[int, Any] = {}
-        for part in chain.from_iterable(value.values() if isinstance(value, Mapping) else value for value in level):
-            if isinstance(part, list | tuple | Mapping):
-                containers[id(part)] = part
-            else:
-                leaves.append(part)
-        level = list(containers.values())
-        if not level:
-            return leaves
-    raise ModelImportError(f"example_inputs are nested more than {MOST_LEVELS} deep, or hold themselves; give arrays")
+def _leaves(values: Any) -> Iterator[Any]:
+    """Yield the values in nested lists, tuples and mappings."""
+    if not isinstance(values, list | tuple | Mapping):
+        yield values
+        return
+    for part in values.values() if isinstance(values, Mapping) else values:
+        yield from _leaves(part)
 
 
 _TFLITE = b"TFL3"
@@ -237,7 +217,10 @@ def load_model(
     if not isinstance(name, str | None) or not isinstance(dimensions, Mapping | None):
         wrong = f"name is {name!r:.80} and dimensions is {dimensions!r:.80}"
         raise ModelImportError(f"{wrong}; name is a text, and dimensions a mapping such as {{'length': 128}}")
-    _leaves(example_inputs)  # raises an error if they are nested too deep for those who read them
+    try:
+        list(_leaves(example_inputs))
+    except RecursionError:
+        raise ModelImportError("example_inputs hold themselves, or are nested too deep; give arrays") from None
     request = ImportRequest(example_inputs, batch, dict(dimensions or {}), name)
     _require_sizes(request)
     if example_inputs is None and _is_function(source) and not is_network(source):

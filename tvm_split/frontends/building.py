@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
@@ -20,6 +20,7 @@ from relay_passes.ir import Builder, bindings_of, constant
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier
+from tvm_split.frontends.reference import Arranged
 from tvm_split.model import Model, Reference
 
 QUANTIZED_TOLERANCE = 0.05
@@ -32,12 +33,14 @@ class Built:
     """A built ``module``, and the ``layers`` of its variables by name.
 
     ``held`` maps values of the source (an fx node, the name of an ONNX tensor) to the variables that hold them, in
-    execution order. If a variable holds several values (a clone), it has the first.
+    execution order. If a variable holds several values (a clone), it has the first. Axis i of a variable is axis
+    ``orders[variable][i]`` of the source's value; without ``orders``, all axes are in the source's order.
     """
 
     module: tvm.IRModule
     layers: dict[str, str]
     held: dict[Any, str]
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -58,6 +61,8 @@ class Built:
         fields = self.module["main"].body.body.ty.fields
         specs = tuple(_spec(f"output_{index}", field) for index, field in enumerate(fields))
         arrays = None if examples is None else tuple(examples)
+        if reference is not None and self.orders:
+            reference = Arranged(reference, self.orders)
         model = Model(
             identifier(name), framework, self.module, self.inputs, specs, self.layers, reference, arrays, tolerance
         )

@@ -8,7 +8,7 @@ updates the recorded order of axes. Values are transposed only where an operator
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,11 +78,8 @@ Result = Value | list[Value]
 Rule = Callable[[Arranger, relax.Call, Sequence[Value]], Result]
 
 
-def channels_first(built: Built) -> tuple[Built, dict[str, tuple[int, ...]]]:
-    """Rewrite a network to channels first.
-
-    Returns it with the orders of axes by variable: axis i of a variable is axis ``order[i]`` of the source's value.
-    """
+def channels_first(built: Built) -> Built:
+    """Rewrite a network to channels first."""
     function = built.module["main"]
     builder = ModelBuilder()
     op = Arranger(builder)
@@ -96,7 +93,7 @@ def channels_first(built: Built) -> tuple[Built, dict[str, tuple[int, ...]]]:
     by_name = {variable.name: value for variable, value in values.items() if isinstance(value, Value)}
     held = {source: by_name[name] for source, name in built.held.items()}
     arranged = builder.built({source: value.expr for source, value in held.items()})
-    return arranged, {name: held[source].order for source, name in arranged.held.items()}
+    return replace(arranged, orders={name: held[source].order for source, name in arranged.held.items()})
 
 
 def _returned(op: Arranger, value: Value) -> relax.Expr:

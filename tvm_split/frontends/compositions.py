@@ -53,7 +53,7 @@ def floor_remainder(op: Operators, left: relax.Expr, right: relax.Expr) -> relax
 def power(op: Operators, base: relax.Expr, exponent: Any, dtype: str) -> relax.Expr:
     """Return ``base`` to the ``exponent`` (an expression or a number), computed and returned in ``dtype``.
 
-    TVM's power takes operands of one float dtype and gives NaN for bases below 0, so integer powers become products.
+    TVM's power takes operands of one float dtype only, and a small integer power is faster as a product.
     """
     numbers = numbers_of(exponent) if isinstance(exponent, relax.Expr) else np.asarray(exponent)
     number = float(numbers.astype("float64").item()) if numbers is not None and numbers.size == 1 else math.nan
@@ -64,7 +64,7 @@ def power(op: Operators, base: relax.Expr, exponent: Any, dtype: str) -> relax.E
     elif number == 0.5 and is_float(dtype):
         result = op.sqrt(base)
     elif is_float(dtype):
-        return op.power(base, op.cast(exponent, dtype))
+        return op.cast(op.power(op.cast(base, wide(dtype)), op.cast(exponent, wide(dtype))), dtype)
     else:
         return op.cast(op.round(op.power(op.cast(base, "float64"), op.cast(exponent, "float64"))), dtype)
     shape = np.broadcast_shapes(shape_of(base), numbers.shape if numbers is not None else ())

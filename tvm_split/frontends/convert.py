@@ -7,12 +7,14 @@ that cannot be imported are refused at once.
 
 from __future__ import annotations
 
+import importlib.util
 import linecache
 import sys
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -244,14 +246,22 @@ def line_of_source(error: BaseException) -> str:
     Frameworks and Python's standard library are not the user's.
     """
     for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        code = linecache.getline(frame.f_code.co_filename, number).strip()
-        if code and package not in _NOT_THE_USERS and package not in sys.stdlib_module_names:
-            return f" ({frame.f_code.co_filename}, line {number}: {code})"
+        package, path = str(frame.f_globals.get("__name__", "")).partition(".")[0], frame.f_code.co_filename
+        code = linecache.getline(path, number).strip()
+        if code and package not in sys.stdlib_module_names and is_users(path):
+            return f" ({path}, line {number}: {code})"
     return ""
 
 
-_NOT_THE_USERS = frozenset({"", "tvm_split", "torch", "jax", "jaxlib", "flax", "keras"})
+def is_users(path: str) -> bool:
+    """Whether a file of Python is not of this project or a framework."""
+    return not path.startswith(_folders_of_others())
+
+
+@cache
+def _folders_of_others() -> tuple[str, ...]:
+    specs = map(importlib.util.find_spec, ("tvm_split", "torch", "jax", "jaxlib", "flax", "keras"))
+    return tuple(f"{folder}/" for spec in specs if spec for folder in spec.submodule_search_locations or ())
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,65 +11,8 @@ from tvm_split.errors import ModelImportError, OpenAxesError
 from tvm_split.frontends import ImportRequest
 
 Array = np.ndarray[Any, Any]
-Specs = Sequence[tuple[str, Sequence[int | None], str]]
-"""The name, sizes (None: open) and dtype of each input."""
-
-
-class OpenSizes:
-    """The sizes of a model's symbols. An axis is named by its symbol (``N``) or its place (``x[1]``)."""
-
-    def __init__(self, batch: int | None, dimensions: Mapping[str, int], symbols_are_names: bool = True) -> None:
-        """``batch`` is the size of every open first axis; ``symbols_are_names`` if a person chose the symbols."""
-        self.symbols_are_names = symbols_are_names
-        self.batch = batch
-        self.dimensions = dimensions
-        self.found: dict[str, tuple[int, str]] = {}
-        self.places: dict[str, str] = {}
-        self.fixed_places: set[str] = set()
-        self.first: set[str] = set()
-
-    def open(self, symbol: str, place: str) -> None:
-        """Record that ``place`` has the size ``symbol``, and bind it to a size in ``dimensions`` or ``batch``."""
-        self.places.setdefault(symbol, place)
-        self.bind(symbol, self.dimensions.get(place), f"dimensions[{place!r}]")
-        self.bind(symbol, self.dimensions.get(symbol), f"dimensions[{symbol!r}]")
-        if place.endswith("[0]"):
-            self.first.add(symbol)
-            self.bind(symbol, self.batch, "batch")
-
-    def bind(self, symbol: str, size: int | None, source: str) -> None:
-        """Bind a symbol to a size. Raises ModelImportError if another source gave a different size before."""
-        if size is None:
-            return
-        first_size, first_source = self.found.setdefault(symbol, (size, source))
-        if first_size != size:
-            raise ModelImportError(
-                f"{source} is {size}, but {first_source} says {first_size} for the same size ({symbol!r})"
-            )
-
-    def fixed(self, place: str, fixed: int, *sources: tuple[int | None, str]) -> None:
-        """Record a fixed size. Raises ModelImportError if ``dimensions`` or one of the (size, source) pairs differs."""
-        for size, source in ((self.dimensions.get(place), f"dimensions[{place!r}]"), *sources):
-            if size is not None and size != fixed:
-                raise ModelImportError(
-                    f"{source} gives {place} the size {size}, the model has the fixed size {fixed} there; "
-                    "export it again with an open size, or use the model's own"
-                )
-        self.fixed_places.add(place)
-
-    def sizes(self) -> dict[str, int]:
-        """Return every symbol's size. Raises OpenAxesError for open sizes, ModelImportError for unknown names."""
-        for wrong in sorted(
-            self.dimensions.keys() - self.places.keys() - set(self.places.values()) - self.fixed_places
-        ):
-            listing = ", ".join(f"{place} ({symbol!r})" for symbol, place in self.places.items()) or "none"
-            raise ModelImportError(f"dimensions names {wrong!r}, the model's open sizes are {listing}")
-        missing = {symbol: place for symbol, place in self.places.items() if symbol not in self.found}
-        if missing:
-            names = {symbol: symbol if self.symbols_are_names else place for symbol, place in missing.items()}
-            first = [name for symbol, name in names.items() if symbol in self.first]
-            raise OpenAxesError({names[symbol]: place for symbol, place in missing.items()}, first)
-        return {symbol: size for symbol, (size, _) in self.found.items()}
+Specs = Sequence[tuple[str, Sequence[int | str | None], str]]
+"""The name, sizes and dtype of each input; an open size is its symbol, or None if it has no name but its place."""
 
 
 def with_rows(arrays: list[Array], batch: int | None) -> list[Array]:
@@ -89,6 +32,13 @@ def with_rows(arrays: list[Array], batch: int | None) -> list[Array]:
     return [np.resize(array, (batch, *array.shape[1:])) for array in arrays]
 
 
+def as_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return example inputs as positional arguments, or as keyword arguments if they are a mapping."""
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return (tuple(example_inputs) if isinstance(example_inputs, list | tuple) else (example_inputs,)), {}
+
+
 def in_order(names: Sequence[str], given: Any) -> list[Any]:
     """Return example inputs in the inputs' order, from a dict by name, a sequence or a single one.
 
@@ -106,24 +56,26 @@ def in_order(names: Sequence[str], given: Any) -> list[Any]:
     return values
 
 
-def bound_inputs(
-    specs: Specs, request: ImportRequest, symbols: Mapping[str, str] | None = None
-) -> tuple[list[list[int]], list[Array] | None]:
+class Bound(NamedTuple):
+    """The size of a symbol, the source that says it, and the first axis that has it, such as ``x[1]``."""
+
+    size: int
+    source: str
+    place: str
+
+
+def bound_inputs(specs: Specs, request: ImportRequest) -> tuple[list[list[int]], list[Array] | None]:
     """Return the static shape of each input, and the example inputs if they have these shapes (else None).
 
-    Open sizes come from ``dimensions``, ``batch`` or the examples, in this order. ``symbols`` maps the place of an open
-    size (``x[1]``) to its name; a size without a name is named by its place. Raises ModelImportError.
+    Open sizes come from ``dimensions``, ``batch`` or the examples, in this order. Raises ModelImportError.
     """
-    symbols = symbols or {}
-    examples = None if request.example_inputs is None else checked_examples(specs, request.example_inputs)
-    sizes = open_sizes(specs, examples, request, symbols).sizes()
-    shapes = [
-        [
-            sizes[symbols.get(f"{name}[{axis}]", f"{name}[{axis}]")] if size is None else size
-            for axis, size in enumerate(shape)
-        ]
-        for name, shape, _ in specs
+    named = [
+        (name, [f"{name}[{axis}]" if size is None else size for axis, size in enumerate(shape)], dtype)
+        for name, shape, dtype in specs
     ]
+    examples = None if request.example_inputs is None else checked_examples(named, request.example_inputs)
+    sizes = bound_sizes(named, request, examples)
+    shapes = [[sizes[size].size if isinstance(size, str) else size for size in shape] for _, shape, _ in named]
     fits = examples is not None and [list(array.shape) for array in examples] == shapes
     return shapes, examples if fits else None
 
@@ -133,37 +85,77 @@ def checked_examples(specs: Specs, given: Any) -> list[Array]:
     arrays = [np.asarray(value, order="C") for value in in_order([name for name, _, _ in specs], given)]
     for array, (name, shape, dtype) in zip(arrays, specs, strict=True):
         fits = array.ndim == len(shape) and all(
-            size in (None, example_size) for size, example_size in zip(shape, array.shape, strict=True)
+            not isinstance(size, int) or size == example_size
+            for size, example_size in zip(shape, array.shape, strict=True)
         )
         if not fits or str(array.dtype) != dtype:
-            shown = [size if size is not None else "open" for size in shape]
+            sizes = [size if isinstance(size, int) else "open" for size in shape]
             raise ModelImportError(
-                f"input {name!r} is {dtype}{shown}, example_inputs has {array.dtype}{list(array.shape)}"
+                f"input {name!r} is {dtype}{sizes}, example_inputs has {array.dtype}{list(array.shape)}"
             )
     return arrays
 
 
-def open_sizes(
+def bound_sizes(
     specs: Specs,
-    examples: Sequence[Array] | None,
     request: ImportRequest,
-    symbols: Mapping[str, str],
+    examples: Sequence[Array] | None,
+    derived: Mapping[str, str] | None = None,
     symbols_are_names: bool = True,
-) -> OpenSizes:
-    """Return the open sizes of inputs, bound as far as possible. A size with the symbol "" follows from others."""
-    sizes = OpenSizes(request.batch, request.dimensions, symbols_are_names)
-    has_open_batch = any(None in shape[:1] for _, shape, _ in specs)
-    places = [(f"{name}[{axis}]", axis, size) for name, shape, _ in specs for axis, size in enumerate(shape)]
-    for place, axis, size in places:
-        symbol = symbols.get(place, place)
-        if size is not None:
-            sizes.fixed(place, size, *([(request.batch, "batch")] if axis == 0 and not has_open_batch else []))
-        elif symbol:
-            sizes.open(symbol, place)
-    bound = set(sizes.found)
+) -> dict[str, Bound]:
+    """Return the size of each symbol. A size "" follows from others.
+
+    ``derived`` has further symbols, and an axis whose size follows from each. Errors call symbols by their axes unless
+    ``symbols_are_names``, which a person chose. Raises OpenAxesError for open sizes, and ModelImportError for names in
+    ``dimensions`` that no axis has, and for two sizes of one axis.
+    """
+    wanted = request.dimensions
+    axes = [(f"{name}[{axis}]", axis, size) for name, shape, _ in specs for axis, size in enumerate(shape)]
+    places: dict[str, str] = {}
+    for place, _, size in axes:
+        if isinstance(size, str) and size:
+            places.setdefault(size, place)
+    places = {**(derived or {}), **places}
+    _require_known(wanted, places, {place for place, _, size in axes if size != ""})
+    has_open_batch = any(axis == 0 and not isinstance(size, int) for _, axis, size in axes)
+    sizes: dict[str, Bound] = {}
+    for place, axis, size in axes:
+        sources = [(wanted.get(name), f"dimensions[{name!r}]") for name in (place, str(size)) if size != ""]
+        if axis == 0 and size != "" and not (isinstance(size, int) and has_open_batch):
+            sources.append((request.batch, "batch"))
+        for number, source in sources:
+            if number is not None:
+                _bind(sizes, size, number, source, place)
+    explicit = set(sizes)
     example_sizes = [size for array in examples or () for size in array.shape]
-    for (place, _, size), example in zip(places, example_sizes, strict=examples is not None):
-        symbol = symbols.get(place, place)
-        if size is None and symbol and symbol not in bound:
-            sizes.bind(symbol, example, f"the example input at {place}")
+    for (place, _, size), number in zip(axes, example_sizes, strict=examples is not None):
+        if isinstance(size, str) and size and size not in explicit:
+            _bind(sizes, size, number, f"the example input at {place}", place)
+    names = {symbol: symbol if symbols_are_names else place for symbol, place in places.items() if symbol not in sizes}
+    if names:
+        first = [names[size] for _, axis, size in axes if axis == 0 and size in names]
+        raise OpenAxesError({name: places[symbol] for symbol, name in names.items()}, first)
     return sizes
+
+
+def _bind(sizes: dict[str, Bound], size: Any, number: int, source: str, place: str) -> None:
+    """Give the symbol or fixed ``size`` at ``place`` the size ``number``. Raises ModelImportError if it has another."""
+    if isinstance(size, int):
+        if number != size:
+            raise ModelImportError(
+                f"{source} gives {place} the size {number}, the model has the fixed size {size} there; "
+                "export it again with an open size, or use the model's own"
+            )
+        return
+    bound = sizes.setdefault(size, Bound(number, source, place))
+    if bound.size != number:
+        raise ModelImportError(
+            f"{source} is {number}, but {bound.source} says {bound.size} for the same size ({size!r})"
+        )
+
+
+def _require_known(wanted: Mapping[str, int], places: Mapping[str, str], axes: set[str]) -> None:
+    """Raise ModelImportError if ``wanted`` names neither a symbol nor an axis."""
+    for wrong in sorted(wanted.keys() - places.keys() - axes):
+        listing = ", ".join(f"{place} ({symbol!r})" for symbol, place in places.items()) or "none"
+        raise ModelImportError(f"dimensions names {wrong!r}, the model's open sizes are {listing}")

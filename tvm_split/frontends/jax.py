@@ -20,7 +20,7 @@ from tvm_split.errors import ModelImportError, class_and_first_line, last_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import with_output_names
 from tvm_split.frontends.convert import line_of_source
-from tvm_split.frontends.dimensions import bound_inputs, with_rows
+from tvm_split.frontends.dimensions import as_arguments, bound_inputs, with_rows
 from tvm_split.frontends.names import UniqueNames, identifier, output_names
 from tvm_split.frontends.stablehlo.importer import model_of
 from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are, below_the_network
@@ -85,7 +85,7 @@ def _load_function(source: Any, request: ImportRequest) -> Model:
             "network will be run with"
         )
     function = function_of(source)
-    positional, keywords = _as_arguments(request.example_inputs)
+    positional, keywords = as_arguments(request.example_inputs)
     leaves, tree = tree_util.tree_flatten((positional, keywords))
     is_array = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
     arrays = [np.asarray(leaf) for leaf, is_one in zip(leaves, is_array, strict=True) if is_one]
@@ -149,44 +149,31 @@ def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> t
     return parsed(lowered.as_text(debug_info=True), shown), weights
 
 
-def _as_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    return (tuple(example_inputs) if isinstance(example_inputs, list | tuple) else (example_inputs,)), {}
-
-
 def _names(source: Any, positional: tuple[Any, ...], keywords: dict[str, Any]) -> list[str]:
     """Name each leaf of the arguments by its parameter and the keys below it."""
     try:
-        bound = inspect.signature(source).bind_partial(*positional, **keywords)
-        parameters = [key for key, _ in zip(bound.arguments, positional, strict=False)]
-        is_plain = all(
-            inspect.signature(source).parameters[key].kind is not inspect.Parameter.VAR_POSITIONAL for key in parameters
-        )
-        called = parameters if is_plain and len(parameters) == len(positional) else []
+        named = dict(inspect.signature(source).bind_partial(*positional).arguments)
     except (TypeError, ValueError):
-        called = []
-    called = called or [f"input_{place}" for place in range(len(positional))]
-    named = [*zip(called, positional, strict=True), *((key, keywords[key]) for key in sorted(keywords))]
+        named = {f"input_{place}": value for place, value in enumerate(positional)}
+    named |= {key: keywords[key] for key in sorted(keywords)}
     return [
         identifier(key + tree_util.keystr(path))
-        for key, value in named
+        for key, value in named.items()
         for path, _ in tree_util.tree_leaves_with_path(value)
     ]
 
 
 def _load_module(source: Any, request: ImportRequest, name: str) -> Model:
     """Load an Exported or the bytes of a module; all arguments of its main function become inputs."""
-    symbols: list[list[tuple[int, str]]] = []
     names: list[str] = []
+    symbols: list[tuple[int | str | None, ...]] = []
     paths: list[Any] = []
     if isinstance(source, bytes):
         module = parsed(source, "the module")
     else:
         module = parsed(source.mlir_module_serialized, f"the exported function {source.fun_name!r}")
         symbols = [
-            [(axis, str(size)) for axis, size in enumerate(aval.shape) if not isinstance(size, int)]
-            for aval in source.in_avals
+            tuple(size if isinstance(size, int) else str(size) for size in aval.shape) for aval in source.in_avals
         ]
         positional, keywords = tree_util.tree_unflatten(source.in_tree, list(range(len(source.in_avals))))
         names = _names(None, positional, keywords)
@@ -194,14 +181,13 @@ def _load_module(source: Any, request: ImportRequest, name: str) -> Model:
         paths = [path for path, _ in tree_util.tree_leaves_with_path(outputs)]
     arguments = list(block_of(main_of(module)).arguments)
     names = names or [f"input_{place}" for place in range(len(arguments))]
-    specs = [(called, *shape_and_dtype(argument.type)) for called, argument in zip(names, arguments, strict=True)]
+    kinds = [shape_and_dtype(argument.type) for argument in arguments]
+    shapes = symbols or [shape for shape, _ in kinds]
+    specs = [(called, shape, dtype) for called, shape, (_, dtype) in zip(names, shapes, kinds, strict=True)]
     example_inputs = request.example_inputs
     if example_inputs is not None and not isinstance(example_inputs, Mapping):
         request = replace(request, example_inputs=tree_util.tree_leaves(example_inputs))
-    by_place = {
-        f"{called}[{axis}]": symbol for called, axes in zip(names, symbols, strict=False) for axis, symbol in axes
-    }
-    static, examples = bound_inputs(specs, request, by_place)
+    static, examples = bound_inputs(specs, request)
     module = with_sizes(module, static)
     model = model_of(module, {}, dict(enumerate(names)), examples, framework="stablehlo", name=name)
     return with_output_names(model, output_names(paths)) if paths else model

@@ -123,9 +123,7 @@ def _inputs(model: Any, request: ImportRequest) -> tuple[list[str], list[np.ndar
     if examples is not None:
         arrays = [array.astype(dtype) for array, (_, _, dtype) in zip(arrays, specs, strict=True)]
         request = replace(request, example_inputs=with_rows(arrays, request.batch), batch=None)
-    # All inputs of a Keras network have the same batch size.
-    symbols = {f"{name}[0]": "batch" for name in names}
-    shapes, fitting = bound_inputs(specs, request, symbols)
+    shapes, fitting = bound_inputs(specs, request)
     return names, fitting or [np.zeros(shape, dtype) for shape, (_, _, dtype) in zip(shapes, specs, strict=True)]
 
 
@@ -141,7 +139,11 @@ def _known_inputs(model: Any) -> Specs:
     structure = getattr(model, "_inputs_struct", None)
     if isinstance(structure, Mapping) and len(structure) == len(tensors):
         names = [str(path[-1]) for path, _ in keras.tree.flatten_with_path(structure)]
-    return [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in zip(names, tensors, strict=True)]
+    # All inputs of a Keras network have the same batch size.
+    shapes = [
+        [size or ("batch" if axis == 0 else None) for axis, size in enumerate(tensor.shape)] for tensor in tensors
+    ]
+    return [(name, shape, str(tensor.dtype)) for name, shape, tensor in zip(names, shapes, tensors, strict=True)]
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:

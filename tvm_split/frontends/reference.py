@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvm_split.errors import ReferenceFailedError, VerificationError, last_line
+from tvm_split.errors import ReferenceFailedError, last_line
 
 if TYPE_CHECKING:
     from tvm_split.model import Reference
@@ -196,8 +196,6 @@ def _answer(connection: Connection) -> None:
             return
         except MemoryError:
             connection.send(("", _failed("needs more memory than there is")))
-        except VerificationError as error:
-            connection.send(("", error))
         except Exception as error:
             connection.send(("", _failed(f"failed ({type(error).__name__}: {last_line(error)})")))
 

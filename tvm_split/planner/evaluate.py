@@ -254,7 +254,7 @@ class Flow:
         return tuple(self._load(machine) for machine in self.machines)
 
     def _load(self, machine: int) -> MachineLoad:
-        use, steps = self._uses[machine], [step for step in self.steps if machine in step.machines]
+        use, steps = self._uses[machine], self._steps_of[machine]
         return MachineLoad(
             machine=self.problem.machines[machine].name,
             compute_seconds=use.compute,
@@ -267,6 +267,14 @@ class Flow:
             bytes_sent=use.sent,
             share=use.share,
         )
+
+    @cached_property
+    def _steps_of(self) -> dict[int, list[NumberedStep]]:
+        steps_of: dict[int, list[NumberedStep]] = {}
+        for step in self.steps:
+            for machine in step.machines:
+                steps_of.setdefault(machine, []).append(step)
+        return steps_of
 
     @property
     def limiting(self) -> str:

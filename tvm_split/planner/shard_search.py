@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, groupby, pairwise, product
 from typing import NamedTuple
 
 from rpc_runtime.program.routes import CLIENT
@@ -268,14 +268,10 @@ def _segments_to(reached_by: Mapping[_State, tuple[_State, Segment]], state: _St
 
 
 def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    joined: list[Segment] = []
-    for segment in segments:
-        last = joined[-1] if joined else None
-        if last is not None and last.option is segment.option is None and last.machine == segment.machine:
-            joined[-1] = Segment(last.first, segment.end, segment.machine)
-        else:
-            joined.append(segment)
-    return tuple(joined)
+    """The segments with consecutive unsharded ones of a machine as one."""
+    runs = groupby(segments, key=lambda segment: (segment.machine, segment.option and segment.first))
+    groups = [list(run) for _, run in runs]
+    return tuple(replace(group[0], end=group[-1].end) for group in groups)
 
 
 def rounded(shares: Sequence[float]) -> tuple[float, ...]:

@@ -10,28 +10,21 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
 
 import tvm_split
 from tests.helpers.frontends.comparison import run_split
 from tests.helpers.frontends.contract import assert_keeps_contract
-from tests.helpers.frontends.digits import TRAINED, digits
 from tests.helpers.frontends.keras_networks import (
     assert_same,
     attention,
     convolutions,
     random_inputs,
+    recurrent,
     with_random_statistics,
 )
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
 from tvm_split.frontends.names import scopes_of_keras
-
-
-def recurrent() -> Any:
-    sequence = layers.Input((5, 6), name="sequence")
-    x = layers.Bidirectional(layers.LSTM(4, return_sequences=True), name="both_ways")(sequence)
-    return keras.Model(sequence, layers.Dense(3, name="head")(layers.GRU(4, name="gru")(x)), name="recurrent")
 
 
 @pytest.mark.parametrize(
@@ -49,24 +42,6 @@ def test_answers_are_those_of_tensorflow(
     model = load_model(tmp_path / "saved", batch=2)
     assert_keeps_contract(model)
     assert_same(run_split(model, [x], (first, second), three_workers), [expected])
-
-
-def test_trained_digits_are_read_as_tensorflow_reads_them(three_workers: tvm_split.Cluster, tmp_path: Path) -> None:
-    keras.utils.set_random_seed(0)
-    image = layers.Input((8, 8, 1), name="image")
-    x = layers.Conv2D(8, 3, padding="same", activation="relu", name="conv")(image)
-    x = layers.MaxPooling2D(2, name="largest")(layers.BatchNormalization(name="norm")(x))
-    network = keras.Model(image, layers.Dense(10, name="head")(layers.Flatten(name="flat")(x)), name="digits")
-    network.compile(keras.optimizers.Adam(3e-3), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    images, labels = digits()
-    network.fit(images[:TRAINED], labels[:TRAINED], batch_size=32, epochs=10, verbose=0)
-    network.export(tmp_path / "saved", verbose=False)
-    images, labels = images[TRAINED:], labels[TRAINED:]
-    expected = network.predict(images, verbose=0)
-    model = load_model(tmp_path / "saved", batch=len(images))
-    (actual,) = run_split(model, [images], ("conv", "head"), three_workers)
-    assert_same([actual], [expected])
-    assert (actual.argmax(1) == labels).mean() > 0.9
 
 
 def test_layers_keep_the_names_that_they_have_in_keras(tmp_path: Path) -> None:
@@ -104,8 +79,6 @@ def test_a_module_of_tensorflow_and_its_open_sizes(tmp_path: Path) -> None:
         np.testing.assert_allclose(actual, right.numpy(), rtol=1e-5)
     with pytest.raises(ModelImportError, match=r"axis 0 of input 'x'.*batch=1"):
         load_model(tmp_path / "saved")
-    with pytest.raises(ModelImportError, match=r"'x' is float32\['open', 3\].*\[2, 5\]"):
-        load_model(tmp_path / "saved", {"x": np.ones((2, 5), "float32"), "bias": bias})
 
 
 def test_a_broken_folder_is_named(tmp_path: Path) -> None:

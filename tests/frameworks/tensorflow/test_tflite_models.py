@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.helpers.frontends.keras_networks import (
     attention,
     convolutions,
     random_inputs,
+    recurrent,
     with_random_statistics,
 )
 from tvm_split.compiler.verification import first_parting_layer
@@ -27,12 +29,6 @@ from tvm_split.frontends import load_model
 from tvm_split.frontends.tflite.load import QUANTIZED_TOLERANCE
 
 LIMIT = 1e-4
-
-
-def recurrent() -> Any:
-    sequence = layers.Input((5, 6), name="sequence")
-    x = layers.Bidirectional(layers.LSTM(4, return_sequences=True, unroll=True), name="both_ways")(sequence)
-    return keras.Model(sequence, layers.Dense(3, name="head")(layers.GRU(4, unroll=True, name="gru")(x)), name="net")
 
 
 def several() -> Any:
@@ -71,7 +67,7 @@ def converter_of(network: Any, kind: str) -> Any:
     [
         (convolutions, "stem", "depthwise"),
         (attention, "attention", "norm"),
-        (recurrent, "both_ways", "head"),
+        (partial(recurrent, True), "both_ways", "head"),
         (several, "shared", "score"),
     ],
 )

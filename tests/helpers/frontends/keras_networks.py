@@ -30,6 +30,13 @@ def attention() -> Any:
     return keras.Model(sequence, layers.Dense(3, activation="gelu", name="head")(x), name="attention_net")
 
 
+def recurrent(is_unrolled: bool = False) -> Any:
+    sequence = layers.Input((5, 6), name="sequence")
+    lstm = layers.LSTM(4, return_sequences=True, unroll=is_unrolled)
+    x = layers.GRU(4, unroll=is_unrolled, name="gru")(layers.Bidirectional(lstm, name="both_ways")(sequence))
+    return keras.Model(sequence, layers.Dense(3, name="head")(x), name="recurrent")
+
+
 def random_inputs(model: Any, batch: int) -> list[np.ndarray]:
     generator = np.random.default_rng(0)
     return [generator.standard_normal((batch, *tensor.shape[1:])).astype("float32") for tensor in model.inputs]

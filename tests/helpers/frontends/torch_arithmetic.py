@@ -103,6 +103,7 @@ function("fmod_integers", lambda x, y: torch.fmod(x, y), integers(-9, 9, 12), no
 function("pow", lambda x: (x**2, x**0.5, x**-1, 2**x, x**3.0), positive(3, 4))
 function("pow_negative_base", lambda x: (x**2, x**3), (3, 4))
 function("pow_tensor", torch.pow, positive(3, 4), (3, 4))
+function("pow_tensor_of_bases_below_zero", torch.pow, (5, 4), lambda: torch.tensor([2.0, 3.0, -1.0, 0.0]))
 function("pow_integers", lambda x: (x**2, x**0, x**1, x**3), integers(-4, 5, 5))
 function("pow_integer_base", lambda x: 2**x, integers(0, 5, 5))
 function("pow_integer_float", lambda x: (x**2.0, x**0.5), integers(1, 5, 5))

@@ -55,6 +55,8 @@ def _assign_index(x: Any, i: Any) -> Any:
     z = x.clone()
     z[i] = 0.5
     return z
+function("assign_two_apart", lambda x, i, j, v: torch.ops.aten.index_put(x, [i, None, j], v), (5, 2, 4), lambda: torch.tensor([0, 2, -1]), lambda: torch.tensor([1, 3, 0]), (3, 2))
+function("assign_last", lambda x, i, j, v: torch.ops.aten.index_put(x, [None, i, j], v), (2, 5, 4), lambda: torch.tensor([0, 2, -1]), lambda: torch.tensor([1, 3, 0]), (2, 3))
 function("assign_index", _assign_index, (5, 4), integers(-5, 0, 3))
 function("masked_fill", lambda x, m: x.masked_fill(m, -1e9), (3, 4), booleans(3, 4))
 function("masked_fill_infinity", lambda x, m: x.masked_fill(m, float("-inf")), (3, 4), booleans(4))

@@ -23,6 +23,7 @@ from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, StageErr
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.transport import LinkSetting
+from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import SILENCE_VARIABLE
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
@@ -217,15 +218,6 @@ def test_a_stage_that_fails_is_named(
     assert deployments_left(workers.endpoints[B]) == ()
 
 
-def test_a_library_for_another_architecture(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    program = chain(maker)
-    content = bytearray(maker.blob_path(program.stages[0].library.sha256).read_bytes())
-    content[18:20] = (183 if content[18] != 183 else 62).to_bytes(2, "little")
-    foreign_stage = replace(program.stages[0], library=maker.blob(bytes(content)))
-    with pytest.raises(WorkerError, match=r"stage 'one'.*compiled for"):
-        open_on(workers, replace(program, stages=(foreign_stage, *program.stages[1:])), maker)
-
-
 def test_a_changed_blob_is_refused(workers: LocalWorkers, maker: ProgramMaker) -> None:
     x = maker.input("x")
     weight = np.random.default_rng(1).random((2, 8)).astype(np.float32)
@@ -275,6 +267,15 @@ def test_a_machine_that_freezes_while_it_is_deployed_to(workers: LocalWorkers, m
                 on_transfer=lambda machine, sent, total: freeze("sent") if (machine, sent) == (B, 0) else None,
                 timeout_seconds=4 * PATIENCE_SECONDS,
             )
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"), [("127.0.0.1:9", "Connection refused"), ("no-such-host.invalid:7000", "[^:]*")]
+)
+def test_a_worker_that_cannot_be_reached_is_described_without_grpcs_words(address: str, reason: str) -> None:
+    expected = rf"machine 'x' at {address} cannot be reached: {reason}\. Is its worker running\?"
+    with pytest.raises(WorkerUnavailableError, match=f"^{expected}$"):
+        describe(WorkerEndpoint("x", address), PATIENCE_SECONDS)
 
 
 def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker: ProgramMaker) -> None:

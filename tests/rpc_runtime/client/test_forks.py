@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.session import Session
 from tests.helpers.rpc_runtime.pipelines import open_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import chain, numbered
+from tests.helpers.rpc_runtime.programs import chain
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS
 
@@ -28,33 +25,8 @@ class Numbers(Dataset[torch.Tensor]):
         return torch.full((2, 8), float(number))
 
 
-class Busy:
-    """Run a pipeline continuously in a thread."""
-
-    def __init__(self, pipeline: Session) -> None:
-        self._pipeline = pipeline
-        self._over = threading.Event()
-        self.results = 0
-        self._thread = threading.Thread(target=self._consume)
-
-    def _consume(self) -> None:
-        for _ in self._pipeline.stream(itertools.cycle(numbered(4, 0))):
-            self.results += 1
-            if self._over.is_set():
-                return
-
-    def __enter__(self) -> Busy:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(PATIENCE_SECONDS)
-        assert not self._thread.is_alive()
-
-
 def test_a_data_loader_with_processes(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    with open_on(workers, chain(maker), maker, timeout_seconds=PATIENCE_SECONDS) as pipeline, Busy(pipeline):
+    with open_on(workers, chain(maker), maker, timeout_seconds=PATIENCE_SECONDS) as pipeline:
         expected = [pipeline.run([number])[0] for number in map(Numbers().__getitem__, range(30))]
         for _ in range(2):
             loader = DataLoader(Numbers(), batch_size=None, num_workers=2, multiprocessing_context="fork")

@@ -20,7 +20,7 @@ from rpc_runtime.program.program import Program
 from rpc_runtime.program.runner import Runner
 from tests.helpers.rpc_runtime.pipelines import open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, numbered, skips
+from tests.helpers.rpc_runtime.programs import A, B, C, chain, numbered
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 Open = Callable[[Program], Runner]
@@ -32,15 +32,6 @@ def opened(request: pytest.FixtureRequest, maker: ProgramMaker) -> Open:
         workers = request.getfixturevalue("workers")
         return lambda program: open_on(workers, program, maker, timeout_seconds=20.0)
     return lambda program: InProcessRunner(program, maker.blob_path)
-
-
-def test_runs_of_many_threads(opened: Open, maker: ProgramMaker) -> None:
-    program = skips(maker)
-    batches = batches_for(program, 40)
-    with opened(program) as pipeline, ThreadPoolExecutor(8) as threads:
-        expected = [pipeline.run(batch) for batch in batches]
-        results = list(threads.map(pipeline.run, batches))
-    assert all(same(a, b) for a, b in zip(results, expected, strict=True))
 
 
 def test_streams_of_many_threads_and_runs_between_them(opened: Open, maker: ProgramMaker) -> None:

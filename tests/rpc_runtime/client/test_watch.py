@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.watch import Report, ReportKind, root_cause
-from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
+from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.wire import worker_pb2 as pb
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
@@ -44,26 +43,6 @@ def test_the_link_that_broke_the_others_is_blamed() -> None:
         cause = root_cause(order, all_alive=True)
         assert cause is not None
         assert {cause.machine, cause.peer} == {"b", "c"}
-
-
-@pytest.mark.parametrize(
-    "activity", [lambda n: n, lambda n: 1000 - n, lambda n: n % 2], ids=["rises", "falls", "rises and falls"]
-)
-def test_a_worker_that_says_it_moves_and_does_not(maker: ProgramMaker, activity: Callable[[int], int]) -> None:
-    """One micro-batch moves four tensors and parts of them, and computes: more reported activity is not credible."""
-
-    def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        for number in itertools.count():
-            yield pb.WatchEvent(activity=activity(number)).SerializeToString()
-            time.sleep(0.1)
-
-    program = one_stage(maker)
-    with (
-        HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
-        Session(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=1.0) as pipeline,
-        pytest.raises(DeadlineError, match="stage 'one'"),
-    ):
-        pipeline.run(batches_for(program, 1)[0])
 
 
 @pytest.mark.parametrize(

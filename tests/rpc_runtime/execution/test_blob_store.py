@@ -96,18 +96,6 @@ def test_the_least_recently_used_blob_is_removed_first(tmp_path: Path) -> None:
     assert store.pin("d", [old, new, third]) == (old,)
 
 
-def test_files_are_counted_before_a_blob_is_removed(tmp_path: Path) -> None:
-    """The recorded size is an upper bound: another process, or a person, may have removed files."""
-    store = BlobStore(tmp_path, limit_bytes=10)
-    removed, remaining = put(store, b"aaaa"), put(store, b"bbbb")
-    store.path(removed).unlink()
-    third = put(store, b"cccc")
-    assert store.pin("d", [removed, remaining, third]) == (removed,)
-    (tmp_path / "held").write_text("nonsense")
-    put(store, b"d")
-    assert store.pin("d", [remaining, third]) == ()
-
-
 @pytest.mark.skipif(not can_make_roots(), reason="mounts in a namespace of its own")
 def test_a_full_disk_is_named_and_not_a_limit(tmp_path: Path) -> None:
     """A limit that is larger than the disk, or none, is not what has to change; room that is made counts at once."""

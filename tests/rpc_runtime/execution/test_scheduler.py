@@ -69,14 +69,6 @@ def test_what_is_nearest_to_the_output_computes_first_and_inputs_are_released_wh
     assert [state.finished for state in scheduler] == [2, 1]
 
 
-def test_nothing_computes_after_everything_was_cleared() -> None:
-    scheduler, _, _ = two_stages(places=1)
-    scheduler.give("x", 0, "x0", lambda: None)
-    scheduler.clear()
-    scheduler.room()
-    assert next(iter(scheduler)).queues[0].held == {}
-
-
 def exchanging(places: int, retained: TensorSpec = Y) -> tuple[Scheduler, Shelf]:
     """A machine that keeps ``retained`` for its second part, sends a halo, and waits for its neighbour's halo."""
     halos = [TensorSpec(f"halo_{name}", (1,), "uint8") for name in ("box", "other")]

@@ -46,14 +46,6 @@ def ended_with(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, errors
 
 
-def test_an_open_address_needs_a_word_and_gives_a_warning(start: Start) -> None:
-    process = start("--listen", "0.0.0.0:0", "--insecure", "--json")
-    port = ready(process).rpartition(":")[2]
-    assert describe(WorkerEndpoint("x", f"127.0.0.1:{port}"), PATIENCE_SECONDS).process_id == process.pid
-    process.terminate()
-    assert "warning: listening on 0.0.0.0:0 without TLS: anybody who" in ended_with(process)[1]
-
-
 def test_a_certificate_of_its_own_does_not_open_a_worker_to_the_network(start: Start, tmp_path: Path) -> None:
     """The certificate authenticates the worker, not its callers."""
     files = make_authority(tmp_path).files("box")

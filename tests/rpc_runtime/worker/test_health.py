@@ -77,13 +77,6 @@ def test_a_probe_without_tls(start: Start, tmp_path: Path) -> None:
     eventually(lambda: socket.socket().connect_ex(("127.0.0.1", port)) != 0, "the port for health is closed")
 
 
-def test_nonsense_is_refused(workers: LocalWorkers) -> None:
-    with RawCaller(workers.endpoints[A]) as caller:
-        for path in HEALTH_PATHS:
-            for requests in ([b"\xff"], []):
-                assert caller.code(path, requests) is grpc.StatusCode.INVALID_ARGUMENT
-
-
 @pytest.mark.slow
 def test_silent_strangers_take_the_quota_of_health_checks_alone_and_not_for_long(workers: LocalWorkers) -> None:
     with RawCaller(replace(workers.endpoints[A], token=None)) as caller:

@@ -26,7 +26,7 @@ from rpc_runtime.program.program import BlobSpec, Program, TensorSpec
 from rpc_runtime.wire.messages import load_request
 from tests.helpers.rpc_runtime.pipelines import open_on, send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, batches_for, double, one_stage
+from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
 from tests.helpers.rpc_runtime.raw_calls import METHODS, RawCaller
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
@@ -98,22 +98,6 @@ def test_a_trial_ends_with_its_caller(worker: LocalWorkers, maker: ProgramMaker,
         next_program = one_stage(ProgramMaker(tmp_path))
         with open_on(worker, next_program, ProgramMaker(tmp_path), timeout_seconds=PATIENCE_SECONDS) as pipeline:
             pipeline.run(batches_for(next_program, 1)[0])
-
-
-@needs_a_compiler
-def test_what_passed_is_not_tried_again(worker: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
-    loads = tmp_path / "loads"
-    code = f'puts("5"); fflush(stdout); FILE *file = fopen("{loads}", "a"); fputc(46, file); fclose(file);'
-    program = with_library(one_stage(maker), compiled(maker, code))
-    for expected in (2, 3):  # loaded by the trial and the worker, then by the worker alone
-        with pytest.raises(WorkerError, match="cannot load the library"):  # the library has no function
-            open_on(worker, program, maker)
-        assert len(loads.read_text()) == expected
-    wider = ProgramMaker(maker.folder)
-    wider_program = wider.program([wider.stage("one", A, [wider.input("x", (2, 9))], double)])
-    with pytest.raises(WorkerError, match="cannot load the library"):
-        open_on(worker, with_library(wider_program, program.stages[0].library), wider)
-    assert len(loads.read_text()) == 5
 
 
 @needs_a_compiler

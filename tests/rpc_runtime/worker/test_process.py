@@ -28,13 +28,6 @@ from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 
-def test_the_compiler_is_never_loaded(workers: LocalWorkers) -> None:
-    maps = Path(f"/proc/{workers.process_ids[A]}/maps").read_text()
-    assert "libtvm_runtime.so" in maps
-    assert "libtvm_compiler" not in maps
-    assert "libtorch" not in maps
-
-
 def test_of_tvm_the_runtime_alone_is_loaded() -> None:
     code = (
         "import sys; from rpc_runtime.worker.runtime_alone import load_runtime; load_runtime()\n"

@@ -1,4 +1,4 @@
-"""`tvm-split simulate`: plans and problems from files, slow and lost machines, and pictures."""
+"""`tvm-split simulate` and `solve`: plans and problems from files, slow and lost machines, and pictures."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from tests.helpers.planner.bench_reports import report_of
 from tests.helpers.planner.problems import GOOD
 from tests.helpers.planner.profiles import A, B, chain_profile, planned
-from tvm_split.deployment.deployment_report import DeploymentReport
-from tvm_split.deployment.report_values import Comparison, MachineReport
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -20,12 +20,18 @@ def plan_path(tmp_path):
 
 
 @pytest.fixture
-def solved(tmp_path, invoke):
+def problem_path(tmp_path):
+    path = tmp_path / "problem.json"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.fixture
+def solved(tmp_path, invoke, problem_path):
     """Write a problem and its solution."""
-    problem, answer = tmp_path / "problem.json", tmp_path / "answer.json"
-    problem.write_text(GOOD)
-    answer.write_text(invoke("solve", problem, "--json").stdout)
-    return problem, answer
+    answer = tmp_path / "answer.json"
+    answer.write_text(invoke("solve", problem_path, "--json").stdout)
+    return problem_path, answer
 
 
 def test_a_plan_is_told_beside_its_prediction(invoke, plan_path):
@@ -49,18 +55,12 @@ def test_as_json(invoke, plan_path):
 
 
 def test_what_was_measured_of_machines_counts(invoke, plan_path, tmp_path):
-    nothing = Comparison(None, None)
-    machines = tuple(
-        MachineReport(name, (stage,), (1.0,), 10, Comparison(0.02, seconds), nothing, nothing)
-        for name, stage, seconds in ((A, "stage_0", 0.05), (B, "stage_1", None))
-    )
-    whole = Comparison(0.02, 0.05), Comparison(0.03, 0.06)
-    report = DeploymentReport("net", "", "", *whole, machines, (), runs=1, streamed=10, advice=())
+    report = report_of(json.loads(plan_path.read_text()), {A: 2.5})
     path = tmp_path / "report.json"
-    path.write_text(json.dumps(report.to_dict()))
+    path.write_text(json.dumps(report))
     simulated = json.loads(invoke("simulate", plan_path, "--measured", path, "--json").stdout)
     assert simulated["period_seconds"] == pytest.approx(0.05, rel=1e-6)
-    path.write_text(json.dumps({**report.to_dict(), "model": "other"}))
+    path.write_text(json.dumps({**report, "model": "other"}))
     assert "is of model 'other'" in invoke("simulate", plan_path, "--measured", path, code=2).stderr
 
 
@@ -130,3 +130,43 @@ def test_files_that_are_no_plan_and_no_answer(invoke, plan_path, solved):
     assert "takes an answer of `tvm-split solve` with its --problem" in invoke("simulate", answer, code=2).stderr
     both = invoke("simulate", answer, "--problem", problem, "--measured", plan_path, code=2)
     assert "--measured" in both.stderr
+
+
+def test_the_planner_alone_as_a_process(start_process, problem_path):
+    process = start_process("solve", problem_path, "--json")
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, errors) == (0, "")
+    solution = json.loads(output)
+    assert [stage["machine"] for stage in solution["stages"]] == ["machine-0", "machine-1"]
+    assert solution["predicted"]["period_seconds"] == 0.015
+
+
+def test_a_problem_as_a_table(invoke, problem_path):
+    text = invoke("solve", problem_path).stdout
+    for expected in (
+        "machine-0",
+        "period 15 ms",
+        "compute of machine-1",
+        "no plan has a period below 15 ms",
+        "instead",
+    ):
+        assert expected in text
+
+
+def test_a_problem_without_a_plan_fails_with_the_reason(invoke, problem_path):
+    problem_path.write_text(
+        GOOD.replace('"name": "machine-1"', '"name": "machine-1", "memory_bytes": 1').replace("4e9", "5000")
+    )
+    result = invoke("solve", problem_path, code=1)
+    assert "no plan fits the memory" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_wrong_file_is_wrong_use_and_names_the_line(invoke, problem_path):
+    problem_path.write_text(GOOD.replace("0.015", "-1"))
+    assert f"{problem_path}:6: " in invoke("solve", problem_path, code=2).stderr
+
+
+@pytest.mark.parametrize("arguments", [["--stages", "2"], ["--objective", "latency"], ["--output", "plan.json"]])
+def test_a_problem_says_everything_else_itself(invoke, problem_path, arguments):
+    assert arguments[0] in invoke("solve", problem_path, *arguments, code=2).stderr

@@ -54,16 +54,6 @@ def test_on_workers(bundle, inputs, three_workers):
     assert [done for _, done, _ in steps] == list(range(1, steps[-1][2] + 1))
 
 
-def test_in_this_process(bundle, inputs):
-    with tvm_split.deploy(bundle, tvm_split.Cluster.in_process(machines=2, threads=1)) as deployment:
-        assert deployment.report().runs == 0
-        deployment.run(inputs[0])
-        report = deployment.report()
-        assert (report.runs, report.streamed, report.period.measured) == (1, 0, None)
-        assert [machine.micro_batches for machine in report.machines] == [1, 1]
-        assert all(link.seconds.measured is None for link in report.links)
-
-
 def test_what_cannot_be_measured(bundle, inputs):
     with tvm_split.deploy(bundle, tvm_split.Cluster.in_process(machines=2, threads=1)) as deployment:
         with pytest.raises(tvm_split.InputError, match="at least one"):

@@ -42,12 +42,6 @@ def test_results_that_come_when_there_is_nothing_more_to_feed_do_not_count(under
     assert window.results >= 0.25 * count
 
 
-def test_a_stream_that_was_fed_before_its_results_came_counts_all_the_same():
-    stream = events(10)
-    stream.fed(0)
-    assert stream.steady() == events(10).steady()
-
-
 def test_runs_and_streams_since_a_moment():
     times = RunTimes()
     with times.run():

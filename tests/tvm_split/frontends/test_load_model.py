@@ -97,10 +97,3 @@ def test_the_installed_torch_is_a_tried_one(monkeypatch: pytest.MonkeyPatch) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("error", UntriedVersionWarning)
         load_model(torch.nn.ReLU().eval(), (torch.zeros(2, 3),))
-
-
-def test_lists_that_are_shared_in_many_places_are_read_once() -> None:
-    shared: list[object] = [np.zeros(1)]
-    for _ in range(50):
-        shared = [shared, shared]  # of 2 to the 50th leaves
-    assert not any(FRONTENDS[name].takes(len, (shared,)) for name in ("torch", "onnx"))

@@ -173,7 +173,7 @@ def test_what_is_read(stages: list[int | None], split: dict[str, list[str]]) -> 
 def test_devices_without_names_are_the_machines_in_order() -> None:
     proto = annotated([0, 0, 1, 1, 1], devices=[])
     assert split_from_annotations(proto, machines=[A, B, "machine-c"]) == SPLIT
-    with pytest.raises(PlanError, match="2 devices without names, but there are only 1 machines"):
+    with pytest.raises(PlanError, match="2 devices, but there are only 1 names"):
         split_from_annotations(proto, machines=[A])
 
 
@@ -186,12 +186,8 @@ def test_what_cannot_be_read() -> None:
         split_from_annotations(annotated([None] * 5))
     with pytest.raises(PlanError, match=r"'dense' is on device 3 .* which has 2"):
         split_from_annotations(annotated([0, 0, 0, 0, 3]))
-    with pytest.raises(PlanError, match="has 2 devices and names 3"):
-        split_from_annotations(annotated([0] * 5, devices=["a", "b", "c"]))
-    unknown = annotated([0] * 5)
-    unknown.graph.node[2].device_configurations[0].configuration_id = "ours"
-    with pytest.raises(PlanError, match="'conv_2' is annotated for the device configuration 'ours'"):
-        split_from_annotations(unknown)
+    with pytest.raises(PlanError, match="has 2 devices, but there are only 1 names"):
+        split_from_annotations(annotated([0] * 5, devices=["a"]))
     sharded = annotated([0] * 5)
     spec = sharded.graph.node[2].device_configurations[0].sharding_spec.add(tensor_name="c2", device=[-1])
     spec.index_to_device_group_map.add(key=-1, value=[0, 1])

@@ -75,26 +75,6 @@ def test_a_module_used_twice_counts_its_calls() -> None:
     assert any(name.startswith("block@1.add_") for name in names)
 
 
-def test_names_that_are_no_identifiers_become_some() -> None:
-    parts = nn.ModuleDict({"lambda_": nn.Linear(3, 3), "1": nn.ReLU(), "R": nn.Tanh()})
-    model = load_model(nn.Sequential(*parts.values()), torch.randn(1, 3))
-    assert_keeps_contract(model)
-
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = parts
-            for name, part in parts.items():
-                self.add_module(name, part)
-
-        def forward(self, x: Any) -> Any:
-            return self.get_submodule("R")(self.get_submodule("1")(self.get_submodule("lambda_")(x)))
-
-    named = load_model(Named().eval(), torch.randn(1, 3))
-    assert_keeps_contract(named)
-    assert_equal_to_source(named, [np.ones((1, 3), np.float32)])
-
-
 def test_reference_names_every_value_of_the_module() -> None:
     model = load_model(Net().eval(), image())
     assert model.reference is not None
@@ -200,17 +180,6 @@ def test_arguments_that_are_no_tensors_stay_as_they_were_given(other: Any) -> No
 def test_arrays_are_taken_as_example_inputs() -> None:
     model = load_model(nn.ReLU(), np.float32([[-1, 1]]))
     assert run(model, [np.float32([[-3, 3]])])[0].tolist() == [[0, 3]]
-
-
-def test_an_output_given_twice_and_an_input_as_output() -> None:
-    def forward(x: Any) -> Any:
-        y = x * 2
-        return y, x, y
-
-    model = load_model(Function(forward), torch.randn(3))
-    assert_keeps_contract(model)
-    assert len(model.layers) == 1
-    assert_equal_to_source(model, [np.float32([1, 2, 3])])
 
 
 def test_constants_and_buffers() -> None:
@@ -369,12 +338,6 @@ def test_example_inputs_that_disagree_on_one_open_size() -> None:
         load_model(program, (torch.randn(2, 4), torch.randn(3, 5)))
 
 
-def test_a_fixed_batch_cannot_be_changed() -> None:
-    program = torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),))
-    with pytest.raises(ModelImportError, match=r"batch gives .* the size 4.*fixed size 2"):
-        load_model(program, batch=4)
-
-
 def test_batch_of_a_module_repeats_the_example_s_rows() -> None:
     model = load_model(Net().eval(), image(2), batch=5)
     assert model.inputs[0].shape == (5, 3, 2, 2)
@@ -382,20 +345,6 @@ def test_batch_of_a_module_repeats_the_example_s_rows() -> None:
     np.testing.assert_array_equal(model.example_inputs[0][0], model.example_inputs[0][2])
     with pytest.raises(ModelImportError, match=r"batch=4"):
         load_model(Function(lambda x, y: x.sum() + y.sum()), (torch.randn(2), torch.randn(3)), batch=4)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ((torch.randn(2, 3), torch.randn(2)), "takes 1 inputs.*has 2"),
-        (torch.randn(2, 4), r"float32\[2, 3\].*float32\[2, 4\]"),
-        (torch.randn(2, 3).double(), r"float32\[2, 3\].*float64\[2, 3\]"),
-    ],
-)
-def test_example_inputs_that_do_not_fit_a_program(inputs: Any, message: str) -> None:
-    program = torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),))
-    with pytest.raises(ModelImportError, match=message):
-        load_model(program, inputs)
 
 
 def test_a_program_from_a_file(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from tests.helpers.planner.problems import on_one_host, one_each
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.planner.problem import Stage
-from tvm_split.planner.search import solve
+from tvm_split.planner.problem import Edge, Stage
+from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.bounds import division_bound
 
 
@@ -22,6 +22,23 @@ def test_eight_workers_of_two_cores_are_as_fast_as_two() -> None:
     assert solution.evaluation.period_seconds == pytest.approx(0.04)
     assert solution.gap <= 1e-5
     assert len(solution.stages) == 2
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_transfers_on_shared_cores_are_in_the_bound(skips: bool) -> None:
+    """A transfer costs its sender, its receiver or the client 2 % of all computing, so the cores limit the plan."""
+    problem = on_one_host(2, 24, 2, client_transfer_seconds=0.005)
+    skip = tuple(Edge(f"layer-{index}", f"layer-{index + 3}", 8.0) for index in (0, 5, 12, 18))
+    problem = dataclasses.replace(
+        problem,
+        machines=tuple(dataclasses.replace(machine, transfer_seconds=0.005) for machine in problem.machines),
+        edges=problem.edges + (skip if skips else ()),
+    )
+    budget = Budget(work=1e9)
+    solution = solve(problem, budget=budget)
+    assert solution.evaluation.period_seconds == pytest.approx((24 * 0.01 + 6 * 0.005) / 2)
+    assert solution.gap == pytest.approx(0.0, abs=1e-6)
+    assert budget.used_share < 0.1
 
 
 def test_the_client_takes_its_part_where_it_is_on_the_host() -> None:

@@ -69,17 +69,6 @@ def test_every_piece_on_every_machine(model: tvm_split.Model, measured: Measured
     assert all(piece.activation_bytes > 0 for piece in profile.pieces)
 
 
-def test_what_is_known_is_not_measured_again(
-    model: tvm_split.Model, workers: Cluster, cache: Path, measured: MeasuredCluster
-) -> None:
-    again = measured_pieces(model, workers, cache_folder=cache)
-    assert [report.measured for report in again.reports] == [0, 0]
-    assert [report.cached for report in again.reports] == [report.measured for report in measured.reports]
-    for machine, before in zip(again.profile.machines, measured.profile.machines, strict=True):
-        assert (machine.pieces, machine.measured_at) == (before.pieces, before.measured_at)
-    assert again.profile.model_digest == measured.profile.model_digest
-
-
 def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Model, tmp_path: Path) -> None:
     """As many machines run at the same time as there are cores; five together would measure the wait for a core."""
     steps: list[str] = []

@@ -159,51 +159,34 @@ def _stages_of_nodes(model: onnx.ModelProto, plan: Plan) -> list[int]:
 
 
 def _configuration(model: onnx.ModelProto, configuration: str | None) -> onnx.DeviceConfigurationProto:
-    names = [entry.name for entry in model.configuration]
-    listing = ", ".join(map(repr, names))
-    if not names:
+    by_name = {entry.name: entry for entry in model.configuration}
+    listing = ", ".join(map(repr, by_name))
+    if not by_name:
         raise PlanError(
             "the model has no device configuration, so it says nothing of a split; "
             "`tvm-split plan MODEL --write-annotations FILE` writes one"
         )
-    for node in model.graph.node:
-        for annotation in node.device_configurations:
-            if annotation.configuration_id not in names:
-                raise PlanError(
-                    f"node {node.name or node.op_type!r} is annotated for the device configuration "
-                    f"{annotation.configuration_id!r}; the model has {listing}"
-                )
-    if configuration is None and len(names) > 1:
-        raise PlanError(f"the model has {len(names)} device configurations: {listing}; name the one to use")
-    if configuration is not None and configuration not in names:
+    if configuration is None and len(by_name) > 1:
+        raise PlanError(f"the model has {len(by_name)} device configurations: {listing}; name the one to use")
+    chosen = by_name.get(configuration or next(iter(by_name)))
+    if chosen is None:
         raise PlanError(f"the model has no device configuration {configuration!r}; it has {listing}")
-    return model.configuration[0 if configuration is None else names.index(configuration)]
+    return chosen
 
 
 def _device_names(chosen: onnx.DeviceConfigurationProto, machines: Sequence[str]) -> list[str]:
-    if chosen.device:
-        if len(chosen.device) != chosen.num_devices:
-            raise PlanError(
-                f"the device configuration {chosen.name!r} has {chosen.num_devices} devices and names "
-                f"{len(chosen.device)}: {', '.join(chosen.device)}"
-            )
-        return list(chosen.device)
-    if len(machines) < chosen.num_devices:
+    names = list(chosen.device) or list(machines)
+    if len(names) < chosen.num_devices:
         raise PlanError(
-            f"the device configuration {chosen.name!r} has {chosen.num_devices} devices without names, but there are "
-            f"only {len(machines)} machines; give a machine for each device"
+            f"the device configuration {chosen.name!r} has {chosen.num_devices} devices, but there are only "
+            f"{len(names)} names ({', '.join(names)}); give a machine for each device"
         )
-    return list(machines[: chosen.num_devices])
+    return names
 
 
 def _devices_of_nodes(model: onnx.ModelProto, chosen: onnx.DeviceConfigurationProto) -> list[int | None]:
-    annotations = [
-        next(
-            (annotation for annotation in node.device_configurations if annotation.configuration_id == chosen.name),
-            None,
-        )
-        for node in model.graph.node
-    ]
+    by_node = [{entry.configuration_id: entry for entry in node.device_configurations} for node in model.graph.node]
+    annotations = [entries.get(chosen.name) for entries in by_node]
     numbered = {
         annotation.pipeline_stage
         for annotation in annotations

@@ -8,19 +8,39 @@ split nor planned. Others are wrong or missing in TVM; the comments say which.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import helper, numpy_helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import compositions
-from tvm_split.frontends.convert import BRANCH, DYNAMIC, LOOP, RANDOM, Conversion
-from tvm_split.frontends.onnx import images
-from tvm_split.frontends.onnx.call import OnnxCall
-from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
+from tvm_split.frontends.convert import BRANCH, DYNAMIC, LOOP, RANDOM, Call, Conversion
+from tvm_split.frontends.onnx.reference import OnnxReference
+from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
+
+
+class OnnxCall(Call):
+    """A call with attributes as ONNX names them; operands beyond the last are None."""
+
+    @property
+    def opset(self) -> int:
+        """The version of the model's operators."""
+        return int(self.importer.opset)
+
+    def by_tvm(self, operands: Sequence[Any] | None = None, attributes: Mapping[str, Any] | None = None) -> relax.Expr:
+        """Return what TVM's importer makes of this call, or of it with other operands or attributes."""
+        inputs = onnx_frontend.onnx_input()
+        inputs.extend(self.operands if operands is None else operands)
+        convert = onnx_frontend._get_convert_map()[self.source.op_type]
+        custom = {"name": self.operation.layer, "num_outputs": len(self.operation.outputs)}
+        attributes = {**(self.attributes if attributes is None else attributes), "tvm_custom": custom}
+        return convert.get_converter(self.opset)(self.importer.builder, inputs, attributes, [{}, {}])
 
 
 def _clip(op: Operators, call: OnnxCall) -> relax.Expr:
@@ -192,6 +212,109 @@ def _rms_norm(op: Operators, call: OnnxCall) -> relax.Expr:
     return op.reshape(call.by_tvm([row, scale], {**call.attributes, "axis": 1}), shape)
 
 
+def _resize(op: Operators, call: OnnxCall) -> relax.Expr:
+    """Resize one axis after the other, by a matrix of onnxruntime's own weights.
+
+    TVM's importer maps coordinates by the ratio of the sizes, where ONNX maps them by the scale that it is given; it
+    ignores ``antialias``, ``exclude_outside`` and ``axes``.
+    """
+    data, is_old = call.operands[0], call.opset < 11
+    dtype, shape, rank = dtype_of(data), shape_of(data), len(shape_of(data))
+    axes = [axis % rank for axis in call.get("axes", range(rank))]
+    scales = call.get("scales") if call.opset < 9 else call.numbers(1 if is_old else 2, "scales")
+    has_scales = scales is not None and len(scales) > 0
+    factors = np.asarray(scales if has_scales else call.numbers(3, "sizes"), "float32" if has_scales else "int64")
+    lengths = np.array([shape[axis] for axis in axes], "float32")
+    if np.array_equal(np.floor(factors * lengths) if has_scales else factors, lengths):
+        return data  # whatever the scales are, as in onnxruntime
+    if call.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+        raise ModelImportError("it keeps the ratio of the sizes; give it the sizes themselves, with the policy stretch")
+    attributes = {name: call[name] for name in _RESIZING if name in call.attributes}
+    is_cropped = attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize"
+    region = call.numbers(1, "region") if is_cropped else np.repeat([0, 1], len(axes))
+    if call.get("mode", b"nearest") != b"nearest":
+        data = op.cast(data, wide(dtype) if is_float(dtype) else "float32")
+    inside = np.ones([1] * rank, bool)
+    for axis, factor, *ends in zip(axes, factors, *np.split(region, 2), strict=True):
+        if factor == (1 if has_scales else shape[axis]):
+            continue
+        if is_old:
+            attributes |= {
+                "coordinate_transformation_mode": "asymmetric",
+                "nearest_mode": "ceil" if factor < 1 else "floor",
+            }
+        weights = _resizing_weights(shape[axis], factor, ends, attributes)
+        is_inside = weights.any(axis=1)
+        weights[~is_inside, 0] = 1
+        data = compositions.weighted(op, data, weights, axis)
+        inside = inside & is_inside.reshape([-1 if place == axis else 1 for place in range(rank)])
+    if not inside.all():
+        data = op.where(constant(inside, "bool"), data, call.get("extrapolation_value", 0.0))
+    return op.cast(data, dtype)
+
+
+_RESIZING = (
+    "mode", "coordinate_transformation_mode", "nearest_mode", "cubic_coeff_a", "antialias", "exclude_outside",
+)  # fmt: skip
+"""The attributes of Resize that decide the weights of an axis."""
+
+
+def _resizing_weights(
+    size: int, factor: Any, ends: Sequence[float], attributes: Mapping[str, Any]
+) -> np.ndarray[Any, Any]:
+    """Return the matrix [new size, size] of one axis; ``factor`` is its scale (float) or its new size (integer).
+
+    A row is 0 where the new element lies outside of the region from ``ends[0]`` to ``ends[1]``.
+    """
+    # onnxruntime copies a tensor whose sizes do not change, so another axis, of one element, is doubled.
+    values = {
+        "region": np.array([0, 0, ends[0], 0, 1, 1, ends[1], 1], "float32"),
+        "scales": np.array([1, 1, factor, 2], "float32"),
+        "sizes": np.array([size, 1, factor, 2], "int64"),
+    }
+    unused = "sizes" if isinstance(factor, np.floating) else "scales"
+    names = ["" if name == unused else name for name in values]
+    node = helper.make_node("Resize", ["vectors", *names], ["weights"], **attributes)
+    kinds = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("vectors", "weights")]
+    constants = [numpy_helper.from_array(values[name], name) for name in filter(None, names)]
+    graph = helper.make_graph([node], "resize", kinds[:1], kinds[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    vectors = np.eye(size, dtype="float32")[:, None, :, None]
+    (resized,) = OnnxReference(model, ["vectors"], {}).outputs([vectors])
+    return np.array(resized[:, 0, :, 0].T)
+
+
+def _space_to_depth(op: Operators, call: OnnxCall) -> relax.Expr:
+    """Convert with either mode (DCR, CRD); TVM's importer ignores it."""
+    size = call["blocksize"]
+    images, channels, height, width = shape_of(call.operands[0])
+    parts = [images, channels, height // size, size, width // size, size]
+    order = [0, 1, 3, 5, 2, 4] if call.get("mode", b"DCR") == b"CRD" else [0, 3, 5, 1, 2, 4]
+    blocks = op.permute_dims(op.reshape(call.operands[0], parts), order)
+    return op.reshape(blocks, [images, channels * size * size, height // size, width // size])
+
+
+def _roi_align(op: Operators, call: OnnxCall) -> relax.Expr:
+    """Convert with the shift by half a pixel after scaling, as onnxruntime does; TVM's importer shifts before."""
+    if call.get("mode", b"avg") != b"avg":
+        raise ModelImportError("it takes the maximum of its samples; only their mean (mode avg) can be imported")
+    data, regions, images = call.operands
+    default = b"half_pixel" if call.opset >= 16 else b"output_half_pixel"
+    is_aligned = call.get("coordinate_transformation_mode", default) == b"half_pixel"
+    size = call.get("output_height", 1), call.get("output_width", 1)
+    samples = call.get("sampling_ratio", 0)
+    regions = op.multiply(regions, call.get("spatial_scale", 1.0))
+    regions = op.subtract(regions, 0.5) if is_aligned else regions
+    placed = op.concat([op.cast(op.expand_dims(images, 1), dtype_of(regions)), regions], 1)
+    means = op.vision.roi_align(data, placed, size, 1.0, samples, is_aligned, layout="NCHW", mode="avg")
+    if samples or not is_aligned:
+        return means
+    # The number of samples follows the region's size: for an empty region TVM computes 0 / 0, ONNX defines 0.
+    left, top, right, bottom = (op.strided_slice(regions, [1], [side], [side + 1]) for side in range(4))
+    is_empty = op.logical_or(op.less_equal(right, left), op.less_equal(bottom, top))
+    return op.where(op.expand_dims(is_empty, [2, 3]), 0, means)
+
+
 CONVERSIONS: dict[str, Conversion] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"), _padded),
     "BatchNormalization": _batch_norm,
@@ -203,6 +326,8 @@ CONVERSIONS: dict[str, Conversion] = {
     "Dropout": _dropout,
     "Einsum": lambda op, call: op.einsum(list(call.operands), call["equation"].decode()),  # emit_te
     "IsInf": _is_infinite,
+    # TVM returns placeholders for the statistics.
+    "LayerNormalization": lambda op, call: call.by_tvm().fields[0],
     "LpNormalization": _lp_normalization,
     # TVM stacks and reduces the inputs, which loses NaN.
     "Max": lambda op, call: reduce(op.maximum, call.operands),
@@ -212,11 +337,11 @@ CONVERSIONS: dict[str, Conversion] = {
     "Pad": _pad,
     "Pow": lambda op, call: compositions.power(op, call.operands[0], call.operands[1], dtype_of(call.operands[0])),
     "RMSNormalization": _rms_norm,
-    **dict.fromkeys(("Resize", "Upsample"), images.resize),
-    "RoiAlign": images.roi_align,
+    **dict.fromkeys(("Resize", "Upsample"), _resize),
+    "RoiAlign": _roi_align,
     "Round": lambda op, call: compositions.half_to_even(op, call.operands[0]),
     "Slice": _slice,
-    "SpaceToDepth": images.space_to_depth,
+    "SpaceToDepth": _space_to_depth,
     "Split": _split,
     "Tile": lambda op, call: op.tile(call.operands[0], call.numbers(1, "number of repeats").tolist()),  # emit_te
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,6 @@ from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.convert import Kind
 
 Array = np.ndarray[Any, Any]
-
-_FOLDED = (
-    "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Div",
-    "Equal", "Expand", "Floor", "Flatten", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
-    "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pad", "Pow", "Range",
-    "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "Round", "ScatterElements", "ScatterND",
-    "Shape", "Size", "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where",
-)  # fmt: skip
-"""Operators that are folded if all their inputs are constants: mostly arithmetic on shapes."""
 
 _FUNCTIONS = "tvm_split.functions"
 """The domain of the functions that replace ONNX's own operators."""
@@ -58,10 +49,11 @@ def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [value for value in model.graph.input if value.name not in weights]
 
 
-def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGraph:
+def static_graph(model: onnx.ModelProto, importable: frozenset[str], refused: Container[str]) -> OnnxGraph:
     """Flatten ``model``, whose inputs have fixed sizes; ``model`` is not changed.
 
-    Operators that are not ``importable`` are replaced by simpler ones where ONNX defines them.
+    Operators that are not ``importable`` are replaced by simpler ones where ONNX defines them. ``refused`` ones are
+    left as they are.
     """
     for sparse in model.graph.sparse_initializer:
         raise ModelImportError(f"weight {sparse.values.name!r} is sparse; only dense weights can be imported")
@@ -76,7 +68,7 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str]) -> OnnxGrap
         if len(simpler) != len(nodes):
             nodes = simpler
             continue
-        remaining = _fold(nodes, constants, kinds, skeleton)
+        remaining = _fold(nodes, constants, kinds, skeleton, refused)
         if len(remaining) == len(nodes):
             break
         nodes = remaining
@@ -180,22 +172,22 @@ def _fold(
     constants: dict[str, Array],
     kinds: dict[str, Kind],
     skeleton: onnx.ModelProto,
+    refused: Container[str],
 ) -> list[onnx.NodeProto]:
     """Compute the nodes that depend on constants only, add the results to ``constants``, and return the others.
 
-    Nodes that ONNX's evaluator cannot compute are left to the import, such as DequantizeLinear below opset 19.
+    Nodes that are ``refused`` may be random. Nodes that ONNX's evaluator cannot compute are left to the import, such as
+    DequantizeLinear below opset 19.
     """
     remaining = []
     for node in nodes:
-        if node.domain not in ("", "ai.onnx") or node.op_type not in _FOLDED:
-            remaining.append(node)
-            continue
-        source = kinds.get(node.input[0]) if node.op_type in ("Shape", "Size") and node.input else None
+        names = [name for name in node.input if name]
+        operands = {name: constants[name] for name in names if name in constants}
+        source = kinds.get(node.input[0]) if node.op_type in ("Shape", "Size") else None
         if source is not None and source.shape is not None:
-            constants[node.output[0]] = _shape_value(node, source.shape)
-            continue
-        is_constant = all(not name or name in constants for name in node.input)
-        values = _computed(node, constants, skeleton) if is_constant else None
+            operands = {node.input[0]: np.broadcast_to(np.float32(0), source.shape)}  # only the shape counts
+        is_known = node.domain in ("", "ai.onnx") and all(name in operands for name in names)
+        values = _computed(node, operands, skeleton) if is_known and node.op_type not in refused else None
         if values is None:
             remaining.append(node)
         else:
@@ -203,27 +195,19 @@ def _fold(
     return remaining
 
 
-def _shape_value(node: onnx.NodeProto, shape: tuple[int, ...]) -> Array:
-    if node.op_type == "Size":
-        return np.array(int(np.prod(shape, dtype=np.int64)), dtype=np.int64)
-    bounds = {attribute.name: attribute.i for attribute in node.attribute}
-    return np.array(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], dtype=np.int64)
-
-
-def _computed(node: onnx.NodeProto, constants: dict[str, Array], skeleton: onnx.ModelProto) -> dict[str, Array] | None:
+def _computed(
+    node: onnx.NodeProto, operands: Mapping[str, Array], skeleton: onnx.ModelProto
+) -> dict[str, Array] | None:
     """Return the node's outputs by name; None if ONNX's evaluator cannot compute them."""
-    names = list(dict.fromkeys(name for name in node.input if name))
     inputs = [
-        helper.make_tensor_value_info(
-            name, helper.np_dtype_to_tensor_dtype(constants[name].dtype), constants[name].shape
-        )
-        for name in names
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in operands.items()
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
     graph = helper.make_graph([node], "constant", inputs, outputs)
     model = helper.make_model(graph, opset_imports=skeleton.opset_import, ir_version=skeleton.ir_version)
     try:
-        results = ReferenceEvaluator(model).run(None, {name: constants[name] for name in names})
+        results = ReferenceEvaluator(model).run(None, dict(operands))
     except Exception:  # it raises what its operators raise, and does not have all of them
         return None
     return {output.name: np.asarray(result) for output, result in zip(outputs, results, strict=True)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -19,8 +18,7 @@ from tvm_split.frontends.building import QUANTIZED_TOLERANCE, Built
 from tvm_split.frontends.convert import BRANCH, Graph, Importer, Kind, Operation, convert
 from tvm_split.frontends.dimensions import bound_inputs, in_order
 from tvm_split.frontends.onnx.annotations import split_from_annotations
-from tvm_split.frontends.onnx.call import OnnxCall
-from tvm_split.frontends.onnx.conversions import CONVERSIONS, REFUSED
+from tvm_split.frontends.onnx.conversions import CONVERSIONS, REFUSED, OnnxCall
 from tvm_split.frontends.onnx.graph import OnnxGraph, model_inputs, numpy_name, static_graph
 from tvm_split.frontends.onnx.reference import OnnxReference
 from tvm_split.frontends.reference import InChildProcess
@@ -37,7 +35,7 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
     """
     model = _read(source)
     examples = _bind_sizes(model, request)
-    graph = static_graph(model, importable_operators())
+    graph = static_graph(model, importable_operators(), REFUSED)
     built = import_onnx(graph)
     name = request.name or (Path(source).stem if isinstance(source, str | Path) else model.graph.name)
     reference = InChildProcess(OnnxReference(model, graph.inputs, built.held))
@@ -108,18 +106,16 @@ def _bind_sizes(model: onnx.ModelProto, request: ImportRequest) -> list[Array] |
     examples: list[Any] = [None] * len(inputs)
     if request.example_inputs is not None:
         examples = in_order([value.name for value in inputs], request.example_inputs)
-    specs: list[tuple[str, Sequence[int | None], str]] = []
-    symbols: dict[str, str] = {}
+    specs = []
     for value, example in zip(inputs, examples, strict=True):
         kind = value.type.tensor_type
         if not kind.HasField("shape"):
             if example is None:
                 raise ModelImportError(f"input {value.name!r} has no shape in the model; give example_inputs")
             kind.shape.dim.extend(onnx.TensorShapeProto.Dimension() for _ in np.shape(example))
-        sizes = [size.dim_value if size.dim_value > 0 else None for size in kind.shape.dim]
+        sizes = [size.dim_value if size.dim_value > 0 else size.dim_param or None for size in kind.shape.dim]
         specs.append((value.name, sizes, numpy_name(kind.elem_type)))
-        symbols.update((f"{value.name}[{axis}]", size.dim_param) for axis, size in enumerate(kind.shape.dim))
-    shapes, fitting = bound_inputs(specs, request, {place: symbol for place, symbol in symbols.items() if symbol})
+    shapes, fitting = bound_inputs(specs, request)
     for value, shape in zip(inputs, shapes, strict=True):
         if 0 in shape:
             raise ModelImportError(f"the example input for {value.name!r} has the shape {shape}; a size is at least 1")

@@ -1,28 +1,237 @@
-"""Build a Model from a StableHLO module with static sizes: flatten it, and convert each operation."""
+"""Build a Model from a StableHLO module with static sizes: flatten it, and convert each operation.
+
+Flattening makes one list of operations of a module with functions, loops and branches.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
 from tvm import relax
 
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.building import Built
 from tvm_split.frontends.channels_first import channels_first
-from tvm_split.frontends.convert import RANDOM, Graph, Importer, Kind, Operation, convert
+from tvm_split.frontends.convert import BRANCH, LOOP, RANDOM, Graph, Importer, Kind, Operation, convert, refuse
 from tvm_split.frontends.operators import Operators, shape_of
-from tvm_split.frontends.reference import Arranged, InChildProcess
-from tvm_split.frontends.stablehlo.conversions import contractions, elementwise, indexing, reductions, shapes
-from tvm_split.frontends.stablehlo.conversions.call import HloCall
-from tvm_split.frontends.stablehlo.flattening import Program, Step, flattened
-from tvm_split.frontends.stablehlo.folding import without_repeats
-from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are
-from tvm_split.frontends.stablehlo.modules import Array, bytecode, in_context, result_kind, shape_and_dtype
+from tvm_split.frontends.reference import InChildProcess
+from tvm_split.frontends.stablehlo.conversions import HloCall, contractions, elementwise, indexing, reductions, shapes
+from tvm_split.frontends.stablehlo.folding import folded, without_repeats
+from tvm_split.frontends.stablehlo.layer_names import Frame, Naming, Origin, as_they_are, layers_of, words_of
+from tvm_split.frontends.stablehlo.modules import (
+    Array,
+    block_of,
+    bytecode,
+    functions,
+    in_context,
+    main_of,
+    result_kind,
+    shape_and_dtype,
+)
 from tvm_split.model import Model
+
+MOST_OPERATIONS = 200_000
+"""The most operations of a flattened network. A loop that unrolls to more is not worth splitting."""
+
+_QUIET = frozenset(
+    f"stablehlo.{name}" for name in ("constant", "iota", "broadcast_in_dim", "reshape", "convert", "transpose", "slice")
+)
+
+_KEPT_WHOLE = frozenset({"chlo.erf", "chlo.top_k", "chlo.asin", "chlo.acos", "chlo.atan"})
+"""Composite operations that are imported as one operation; others are replaced by their decomposition."""
+
+_WITHOUT_EFFECT = frozenset({"Sharding", "shape_assertion", "annotate_device_placement", "SPMDFullToShardShape"})
+
+
+@dataclass(frozen=True)
+class Program:
+    """A flattened program: the main function of ``module`` is the sequence ``steps`` without calls, with their layers.
+
+    ``module`` also contains the decompositions of composite operations. ``known`` has the values that depend on no
+    input. ``arguments`` are those of the main function, including weights.
+    """
+
+    module: ir.Module
+    steps: tuple[tuple[ir.Operation, str], ...]
+    arguments: tuple[ir.Value, ...]
+    results: tuple[ir.Value, ...]
+    known: Mapping[ir.Value, Array]
+
+
+def flattened(module: ir.Module, weights: Mapping[int, Array], naming: Naming = as_they_are) -> Program:
+    """Flatten ``module`` (static sizes); ``weights`` are the known arguments of its main function, by position.
+
+    ``naming`` converts paths of operations to names of layers. Raises ModelImportError for loops and branches that
+    depend on data, each with its layer.
+    """
+    with in_context():
+        return _Flattening(module, weights, naming).run()
+
+
+@dataclass
+class _Flattening:
+    source: ir.Module
+    weights: Mapping[int, Array]
+    naming: Naming
+    operations: list[ir.Operation] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    known: dict[ir.Value, Array] = field(default_factory=dict)
+    problems: list[tuple[str, Origin]] = field(default_factory=list)
+
+    def run(self) -> Program:
+        self.functions = functions(self.source)
+        main = main_of(self.source)
+        kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+        flat = ir.Module.create()
+        self.body = ir.InsertionPoint(flat.body)
+        self.copied: set[str] = set()
+        function = func.FuncOp("main", kind, ip=self.body)
+        entry = function.add_entry_block()
+        self.point = ir.InsertionPoint(entry)
+        arguments = tuple(entry.arguments)
+        self.known.update({arguments[place]: array for place, array in self.weights.items()})
+        results = self._block(block_of(main), arguments, Frame())
+        func.ReturnOp(results, ip=self.point)
+        layers = layers_of([*self.origins, *(origin for _, origin in self.problems)], self.naming)
+        of_problems = layers[len(self.origins) :]
+        refuse((what, layer) for (what, _), layer in zip(self.problems, of_problems, strict=True))
+        steps = tuple(zip(self.operations, layers, strict=False))
+        return Program(flat, steps, arguments, tuple(results), self.known)
+
+    def _block(self, block: Any, arguments: Sequence[ir.Value], frame: Frame, outer: Any = None) -> list[ir.Value]:
+        """Append a block's operations to the program, and return the block's results."""
+        values: dict[ir.Value, ir.Value] = dict(outer or {})
+        values.update(zip(block.arguments, arguments, strict=True))
+        for op_view in block.operations:
+            operation = op_view.operation
+            operands = [values[operand] for operand in operation.operands]
+            if operation.name in ("func.return", "stablehlo.return"):
+                return operands
+            results = self._written(operation, operands, frame, values)
+            values.update(zip(operation.results, results, strict=True))
+        return []
+
+    def _written(
+        self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
+    ) -> Sequence[ir.Value]:
+        words = frame.words_within(words_of(operation.location))
+        kind = operation.name
+        if kind in ("func.call", "stablehlo.composite"):
+            callee = "callee" if kind == "func.call" else "decomposition"
+            name = ir.FlatSymbolRefAttr(operation.attributes[callee]).value
+            if kind == "func.call" or ir.StringAttr(operation.attributes["name"]).value not in _KEPT_WHOLE:
+                return self._block(block_of(self.functions[name]), operands, Frame(words, frame, name))
+            self._copy_function(name)
+        elif kind == "stablehlo.while":
+            return self._loop(operation, operands, Frame(words, frame, "while", True), values)
+        elif kind in ("stablehlo.case", "stablehlo.if"):
+            return self._branch(operation, operands, Frame(words, frame, "branch", True), values)
+        elif kind == "stablehlo.optimization_barrier":
+            return operands
+        elif kind == "stablehlo.custom_call" and _target(operation) in _WITHOUT_EFFECT:
+            return operands[: len(operation.results)]
+        return self._cloned(operation, operands, self._origin(operation, words, frame), values)
+
+    def _origin(self, operation: ir.Operation, words: tuple[str, ...], frame: Frame) -> Origin:
+        kind = operation.name.partition(".")[2]
+        return Origin(frame, words, kind, str(operation.location), operation.name in _QUIET)
+
+    def _cloned(
+        self, operation: ir.Operation, operands: list[ir.Value], origin: Origin, values: Mapping[ir.Value, ir.Value]
+    ) -> list[ir.Value]:
+        if len(self.operations) >= MOST_OPERATIONS:
+            raise ModelImportError(
+                f"written out, the model's loops have more than {MOST_OPERATIONS} operations; "
+                "give a part of the model without its longest loop"
+            )
+        clone = operation.clone(ip=self.point)
+        for place, operand in enumerate(operands):
+            clone.operands[place] = operand
+        _give_outer_values(clone, values)
+        self.operations.append(clone)
+        self.origins.append(origin)
+        results = list(clone.results)
+        if all(operand in self.known for operand in operands):
+            arrays = folded(clone, [self.known[operand] for operand in operands])
+            self.known.update(zip(results, arrays or (), strict=False))
+        return results
+
+    def _copy_function(self, name: str) -> None:
+        """Copy a composite operation's decomposition and the functions that it calls."""
+        if name in self.copied:
+            return
+        self.copied.add(name)
+        self.functions[name].operation.clone(ip=self.body)
+        for op_view in block_of(self.functions[name]).operations:
+            if op_view.operation.name == "func.call":
+                self._copy_function(ir.FlatSymbolRefAttr(op_view.operation.attributes["callee"]).value)
+
+    def _loop(
+        self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
+    ) -> list[ir.Value]:
+        condition, body = (region.blocks[0] for region in operation.regions)
+        for count in itertools.count():
+            (goes_on,) = self._evaluated(condition, operands, frame, values)
+            if goes_on is None:
+                # Flattening continues after the loop, so that all problems are found at once.
+                return self._refused(operation, f"while ({LOOP}{' more often than is known' * bool(count)})", frame)
+            if not goes_on:
+                return operands
+            operands = self._block(body, operands, frame, values)
+        raise AssertionError  # unreachable: a loop ends, or is refused
+
+    def _branch(
+        self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
+    ) -> Sequence[ir.Value]:
+        chosen = self.known.get(operands[0])
+        if chosen is None:
+            return self._refused(operation, f"{operation.name.partition('.')[2]} ({BRANCH})", frame)
+        count = len(operation.regions)
+        place = int(chosen) if operation.name == "stablehlo.case" else int(not chosen)
+        region = operation.regions[place if 0 <= place < count else count - 1]
+        return self._block(region.blocks[0], [], frame, values)
+
+    def _refused(self, operation: ir.Operation, what: str, frame: Frame) -> list[ir.Value]:
+        self.problems.append((what, self._origin(operation, frame.words, frame.outer or Frame())))
+        return [
+            ir.Operation.create("builtin.unrealized_conversion_cast", [result.type], [], ip=self.point).results[0]
+            for result in operation.results
+        ]
+
+    def _evaluated(
+        self, block: Any, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
+    ) -> list[Array | None]:
+        """Compute a block's results without leaving it in the program; None for unknown results."""
+        operations, problems = len(self.operations), len(self.problems)
+        arrays = [self.known.get(result) for result in self._block(block, operands, frame, values)]
+        for operation in reversed(self.operations[operations:]):
+            for result in operation.results:
+                self.known.pop(result, None)
+            operation.erase()
+        del self.operations[operations:], self.origins[operations:], self.problems[problems:]
+        return arrays
+
+
+def _target(operation: ir.Operation) -> str:
+    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
+
+
+def _give_outer_values(operation: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
+    """In the regions of a copied operation, replace the values from outside by their copies."""
+    for region in operation.regions:
+        for block in region.blocks:
+            for op_view in block.operations:
+                for place, operand in enumerate(op_view.operation.operands):
+                    if operand in values:
+                        op_view.operation.operands[place] = values[operand]
+                _give_outer_values(op_view.operation, values)
 
 
 def model_of(
@@ -45,10 +254,10 @@ def model_of(
 
     program = flattened(module, weights, naming)
     with in_context():
-        built, orders = channels_first(import_program(program, inputs))
+        built = channels_first(import_program(program, inputs))
         codes = bytecode(module), bytecode(program.module)
     reference = StableHloReference(*codes, weights, tuple(inputs), built.held)
-    return built.model(name, framework, Arranged(InChildProcess(reference), orders), examples)
+    return built.model(name, framework, InChildProcess(reference), examples)
 
 
 def import_program(program: Program, input_names: Mapping[int, str]) -> Built:
@@ -62,18 +271,18 @@ def import_program(program: Program, input_names: Mapping[int, str]) -> Built:
         shape, dtype = shape_and_dtype(program.arguments[place].type)
         inputs[program.arguments[place]] = TensorSpec(name, tuple(size or 0 for size in shape), dtype)
     steps = [
-        (place, step)
-        for place, step in enumerate(program.steps)
-        if not all(result in program.known for result in step.operation.results)
+        (place, operation, layer)
+        for place, (operation, layer) in enumerate(program.steps)
+        if not all(result in program.known for result in operation.results)
     ]
-    used = {operand for _, step in steps for operand in step.operation.operands}.union(program.results)
+    used = {operand for _, operation, _ in steps for operand in operation.operands}.union(program.results)
     constants = {
         value: np.array(without_repeats(array), order="C") for value, array in program.known.items() if value in used
     }
-    operations = [_operation(step) for _, step in steps]
+    operations = [_operation(operation, layer) for _, operation, layer in steps]
     importer = _Importer()
     built = convert(Graph(inputs, program.results, constants, operations), importer)
-    keys = {result: (place, which) for place, step in steps for which, result in enumerate(step.operation.results)}
+    keys = {result: (place, which) for place, source, _ in steps for which, result in enumerate(source.results)}
     held = {
         keys[value]: variable
         for value, variable in built.held.items()
@@ -82,8 +291,7 @@ def import_program(program: Program, input_names: Mapping[int, str]) -> Built:
     return Built(built.module, built.layers, held)
 
 
-def _operation(step: Step) -> Operation:
-    operation = step.operation
+def _operation(operation: ir.Operation, layer: str) -> Operation:
     refusal, results = "", []
     try:
         for value in operation.operands:
@@ -94,7 +302,7 @@ def _operation(step: Step) -> Operation:
         refusal = str(error)
     kind = _called(operation).removeprefix("stablehlo.")
     operands, outputs = tuple(operation.operands), tuple(operation.results)
-    return Operation(kind, step.layer, operands, outputs, results, source=operation, refusal=refusal)
+    return Operation(kind, layer, operands, outputs, results, source=operation, refusal=refusal)
 
 
 def _called(operation: Any) -> str:

@@ -196,7 +196,6 @@ CONVERSIONS: dict[str, Conversion] = {
     "CUMSUM": _cumulated,
     "EXPAND_DIMS": _reshaped,
     "SQUEEZE": _reshaped,
-    "RESHAPE": _reshaped,
     "MIRROR_PAD": _mirrored,
     "SPACE_TO_BATCH_ND": _space_to_batch,
     "BATCH_TO_SPACE_ND": _batch_to_space,

@@ -6,6 +6,7 @@ which also computes the reference values, computes both once, and the results be
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -149,12 +150,8 @@ class TfliteFile:
         places = [place for place, operator in enumerate(self.operators) if not self._is_known(operator, constants)]
         operators = [self.operators[place] for place in places]
         written = [model.subgraphs[0].operators[place] for place in places]
-        spread = _dilations(operators, sizes, value, [number for number, _ in self.outputs])
-        for place, dilation in spread.items():
-            operators[place] = _spread(operators[place], written[place], dilation)
-        part_of = {place + beside for place in spread for beside in (-1, 1)}
-        operators = [operator for place, operator in enumerate(operators) if place not in part_of]
-        model.subgraphs[0].operators = [entry for place, entry in enumerate(written) if place not in part_of]
+        _merge_dilations(operators, written, sizes, value, [number for number, _ in self.outputs])
+        model.subgraphs[0].operators = written
         used = {number for operator in operators for number in (*operator.inputs, *operator.outputs)}
         used |= {*self.inputs, *(number for number, _ in self.outputs)}
         tensors = {number: Kind(self.dtype(number), tuple(sizes[number])) for number in sorted(used - {-1})}
@@ -234,16 +231,6 @@ class TfliteFile:
         return constants
 
 
-def _spread(operator: Operator, written: Any, dilation: Dilation) -> Operator:
-    """Return a convolution with its dilation, and write the dilation into the file's operator."""
-    options = written.builtinOptions
-    options.dilationHFactor, options.dilationWFactor = dilation.steps
-    options.padding = dilation.padding
-    inputs = (dilation.data, *operator.inputs[1:])
-    written.inputs, written.outputs = np.array(inputs, "int32"), np.array([dilation.result], "int32")
-    return replace(operator, inputs=inputs, outputs=(dilation.result,))
-
-
 def _static(model: Any, tensors: Mapping[int, Kind], computed: Mapping[int, Array]) -> bytes:
     """Return the file with static shapes, ``computed`` values as constants, and tensors named by their numbers."""
     for number, tensor in enumerate(model.subgraphs[0].tensors):
@@ -290,64 +277,53 @@ def _text(name: Any) -> str:
 _CONVOLUTIONS = ("CONV_2D", "DEPTHWISE_CONV_2D")
 
 
-@dataclass(frozen=True)
-class Dilation:
-    """A dilated convolution: the numbers of its input and output, its dilation (height, width) and its padding."""
-
-    data: int
-    result: int
-    steps: tuple[int, int]
-    padding: int
-
-
-def _dilations(
-    operators: Sequence[Operator],
+def _merge_dilations(
+    operators: list[Operator],
+    written: list[Any],
     shapes: Mapping[int, Sequence[int]],
     constant: Callable[[int], Array | None],
     outputs: Sequence[int],
-) -> dict[int, Dilation]:
-    """Find dilated convolutions, by position; the operators right before and after each are part of it.
+) -> None:
+    """Merge convolutions with the operators around them that dilate them, in ``operators`` and ``written``, in place.
 
-    ``constant`` returns the value of a tensor that depends on no input, else None. ``outputs`` are the graph's.
+    ``written`` are the file's operators. ``constant`` returns the value of a tensor that depends on no input, else
+    None. ``outputs`` are the graph's.
     """
-    readers = [number for operator in operators for number in operator.inputs] + list(outputs)
-    dilations = {}
-    for place in range(1, len(operators) - 1):
+    readers = Counter(number for operator in operators for number in operator.inputs) + Counter(outputs)
+    for place in range(len(operators) - 2, 0, -1):
         before, convolution, after = operators[place - 1 : place + 2]
         kinds = (before.kind, after.kind)
         if convolution.kind not in _CONVOLUTIONS or kinds != ("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"):
             continue
         inner = (before.outputs[0], convolution.outputs[0])
-        if (convolution.inputs[0], after.inputs[0]) != inner or any(readers.count(number) != 1 for number in inner):
+        is_alone = (convolution.inputs[0], after.inputs[0]) == inner and all(readers[number] == 1 for number in inner)
+        values = [constant(number) for number in (*before.inputs[1:], *after.inputs[1:])]
+        dilated = _dilated(convolution, shapes[convolution.inputs[1]], values) if is_alone else None
+        if dilated is None:
             continue
-        dilation = _dilation(before, convolution, after, shapes, constant)
-        if dilation is not None:
-            dilations[place] = dilation
-    return dilations
+        merged = replace(convolution, inputs=(before.inputs[0], *convolution.inputs[1:]), outputs=after.outputs)
+        entry = written[place]
+        entry.inputs, entry.outputs = np.array(merged.inputs, "int32"), np.array(merged.outputs, "int32")
+        vars(entry.builtinOptions).update(dilated)
+        operators[place - 1 : place + 2], written[place - 1 : place + 2] = [merged], [entry]
 
 
-def _dilation(
-    before: Operator,
-    convolution: Operator,
-    after: Operator,
-    shapes: Mapping[int, Sequence[int]],
-    constant: Callable[[int], Array | None],
-) -> Dilation | None:
-    is_plain = all(
-        convolution.options[name] == 1 for name in ("strideH", "strideW", "dilationHFactor", "dilationWFactor")
-    )
-    values = [constant(number) for number in (*before.inputs[1:], *after.inputs[1:])]
+def _dilated(convolution: Operator, kernel: Sequence[int], values: Sequence[Array | None]) -> Mapping[str, int] | None:
+    """Return the options of the dilated convolution, from the ``values`` around it: block, padding, block, crops."""
+    ones = ("strideH", "strideW", "dilationHFactor", "dilationWFactor")
+    is_plain = all(convolution.options[name] == 1 for name in ones)
     if not is_plain or convolution.options["padding"] != schema.Padding.VALID or any(value is None for value in values):
         return None
     steps, widths, same_steps, cuts = [value.tolist() for value in values if value is not None]
     if len(steps) != 2 or steps != same_steps:
         return None
     borders = [(low - first, high - last) for (low, high), (first, last) in zip(widths, cuts, strict=True)]
-    reach = [(size - 1) * step for size, step in zip(shapes[convolution.inputs[1]][1:3], steps, strict=True)]
-    if borders == [(extent // 2, extent - extent // 2) for extent in reach]:
-        padding = schema.Padding.SAME
-    elif borders == [(0, 0), (0, 0)]:
-        padding = schema.Padding.VALID
-    else:
+    reach = [(size - 1) * step for size, step in zip(kernel[1:3], steps, strict=True)]
+    paddings = {
+        schema.Padding.SAME: [(extent // 2, extent - extent // 2) for extent in reach],
+        schema.Padding.VALID: [(0, 0), (0, 0)],
+    }
+    padding = next((kind for kind, widths in paddings.items() if widths == borders), None)
+    if padding is None:
         return None
-    return Dilation(before.inputs[0], after.outputs[0], (steps[0], steps[1]), padding)
+    return {"dilationHFactor": steps[0], "dilationWFactor": steps[1], "padding": padding}

@@ -16,7 +16,7 @@ from tvm_split.frontends.building import QUANTIZED_TOLERANCE, Built
 from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.convert import BRANCH, LOOP, RANDOM, Graph, Importer, Kind, Operation, convert, refuse
 from tvm_split.frontends.dimensions import bound_inputs
-from tvm_split.frontends.reference import Arranged, InChildProcess
+from tvm_split.frontends.reference import InChildProcess
 from tvm_split.frontends.tflite.conversions import CONVERSIONS, TfliteCall
 from tvm_split.frontends.tflite.graph import Operator, TfliteFile, TfliteGraph
 from tvm_split.frontends.tflite.names import Parts, parts_of
@@ -41,7 +41,7 @@ def load_tflite(source: str | Path | bytes, request: ImportRequest) -> Model:
     shapes, examples = bound_inputs(specs, request)
     require_end(file.operators, parts_of(file.operators, file.weights()))
     graph = file.bound(shapes)
-    built, orders = channels_first(import_tflite(graph, parts_of(graph.operators, graph.weights)))
+    built = channels_first(import_tflite(graph, parts_of(graph.operators, graph.weights)))
     reference = TfliteReference(
         file.content,
         dict(zip(graph.inputs, shapes, strict=True)),
@@ -49,7 +49,7 @@ def load_tflite(source: str | Path | bytes, request: ImportRequest) -> Model:
         {int(key): variable for key, variable in built.held.items()},
     )
     return built.model(
-        name, "tflite", Arranged(InChildProcess(reference), orders), examples,
+        name, "tflite", InChildProcess(reference), examples,
         outputs=[output for _, output in graph.outputs], tolerance=QUANTIZED_TOLERANCE if graph.is_quantized else None,
     )  # fmt: skip
 

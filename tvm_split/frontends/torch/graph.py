@@ -3,9 +3,9 @@ the user's module tree."""
 
 from __future__ import annotations
 
-import operator
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch.export.exported_program import _decompose_exported_program, _split_de
 from torch.export.graph_signature import InputKind, OutputKind
 
 from tvm_split.errors import ModelImportError, class_and_first_line
-from tvm_split.frontends.torch.conversions.resampling import RESAMPLINGS
+from tvm_split.frontends.torch.conversions.layers import RESAMPLINGS
 from tvm_split.frontends.torch.tensors import IMPORTABLE, require_importable, to_numpy
 
 aten = torch.ops.aten
@@ -48,6 +48,8 @@ TAKEN_APART = (
     aten._native_batch_norm_legit.no_stats,
     aten._native_batch_norm_legit_functional.default,
     # TVM's importer converts these wrongly, and torch has decompositions for them.
+    aten.addmm.default,
+    aten.addmv.default,
     aten.isinf.default,
     aten.linalg_vector_norm.default,
 )
@@ -74,11 +76,14 @@ def _decompositions() -> tuple[Decompositions, Decompositions]:
     return {op: change for op, change in composites.items() if op not in taken_apart_anyway}, rest
 
 
-def decomposed(program: ExportedProgram) -> ExportedProgram:
-    """Decompose ``program`` to core ATen operators and operators that Relax has, without in-place ones."""
+def decomposed(program: ExportedProgram, sizes: Mapping[str, int] | None = None) -> ExportedProgram:
+    """Decompose ``program`` to core ATen operators and operators that Relax has, without in-place ones.
+
+    The result is static: ``sizes`` has the size of each symbol.
+    """
     composites, decompositions = _decompositions()
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), _fixed(program, sizes) if sizes else nullcontext():
             warnings.simplefilter("ignore")
             # `run_decompositions` does the same, but first registers the default decomposition of each of torch's
             # hundreds of composite operators, which takes most of an import's time.
@@ -220,44 +225,28 @@ def user_outputs(program: ExportedProgram) -> list[Any]:
     ]
 
 
-def fixed(program: ExportedProgram, sizes: dict[str, int]) -> None:
-    """Replace every symbolic size in the graph by its value in ``sizes``, in place."""
-    graph = program.graph
-    for node in list(graph.nodes):
-        value = node.meta.get("val")
-        if node.op == "call_function" and isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            number = _number(value, sizes)
-            if number is not None:
-                node.replace_all_uses_with(number)
-        elif value is not None and node.op != "output":
-            node.meta["val"] = torch.utils._pytree.tree_map(lambda part: _fixed_value(part, sizes), value)
-    for node in reversed(list(graph.nodes)):
-        is_check = getattr(node.target, "__name__", "").startswith(("_assert_scalar", "sym_constrain"))
-        value = node.meta.get("val")
-        is_number = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
-        is_python = getattr(node.target, "__module__", "") == operator.__name__
-        if node.op == "call_function" and not node.users and (is_check or is_number or is_python):
-            graph.erase_node(node)
-    graph.eliminate_dead_code()
+@contextmanager
+def _fixed(program: ExportedProgram, sizes: Mapping[str, int]) -> Iterator[None]:
+    """Give the inputs of ``program`` these ``sizes`` by symbol inside the block; tracing it infers all others."""
+    before = {node: node.meta["val"] for node in user_inputs(program)}
 
+    def static(numbers: Iterable[Any]) -> list[int]:
+        expressions = [number if isinstance(number, int) else number.node.expr for number in numbers]
+        return [
+            value
+            if isinstance(value, int)
+            else int(value.subs({symbol: sizes[str(symbol)] for symbol in value.free_symbols}))
+            for value in expressions
+        ]
 
-def _number(value: Any, sizes: dict[str, int]) -> int | float | bool | None:
-    expression = value.node.expr
-    result = expression.subs({symbol: sizes[str(symbol)] for symbol in expression.free_symbols if str(symbol) in sizes})
-    if getattr(result, "free_symbols", None):
-        return None
-    if isinstance(value, torch.SymBool):
-        return bool(result)
-    return int(result) if isinstance(value, torch.SymInt) else float(result)
-
-
-def _fixed_value(value: Any, sizes: dict[str, int]) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    shape = [_number(size, sizes) if isinstance(size, torch.SymInt) else size for size in value.shape]
-    if any(size is None for size in shape):
-        return value
-    return torch.empty(shape, dtype=value.dtype, device="meta")
+    try:
+        for node, value in before.items():
+            with value.fake_mode:
+                node.meta["val"] = torch.empty_strided(static(value.shape), static(value.stride()), dtype=value.dtype)
+        yield
+    finally:
+        for node, value in before.items():
+            node.meta["val"] = value
 
 
 def _nodes_before(nodes: list[Any]) -> set[fx.Node]:

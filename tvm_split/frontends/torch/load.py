@@ -1,9 +1,13 @@
-"""Load torch modules with example inputs, exported programs and ``.pt2`` files as Models."""
+"""Load torch modules with example inputs, exported programs and ``.pt2`` files as Models.
+
+TVM's importer converts the operators that have no conversion here.
+"""
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -11,23 +15,46 @@ from typing import Any
 
 import torch
 from packaging.requirements import Requirement
-from torch import nn
+from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
+from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError, UntriedVersionWarning, class_and_first_line
 from tvm_split.frontends import ImportRequest
+from tvm_split.frontends.building import Built
 from tvm_split.frontends.channels_first import channels_first
-from tvm_split.frontends.dimensions import checked_examples, open_sizes, with_rows
+from tvm_split.frontends.convert import (
+    BRANCH,
+    DYNAMIC,
+    LOOP,
+    RANDOM,
+    Graph,
+    Importer,
+    Kind,
+    Operation,
+    convert,
+    is_users,
+)
+from tvm_split.frontends.dimensions import as_arguments, bound_sizes, checked_examples, with_rows
 from tvm_split.frontends.names import output_names, paths_in
-from tvm_split.frontends.reference import Arranged
+from tvm_split.frontends.torch.conversions import TorchCall, arithmetic, indexing, layers
 from tvm_split.frontends.torch.export import Arguments, Called, export
-from tvm_split.frontends.torch.graph import LayerNames, check_no_state, decomposed, fixed, user_inputs
-from tvm_split.frontends.torch.importer import import_graph
+from tvm_split.frontends.torch.graph import (
+    LayerNames,
+    arrays_of,
+    check_no_state,
+    constant_values,
+    decomposed,
+    held_tensors,
+    user_inputs,
+    user_outputs,
+)
 from tvm_split.frontends.torch.reference import TorchReference
-from tvm_split.frontends.torch.tensors import dtype_name, require_importable, to_numpy, to_torch
-from tvm_split.model import Model, Reference
+from tvm_split.frontends.torch.tensors import IMPORTABLE, dtype_name, remedy_for, require_importable, to_numpy, to_torch
+from tvm_split.model import Model
 
 
 def load_torch(
@@ -46,7 +73,7 @@ def load_torch(
     if isinstance(source, str | Path):
         name = name or Path(source).stem
         source = _read(Path(source))
-    arguments = None if request.example_inputs is None else _as_arguments(request.example_inputs)
+    arguments = None if request.example_inputs is None else _as_tensors(as_arguments(request.example_inputs))
     if isinstance(source, ExportedProgram):
         return _model(source, source.module(), arguments, replace(request, name=name or "model"), has_channels_last)
     source = getattr(source, "_orig_mod", source)  # of a module that torch.compile wrapped
@@ -80,18 +107,14 @@ def _model(
     if examples is None and program.example_inputs is not None:
         leaves = pytree.tree_leaves(program.example_inputs)
         examples = [to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    lowered = decomposed(program)
-    fixed(lowered, sizes)
+    lowered = decomposed(program, sizes)
     names = LayerNames(lowered, run.only_part if isinstance(run, Called) else "")
     check_no_state(lowered, names)
     built = import_graph(lowered, names)
     if has_channels_last:
-        built, orders = channels_first(built)
-    inputs = built.inputs
-    reference: Reference = TorchReference(run, _structure(program), lowered, built.held)
-    if has_channels_last:
-        reference = Arranged(reference, orders)
-    fits = examples is not None and [array.shape for array in examples] == [spec.shape for spec in inputs]
+        built = channels_first(built)
+    reference = TorchReference(run, _structure(program), lowered, built.held)
+    fits = examples is not None and [array.shape for array in examples] == [spec.shape for spec in built.inputs]
     examples = examples if fits else None
     return built.model(request.name or "model", "torch", reference, examples, outputs=_output_names(program))
 
@@ -103,14 +126,6 @@ def _output_names(program: ExportedProgram) -> list[str]:
     leaves = paths_in(pytree.tree_unflatten(places, structure))
     path_of = {leaf: path for leaf, path in leaves if isinstance(leaf, int)}  # others are nodes of unknown classes
     return output_names([path_of.get(place, ()) for place in places])
-
-
-def _as_arguments(example_inputs: Any) -> Arguments:
-    if isinstance(example_inputs, Mapping):
-        return (), {key: _as_tensors(value) for key, value in example_inputs.items()}
-    if isinstance(example_inputs, list | tuple):
-        return tuple(_as_tensors(value) for value in example_inputs), {}
-    return (_as_tensors(example_inputs),), {}
 
 
 def _as_tensors(value: Any) -> Any:
@@ -158,35 +173,125 @@ def _bound_sizes(
     A symbol is named by torch's name (``s77``) or by its place: ``x[1]`` is axis 1 of input ``x``.
     Raises ModelImportError if a symbol stays open, two sources disagree, or torch's own bounds are violated.
     """
-    specs: list[tuple[str, list[int | None], str]] = []
-    symbols: dict[str, str] = {}
+    specs = []
     derived: dict[str, str] = {}
     for node in user_inputs(program):
         value = node.meta["val"]
-        specs.append(
-            (node.name, [size if isinstance(size, int) else None for size in value.shape], dtype_name(value.dtype))
-        )
+        shape: list[int | str] = []
         for axis, size in enumerate(value.shape):
             if isinstance(size, torch.SymInt):
                 expression = size.node.expr
-                symbols[f"{node.name}[{axis}]"] = str(expression) if expression.is_Symbol else ""
                 derived.update((str(symbol), f"{node.name}[{axis}]") for symbol in expression.free_symbols)
+                size = str(expression) if expression.is_Symbol else ""
+            shape.append(size)
+        specs.append((node.name, shape, dtype_name(value.dtype)))
     leaves = (
         [] if arguments is None else [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
     )
     examples = None if arguments is None else checked_examples(specs, [to_numpy(leaf) for leaf in leaves])
-    open_axes = open_sizes(specs, examples, request, symbols, symbols_are_names=False)
-    for symbol, place in derived.items():
-        open_axes.places.setdefault(symbol, place)
-    sizes = open_axes.sizes()
+    sizes = bound_sizes(specs, request, examples, derived, symbols_are_names=False)
     for symbol, bounds in program.range_constraints.items():
-        if str(symbol) in sizes and not bounds.lower <= sizes[str(symbol)] <= bounds.upper:
-            size, source = open_axes.found[str(symbol)]
+        bound = sizes.get(str(symbol))
+        if bound is not None and not bounds.lower <= bound.size <= bounds.upper:
             raise ModelImportError(
-                f"{source} gives {open_axes.places[str(symbol)]} the size {size}, the program was exported for "
+                f"{bound.source} gives {bound.place} the size {bound.size}, the program was exported for "
                 f"{bounds.lower} to {bounds.upper}"
             )
-    return sizes, examples
+    return {symbol: bound.size for symbol, bound in sizes.items()}, examples
+
+
+_RANDOM = (
+    "randn.default", "randn_like.default", "rand.default", "rand_like.default", "randint.low", "randint_like.default",
+    "randperm.default", "bernoulli.p", "bernoulli.default", "exponential.default", "normal.Tensor_float",
+    "multinomial.default", "native_dropout.default", "dropout.default",
+)  # fmt: skip
+"""Random operators, which TVM's importer computes once or omits without a warning."""
+
+
+CONVERSIONS = {**arithmetic.CONVERSIONS, **layers.CONVERSIONS, **indexing.CONVERSIONS}
+REFUSED = {
+    **dict.fromkeys(_RANDOM, RANDOM),
+    **dict.fromkeys(("masked_select.default", "nonzero.default", "unique_dim.default", "_unique2.default"), DYNAMIC),
+    "cond": BRANCH,
+    "while_loop": LOOP,
+}
+"""Operators that are refused, each with the reason."""
+
+
+def import_graph(program: ExportedProgram, names: LayerNames) -> Built:
+    """Convert a static, decomposed program; its values are the fx nodes. Raises ModelImportError."""
+    tensors = held_tensors(program) | constant_values(program)
+    for output in user_outputs(program):
+        if not isinstance(output, fx.Node):
+            raise ModelImportError(
+                f"the model returns {output!r}, which is not a tensor; every output of a split network is one"
+            )
+    inputs = {node: _spec(node) for node in user_inputs(program)}
+    constants = arrays_of(program, tensors, names)
+    operations = [
+        _operation(node, names)
+        for node in program.graph.nodes
+        if node.op == "get_attr" or (node.op == "call_function" and node not in tensors)
+    ]
+    return convert(Graph(inputs, user_outputs(program), constants, operations), _Importer())
+
+
+def _operation(node: fx.Node, names: LayerNames) -> Operation:
+    layer = names.layer_of(node)
+    if node.op == "get_attr":
+        return Operation("a sub-graph (cond, while_loop, scan, …)", layer, (), (node,), [None])
+    kind = str(getattr(node.target, "__name__", node.target))
+    schema: Any = getattr(node.target, "_schema", None)
+    arguments: dict[str, Any] = {}
+    for position, argument in enumerate(schema.arguments if schema else ()):
+        is_placed = position < len(node.args) and not argument.kwarg_only
+        arguments[argument.name] = (
+            node.args[position] if is_placed else node.kwargs.get(argument.name, argument.default_value)
+        )
+    value = node.meta.get("val")
+    is_refused = isinstance(value, torch.Tensor) and value.dtype not in IMPORTABLE
+    refusal = f"it computes {dtype_name(value.dtype)}; {remedy_for(value.dtype)}" if is_refused else ""
+    return Operation(
+        kind, layer, tuple(node.all_input_nodes), (node,), [_kind(value)], arguments, node, refusal, _line(node)
+    )
+
+
+def _line(node: fx.Node) -> str:
+    """The innermost line of a module's forward that made a node, as ``FILE, line N``; "" if it is unknown."""
+    lines = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [f"{path}, line {number}" for path, number in lines if is_users(path)]
+    return own[-1] if own else ""
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_kind(part) for part in value)
+    if not isinstance(value, torch.Tensor):
+        return None
+    is_static = all(isinstance(size, int) for size in value.shape)
+    return Kind(dtype_name(value.dtype), tuple(value.shape) if is_static else None)
+
+
+def _spec(node: fx.Node) -> TensorSpec:
+    value = node.meta["val"]
+    return TensorSpec(node.name, tuple(int(size) for size in value.shape), dtype_name(value.dtype))
+
+
+class _Importer(Importer):
+    def __init__(self) -> None:
+        super().__init__("torch", CONVERSIONS, REFUSED)
+        self.tvm = ExportedProgramImporter()
+        self.tvm.block_builder, self.tvm.env = self.builder, self.values
+
+    def call(self, operation: Operation) -> TorchCall:
+        arguments = {name: self.tvm._retrieve_args(value) for name, value in operation.attributes.items()}
+        return TorchCall(operation, list(arguments.values()), arguments, self)
+
+    def is_known_to_tvm(self, operation: Operation) -> bool:
+        return operation.kind in self.tvm.convert_map
+
+    def by_tvm(self, call: TorchCall) -> Any:
+        return self.tvm.convert_map[call.operation.kind](call.source)
 
 
 def _warn_if_untested() -> None:

@@ -1,32 +1,31 @@
 """Lower bounds on a plan's value: from machine prices, client links, the longest path and freely divided pieces.
 
-Prices are the dual of the linear relaxation that divides every piece freely over the machines
-(`mixed_integer.period_bound`). Let y be prices of the machines' time that add up to 1. Then no plan of several machines
-has a period below Σ over pieces of min over machines of y · seconds.
+Prices are the dual of the linear relaxation that divides every piece freely over the machines (`period_bound`). Let y
+be prices of the machines' time that add up to 1. Then no plan of several machines has a period below Σ over pieces of
+min over machines of y · seconds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import highspy
 import numpy as np
+from highspy.highs import highs_linear_expression
 
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.search.budget import Budget
-from tvm_split.planner.search.instance import Flags, Floats, Instance, instance_of
-from tvm_split.planner.search.mixed_integer import period_bound
+from tvm_split.planner.search.instance import Floats, Instance, instance_of
 
+SOLVER_TOLERANCE = 1e-6
+"""Relative tolerance of what HiGHS proves; bounds are lowered by it."""
 STEPS = 60
 """Number of iterations of the search for prices."""
 SHARPNESS = (8.0, 400.0)
 """Exponent that concentrates a piece on its cheapest machines, in the first and in the last iteration."""
 SHORTEST = 1e-100
 """Seconds assumed for a piece that takes no time."""
-MOST_TABLES = 256
-MOST_ENTRIES = 200_000
-"""Most entries in all tables of `SecondsAhead`; beyond that, the table for all machine classes is used."""
 DIVISION_SECONDS = 1.0
 """Time limit of `division_bound`."""
 LEAST = 1e-9
@@ -115,74 +114,96 @@ def client_bound(instance: Instance) -> float:
     return bound
 
 
-class SecondsAhead:
-    """Lower bounds on the time of one micro-batch from a piece to the end: the longest path over the remaining pieces.
+def period_bound(instance: Instance, budget: Budget) -> float:
+    """Return a lower bound in seconds on the period of plans of several machines; 0 if the budget does not suffice.
 
-    Each piece of a path is placed on the best machine for that path.
-
-    Args:
-        classes: classes of identical machines that may be used.
-
-    Attributes:
-        lag, slow: (K + 1, K + 1) latency in seconds and seconds per byte between different machines of two classes;
-            infinite latency where there is no link. The last row and column are the client's.
+    Pieces are divided freely over machines, within memory and cores, and only the transfers from and to the client
+    cost time: the linear relaxation of scheduling on unrelated machines (Lenstra, Shmoys and Tardos 1990). Replicas
+    share the time, but each holds all weights, so with replicas memory is not limited.
     """
+    problem, classes, qsum = instance.problem, instance.classes, highspy.Highs.qsum
+    transfers, client_seconds = client_transfers(instance)
+    first = [members[0] for members in classes]
+    contended = (instance.seconds * instance.contention + transfers)[:, first]
+    able = np.isfinite(contended)
+    unit = float(np.where(able, contended, 0.0).sum(axis=0).max()) or 1.0
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
+    for option, setting in (("output_flag", False), ("threads", 1), ("time_limit", max(budget.seconds_left, 0.01))):
+        solver.setOptionValue(option, setting)
+    period = solver.addVariable(obj=1.0)
+    place = [{kind: solver.addVariable(0.0, 1.0) for kind in np.flatnonzero(row).tolist()} for row in able]
+    for places in place:
+        solver.addConstr(qsum(places.values()) == 1.0)
+    busy = {instance.client: highs_linear_expression(client_seconds / unit)}
+    for kind, members in enumerate(classes):
+        placements = [(piece, places[kind]) for piece, places in enumerate(place) if kind in places]
+        compute = qsum(placed * float(contended[piece, kind] / unit) for piece, placed in placements)
+        solver.addConstr(compute <= float(len(members)) * period)
+        busy[members[0]] = compute * problem.machines[members[0]].cores
+        memory = float(instance.memory[members[0]])
+        if not problem.replicas and 0 < memory < math.inf:
+            held = qsum(placed * float(instance.weights[piece] / memory) for piece, placed in placements)
+            solver.addConstr(held <= float(len(members)))
+    for sharing, cores in instance.core_sets:
+        solver.addConstr(qsum(seconds for m, seconds in busy.items() if m in sharing) <= float(cores) * period)
+    solver.run()
+    status = solver.getModelStatus()
+    if status == highspy.HighsModelStatus.kInfeasible:
+        return math.inf
+    is_solved = status == highspy.HighsModelStatus.kOptimal
+    return max(0.0, solver.getInfo().objective_function_value) * (1 - SOLVER_TOLERANCE) * unit if is_solved else 0.0
 
-    def __init__(self, instance: Instance, classes: Sequence[tuple[int, ...]]) -> None:
-        first = [members[0] for members in classes]
-        ends = np.ix_([*first, instance.client], [*(members[-1] for members in classes), instance.client])
-        linked = instance.linked[ends]
-        self.lag = np.where(linked, instance.latency[ends], math.inf)
-        self.slow = np.where(linked, instance.seconds_per_byte[ends], 0.0)
-        self._seconds = instance.seconds[:, first]
-        self._client = instance.client
-        self._readers = instance.behind
-        self._size: dict[tuple[int, int], float] = {}
-        for tensor in instance.tensors:
-            for end in tensor.destinations:
-                self._size[tensor.source, end] = self._size.get((tensor.source, end), 0.0) + tensor.bytes
-        self._most = min(MOST_TABLES, MOST_ENTRIES // max(1, self._seconds.size))
-        self._tables: dict[bytes, Floats] = {}
-        everything = np.ones(len(classes), dtype=bool)
-        self._loose, self._staying = self._of(everything)
 
-    def whole(self) -> float:
-        """Return a lower bound on the latency of every plan in seconds; exact for chains without limits."""
-        rest = self._seconds + self._staying
-        for piece in range(len(rest)):
-            if (self._client, piece) in self._size:
-                rest[piece] += self.lag[-1, :-1] + self._size[self._client, piece] * self.slow[-1, :-1]
-        return float(rest.min(axis=1).max())
+def client_transfers(instance: Instance) -> tuple[Floats, float]:
+    """Return (n, M) seconds by which tensors from and to the client lengthen a piece, and the client's own seconds.
 
-    def table(self, allowed: Flags) -> Floats:
-        """Return (n, K) least seconds from the end of a stage to the end of the micro-batch.
+    A tensor that several pieces read is sent at least once, to the stage of the first of them.
+    """
+    problem, seconds, client_seconds = instance.problem, np.zeros(instance.seconds.shape), 0.0
+    for tensor in instance.tensors:
+        ends = [piece for piece in (tensor.source, *tensor.destinations) if piece != instance.client]
+        if ends and instance.client in (tensor.source, *tensor.destinations):
+            seconds[ends[0]] += instance.transfer_seconds + tensor.bytes * instance.transfer_seconds_per_byte
+            client_seconds += problem.client_transfer_seconds + tensor.bytes * problem.client_transfer_seconds_per_byte
+    return seconds, client_seconds
 
-        Row: a piece of that stage. Column: the class of its machine. The later pieces run on other machines, of the
-        classes that ``allowed``, (K,), marks.
-        """
-        key = allowed.tobytes()
-        if key not in self._tables:
-            if len(self._tables) >= self._most:
-                return self._loose
-            self._tables[key] = self._of(allowed)[0]
-        return self._tables[key]
 
-    def _of(self, allowed: Flags) -> tuple[Floats, Floats]:
-        """Return the table, and the same for the allowed classes if later pieces may stay on the same machine."""
-        at = np.flatnonzero(allowed)
-        leaving, staying = np.zeros_like(self._seconds), np.zeros((len(self._seconds), len(at)))
-        same = np.eye(len(at), dtype=bool)
-        for piece in reversed(range(len(leaving))):
-            if (piece, self._client) in self._size:
-                leaving[piece] = self.lag[:-1, -1] + self._size[piece, self._client] * self.slow[:-1, -1]
-                staying[piece] = leaving[piece, at]
-            for reader in self._readers[piece]:
-                transfer = self.lag[:-1, at] + self._size[piece, reader] * self.slow[:-1, at]
-                rest = self._seconds[reader, at] + staying[reader]
-                leaving[piece] = np.maximum(leaving[piece], (transfer + rest).min(axis=1, initial=math.inf))
-                stay = np.where(same, 0.0, transfer[at]) + rest
-                staying[piece] = np.maximum(staying[piece], stay.min(axis=1, initial=math.inf))
-        return leaving, staying
+def longest_path(instance: Instance) -> float:
+    """Return a lower bound on the latency of every plan in seconds; exact for chains without limits.
+
+    It is the longest path over the pieces, each placed on the best machine for that path.
+    """
+    first = [members[0] for members in instance.classes]
+    ends = np.ix_([*first, instance.client], [*(members[-1] for members in instance.classes), instance.client])
+    lag = np.where(instance.linked[ends], instance.latency[ends], math.inf)
+    slow = np.where(instance.linked[ends], instance.seconds_per_byte[ends], 0.0)
+    is_same = np.eye(len(first), dtype=bool)
+    size: dict[tuple[int, int], float] = {}
+    for tensor in instance.tensors:
+        for end in tensor.destinations:
+            size[tensor.source, end] = size.get((tensor.source, end), 0.0) + tensor.bytes
+    rest = instance.seconds[:, first].copy()  # from the begin of a piece, by its machine class
+    for piece in reversed(range(len(rest))):
+        ahead = np.zeros(len(first))
+        for reader in instance.behind[piece]:
+            transfer = np.where(is_same, 0.0, lag[:-1, :-1] + size[piece, reader] * slow[:-1, :-1])
+            ahead = np.maximum(ahead, (transfer + rest[reader]).min(axis=1))
+        if (piece, instance.client) in size:
+            ahead = np.maximum(ahead, lag[:-1, -1] + size[piece, instance.client] * slow[:-1, -1])
+        rest[piece] += ahead
+    for piece in range(len(rest)):
+        if (instance.client, piece) in size:
+            rest[piece] += lag[-1, :-1] + size[instance.client, piece] * slow[-1, :-1]
+    return float(rest.min(axis=1).max())
+
+
+def longest_latency(instance: Instance) -> float:
+    """Return an upper bound on latency in seconds: pieces on slowest machines, tensors on slowest links, in turn."""
+    seconds = math.fsum(max(value for value in row if math.isfinite(value)) for row in instance.seconds)
+    slowest = float(instance.seconds_per_byte.max())
+    sizes = math.fsum(tensor.bytes * len(tensor.destinations) for tensor in instance.tensors)
+    stops = sum(len(tensor.destinations) for tensor in instance.tensors)
+    return seconds + sizes * slowest + stops * float(instance.latency.max())
 
 
 def division_bound(problem: Problem) -> float:
@@ -195,7 +216,10 @@ def division_bound(problem: Problem) -> float:
     """
     if problem.objective == "throughput":
         return period_bound(instance_of(problem), Budget(DIVISION_SECONDS))
-    alone = tuple(replace(machine, contention=1.0) for machine in problem.machines)
+    alone = tuple(
+        replace(machine, contention=1.0, transfer_seconds=0.0, transfer_seconds_per_byte=0.0)
+        for machine in problem.machines
+    )
     instance = instance_of(replace(problem, machines=alone, shared_cores=()))
     machines = range(len(instance.machines))
     between = [float(instance.latency[a, b]) for a in machines for b in machines if a != b and instance.linked[a, b]]

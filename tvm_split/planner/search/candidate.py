@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.evaluate import Flow, NumberedStep
+from tvm_split.planner.evaluate import Flow
 from tvm_split.planner.problem import TOLERANCE, Problem, Stage, Timed, objective_seconds
 from tvm_split.planner.round_robin import fairest_turns
 from tvm_split.planner.search.instance import Instance
@@ -73,13 +73,11 @@ def candidate(
     """
     stage_of = {piece: number for number, stage in enumerate(stages) for piece in stage.pieces}
     stage_of[instance.client] = instance.client
-    transfers = [
-        (source, end, tensor.bytes)
-        for tensor in instance.tensors
-        for source in (stage_of[tensor.source],)
-        for end in dict.fromkeys(stage_of[piece] for piece in tensor.destinations)
-        if end != source
-    ]
+    transfers = []
+    for tensor in instance.tensors:
+        source = stage_of[tensor.source]
+        ends = {stage_of[piece] for piece in tensor.destinations}
+        transfers += [(source, end, tensor.bytes) for end in ends if end != source]
     if any(source > end >= 0 for source, end, _ in transfers):
         order = _topological_order(instance, stages, transfers)
         stages = [stages[number] for number in order]
@@ -88,25 +86,13 @@ def candidate(
     numbered = [
         NumberedTransfer(source, () if end == instance.client else (end,), size) for source, end, size in transfers
     ]
-    steps = [_step(instance, stage, share_of) for stage in stages]
+    steps = [instance.step(stage.machines, stage.pieces) for stage in stages]
+    if share_of:
+        steps = [
+            step._replace(shares=tuple(share_of[machine] for machine in step.machines)) if not step.shares else step
+            for step in steps
+        ]
     return Candidate(tuple(stages), Flow(instance.problem, instance, steps, numbered))
-
-
-def _step(instance: Instance, stage: Placement, share_of: Mapping[int, float] | None) -> NumberedStep:
-    pieces = list(stage.pieces)
-    seconds = [math.fsum(instance.times[pieces, machine]) for machine in stage.machines]
-    several = len(stage.machines) > 1
-    shares: tuple[float, ...] = () if several else (1.0,)
-    if share_of and several:
-        shares = tuple(share_of[machine] for machine in stage.machines)
-    return NumberedStep(
-        stage.machines,
-        shares,
-        seconds,
-        max(seconds),
-        math.fsum(instance.weights[pieces]),
-        float(instance.activations[pieces].max()),
-    )
 
 
 def _topological_order(
@@ -177,11 +163,13 @@ def _keeps_numbers(instance: Instance, plan: Candidate) -> bool:
 
 
 def _keeps_pins(instance: Instance, plan: Candidate) -> bool:
-    return all(np.isfinite(instance.seconds[np.ix_(stage.pieces, stage.machines)]).all() for stage in plan.stages)
+    return all(instance.is_allowed(stage.machines, stage.pieces) for stage in plan.stages)
 
 
 def lack_of(instance: Instance, plan: Candidate) -> float:
     """Return the bytes by which a plan exceeds the memory, summed over machines."""
+    if np.isinf(instance.memory).all():
+        return 0.0
     return math.fsum(
         max(0.0, load.memory_bytes - float(instance.memory[instance.machine_number[load.machine]]))
         for load in plan.flow.loads

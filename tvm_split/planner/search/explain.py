@@ -15,7 +15,7 @@ import numpy as np
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import TOLERANCE, Alternative, Problem, ProblemLink
-from tvm_split.planner.search.candidate import Candidate, lack_of, within_limits
+from tvm_split.planner.search.candidate import Candidate, delivered, lack_of, within_limits
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.search import Found
 from tvm_split.units import count_text, names_of, precise_bytes_text, seconds_text
@@ -162,13 +162,10 @@ def _why_nowhere(instance: Instance, name: str) -> str:
     return f"piece {name!r} can run on no machine: {'; '.join(reasons)}"
 
 
-def alternatives(
-    instance: Instance, chosen: Candidate, candidates: Sequence[Candidate], deliver: Callable[[Candidate], Candidate]
-) -> tuple[Alternative, ...]:
-    """Return the best few plans on other sets of machines, best first.
+def alternatives(instance: Instance, chosen: Candidate, candidates: Sequence[Candidate]) -> tuple[Alternative, ...]:
+    """Return the best few plans on other sets of machines as they run, best first.
 
-    The best plan for each number of machines comes before the other single machines. ``deliver`` turns each plan into
-    the plan as it runs, which is never better.
+    The best plan for each number of machines comes before the other single machines.
     """
     problem = instance.problem
     plans: dict[frozenset[int], Candidate] = {}
@@ -181,9 +178,9 @@ def alternatives(
     near = sorted(first.values(), key=lambda plan: abs(len(plan.machines) - len(chosen.machines)))[:MOST_ALTERNATIVES]
     rest = sorted(plans.values(), key=lambda plan: len(plan.machines) > 1)
     most = list(dict.fromkeys([*near, *rest]))[:MOST_ALTERNATIVES]
-    delivered = {frozenset(plan.machines): plan for plan in map(deliver, most)}
-    delivered.pop(frozenset(chosen.machines), None)
-    shown = sorted(delivered.values(), key=lambda plan: plan.rank(problem))
+    running = {frozenset(plan.machines): plan for plan in (delivered(instance, plan) for plan in most)}
+    running.pop(frozenset(chosen.machines), None)
+    shown = sorted(running.values(), key=lambda plan: plan.rank(problem))
     return tuple(
         Alternative(
             _title(instance, plan),
@@ -196,12 +193,7 @@ def alternatives(
     )
 
 
-def why_no_more_machines(
-    instance: Instance,
-    chosen: Candidate,
-    candidates: Sequence[Candidate],
-    deliver: Callable[[Candidate], Candidate],
-) -> str:
+def why_no_more_machines(instance: Instance, chosen: Candidate, candidates: Sequence[Candidate]) -> str:
     """Return one sentence for every idle machine."""
     problem = instance.problem
     sentences = []
@@ -215,7 +207,7 @@ def why_no_more_machines(
         using = using or [plan for plan, machines in machines_of if machine in machines]
         feasible = [plan for plan in using if within_limits(problem, plan.flow)] or using
         best = min(feasible, key=lambda plan: plan.rank(problem), default=None)
-        best = None if best is None else deliver(best)
+        best = None if best is None else delivered(instance, best)
         if best is not None and machine not in best.machines:
             sentences.append(f"{name} is idle: the best plan found with it has no turn for it")
         elif best is None:

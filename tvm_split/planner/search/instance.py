@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
-from tvm_split.planner.evaluate import missing_link
+from tvm_split.planner.evaluate import NumberedStep, missing_link
 from tvm_split.planner.faults import require_sense
 from tvm_split.planner.graph import grouped
 from tvm_split.planner.problem import Problem
+from tvm_split.planner.step_graph import MachineSet
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+MOST_STEPS = 4096
+"""Number of stages and links whose numbers are remembered: two plans that are compared differ in few of them."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +127,31 @@ class Instance:
             for values in (self.linked, self.seconds_per_byte, self.latency)
         )
 
-    def between(self, sources: Sequence[int], targets: Sequence[int]) -> tuple[float, float]:
-        """Return latency (s) and seconds per byte of the slowest link, as `tvm_split.planner.evaluate.Links` does."""
+    @cached_property
+    def step(self) -> Callable[[MachineSet, tuple[int, ...]], NumberedStep]:
+        """The function that returns the step of pieces on machines; it remembers the steps of the last plans."""
+        return lru_cache(MOST_STEPS)(self._step)
+
+    def _step(self, machines: MachineSet, pieces: tuple[int, ...]) -> NumberedStep:
+        held = list(pieces)
+        seconds = [math.fsum(self.times[held, machine]) for machine in machines]
+        shares = () if len(machines) > 1 else (1.0,)
+        weights = math.fsum(self.weights[held])
+        return NumberedStep(machines, shares, seconds, max(seconds), weights, float(self.activations[held].max()))
+
+    @cached_property
+    def is_allowed(self) -> Callable[[MachineSet, tuple[int, ...]], bool]:
+        """The function that says whether all pieces may be on all machines."""
+        return lru_cache(MOST_STEPS)(
+            lambda machines, pieces: bool(np.isfinite(self.seconds[np.ix_(pieces, machines)]).all())
+        )
+
+    @cached_property
+    def between(self) -> Callable[[MachineSet, MachineSet], tuple[float, float]]:
+        """The function that returns latency (s) and seconds per byte of the slowest link; see `Links.between`."""
+        return lru_cache(MOST_STEPS)(self._between)
+
+    def _between(self, sources: MachineSet, targets: MachineSet) -> tuple[float, float]:
         pairs = np.ix_(sources, targets)
         missing = np.argwhere(~self.linked[pairs])
         if len(missing):

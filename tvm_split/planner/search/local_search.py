@@ -10,8 +10,6 @@ import math
 import random
 from collections.abc import Callable
 
-import numpy as np
-
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
 from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits, within_limits
@@ -25,8 +23,6 @@ ROUNDS_WITHOUT_GAIN = 3
 """The search ends after so many rounds in a row without an improvement."""
 GAIN = 1e-4
 """Relative decrease of the value that counts as an improvement."""
-RUN = 0.5
-"""Rate of the exponential distribution of further pieces that move with a piece: one over their mean number."""
 FURTHEST = 0.25
 """Largest share of all pieces by which one change moves a cut."""
 
@@ -41,7 +37,6 @@ class LocalSearch:
     def __init__(self, instance: Instance, *, replicas: bool) -> None:
         self._instance, self._replicas = instance, replicas
         self._random = random.Random(0)  # noqa: S311
-        self._able = np.isfinite(instance.seconds)
         self._changes: list[Callable[[State], State | None]] = [
             self._move_cut,
             self._move_cut,
@@ -50,6 +45,9 @@ class LocalSearch:
             self._merge,
             self._split,
         ]
+        self._branch_of = _branches(instance)
+        whole = instance.seconds.sum(axis=0)
+        self._classes = sorted(instance.classes, key=lambda members: float(whole[members[0]]))
         if not instance.is_line:
             self._changes += [self._move_run, self._move_run]
         if replicas:
@@ -90,7 +88,7 @@ class LocalSearch:
 
     def _evaluated(self, stages: State) -> Candidate | None:
         """Evaluate stages; None if they violate a limit."""
-        if not all(self._able[np.ix_(stage.pieces, stage.machines)].all() for stage in stages):
+        if not all(self._instance.is_allowed(stage.machines, stage.pieces) for stage in stages):
             return None
         try:
             plan = candidate(self._instance, stages)
@@ -103,17 +101,17 @@ class LocalSearch:
         return self._random.randrange(len(stages) - 1) if len(stages) > 1 else None
 
     def _idle(self, stages: State) -> int | None:
-        """Return a machine without a stage, or None; each machine class is equally likely."""
+        """Return a machine without a stage, or None; fast machine classes are likelier than slow ones."""
         used = {machine for stage in stages for machine in stage.machines}
-        idle = [unused for members in self._instance.classes if (unused := [m for m in members if m not in used])]
-        return self._random.choice(idle)[0] if idle else None
+        idle = [unused[0] for members in self._classes if (unused := [m for m in members if m not in used])]
+        return idle[int(len(idle) * self._random.random() ** 2)] if idle else None
 
     def _move_cut(self, stages: State) -> State | None:
         at = self._pair(stages)
         if at is None:
             return None
         first, second = stages[at : at + 2]
-        most = math.ceil(self._random.random() ** 4 * FURTHEST * len(self._able))
+        most = math.ceil(self._random.random() ** 4 * FURTHEST * len(self._instance.pieces))
         if self._random.random() < 0.5:
             count = max(len(first.pieces) - most, 1)
             pieces = first.pieces[:count], tuple(sorted((*first.pieces[count:], *second.pieces)))
@@ -172,7 +170,10 @@ class LocalSearch:
         source = self._random.randrange(len(stages))
         held = stages[source].pieces
         start = self._random.randrange(len(held))
-        run = set(held[start : start + 1 + int(self._random.expovariate(RUN))])
+        if self._random.random() < 0.5:
+            run = set(held) & set(self._branch_of[held[start]])
+        else:
+            run = set(held[start : start + int(len(held) ** self._random.random())])
         before, behind = self._instance.before, self._instance.behind
         stage_of = {piece: number for number, stage in enumerate(stages) for piece in stage.pieces}
         first = max((stage_of[predecessor] for piece in run for predecessor in before[piece] - run), default=-1)
@@ -180,6 +181,8 @@ class LocalSearch:
             (stage_of[successor] for piece in run for successor in behind[piece] if successor not in run),
             default=len(stages),
         )
+        if first == last == source:
+            return self._part(stages, source, run)
         remaining = [
             Placement(stage.machines, tuple(piece for piece in stage.pieces if piece not in run)) for stage in stages
         ]
@@ -196,6 +199,30 @@ class LocalSearch:
             remaining[at] = Placement(remaining[at].machines, tuple(sorted((*remaining[at].pieces, *run))))
         return tuple(stage for stage in remaining if stage.pieces)
 
+    def _part(self, stages: State, at: int, run: set[int]) -> State | None:
+        """Compute a run beside other pieces of its stage: divide the stage into what is before, beside and behind it.
+
+        A stage sends its results when it ends, so all four need machines of their own; the largest keeps the machines.
+        """
+        before, behind, held = self._instance.before, self._instance.behind, stages[at].pieces
+        first, last = set(run), set(run)
+        for piece in reversed(held):
+            if first.intersection(behind[piece]):
+                first.add(piece)
+        for piece in held:
+            if last & before[piece]:
+                last.add(piece)
+        divided = [first - run, run, set(held) - first - last, last - run]
+        parts = [tuple(sorted(part)) for part in divided if part]
+        changed = list(stages)
+        changed[at : at + 1] = [Placement(stages[at].machines, part) for part in parts]
+        for number in sorted(range(len(parts)), key=lambda number: len(parts[number]))[:-1]:
+            machine = self._idle(tuple(changed))
+            if machine is None:
+                return None
+            changed[at + number] = Placement((machine,), parts[number])
+        return tuple(changed)
+
     def _add_replica(self, stages: State) -> State | None:
         machine, at = self._idle(stages), self._random.randrange(len(stages))
         return None if machine is None else _with_machines(stages, {at: (*stages[at].machines, machine)})
@@ -211,6 +238,16 @@ class LocalSearch:
         if target < len(stages) and target != source:
             changed[target] = (*stages[target].machines, machine)
         return _with_machines(stages, changed)
+
+
+def _branches(instance: Instance) -> list[list[int]]:
+    """Return the branch of each piece: the pieces before and behind it up to a fork or a join."""
+    branch_of: list[list[int]] = []
+    for piece, before in enumerate(instance.before):
+        is_joined = len(before) == 1 and len(instance.behind[min(before)]) == 1
+        branch_of.append(branch_of[min(before)] if is_joined else [])
+        branch_of[piece].append(piece)
+    return branch_of
 
 
 def _with_machines(stages: State, changed: dict[int, tuple[int, ...]]) -> State:

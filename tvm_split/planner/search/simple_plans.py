@@ -52,8 +52,8 @@ class FirstFit(Strategy):
 
 
 def simple_plans(instance: Instance) -> list[Candidate]:
-    """Return the simple plans that fit: those of first fit, and with replicas the whole network on all machines."""
-    plans = list(_first_fit(instance))
+    """Return the simple plans that fit: first fit, pieces where they are fastest, and the network on all machines."""
+    plans = [*_first_fit(instance), _fastest_for_pieces(instance)]
     if instance.problem.replicas:
         everything = tuple(range(len(instance.pieces)))
         plans += [[Placement(whole_set, everything)] for whole_set in _whole_sets(instance)]
@@ -153,10 +153,7 @@ class _Filling:
         costs = self._costs
         if costs is None or end == start:
             return end
-        columns = slice(start + 1, end + 1)
-        held = costs.weights[columns] - costs.weights[start] + np.maximum.accumulate(costs.activations[start:end])
-        held = held + self._instance.problem.buffers * costs.bytes[start, columns]
-        possible = np.flatnonzero(held <= memory * (1 + 1e-12))
+        possible = np.flatnonzero(costs.held(start, end) <= memory * (1 + 1e-12))
         return start + 1 + int(possible[-1]) if len(possible) else start
 
 
@@ -169,6 +166,16 @@ def _cut_bytes(instance: Instance) -> Floats:
         steps[tensor.source + 1] += tensor.bytes
         steps[last + 1] -= tensor.bytes
     return np.maximum(np.cumsum(steps)[: length + 1], 0.0)
+
+
+def _fastest_for_pieces(instance: Instance) -> list[Placement]:
+    """Return the stages if each piece goes to its fastest machine, or to that of the piece before if that is over."""
+    held: dict[int, list[int]] = {}
+    last = -1
+    for piece, machine in enumerate(instance.seconds.argmin(axis=1).tolist()):
+        last = machine if machine == last or machine not in held else last
+        held.setdefault(last, []).append(piece)
+    return [Placement((machine,), tuple(pieces)) for machine, pieces in held.items()]
 
 
 def _whole_sets(instance: Instance) -> Iterator[tuple[int, ...]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
 from typing import ClassVar
 
 from tvm_split.errors import PlanError
@@ -13,17 +11,16 @@ from tvm_split.planner.problem import (
     TOLERANCE,
     Problem,
     Solution,
-    objective_seconds,
 )
 from tvm_split.planner.search.budget import WORK_PER_SECOND, Budget, OutOfBudgetError
-from tvm_split.planner.search.candidate import Candidate, best_delivered, delivered
+from tvm_split.planner.search.candidate import best_delivered, delivered
 from tvm_split.planner.search.explain import (
     alternatives,
     require_places,
     why_impossible,
     why_no_more_machines,
 )
-from tvm_split.planner.search.instance import Instance, instance_of
+from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.search import Found, Search
 from tvm_split.planner.strategy import Strategy, solution_of
 from tvm_split.units import seconds_text
@@ -43,11 +40,7 @@ class Best(Strategy):
 
 
 def solve(
-    problem: Problem,
-    *,
-    time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS,
-    budget: Budget | None = None,
-    whole_turns: bool = True,
+    problem: Problem, *, time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS, budget: Budget | None = None
 ) -> Solution:
     """Return the best plan found for a problem, with its optimality gap.
 
@@ -60,7 +53,6 @@ def solve(
 
     Args:
         budget: used instead of the time limit; a budget of work alone gives the same plan on every machine.
-        whole_turns: give replicas the shares of round-robin schedules; if False, shares of any size.
 
     Raises:
         PlanError: names or numbers are wrong, or no plan fits; the message says which demand, and by how much.
@@ -71,8 +63,6 @@ def solve(
     chosen = result.chosen
     if chosen is None:
         raise PlanError(_why_impossible(problem, is_proven=result.exact))
-    if not (whole_turns and problem.replicas):
-        return _solution(instance, result, chosen, lambda plan: plan)
     best = best_delivered(instance, result.plans)
     if best is None:
         period = delivered(instance, chosen).flow.period_seconds
@@ -81,22 +71,13 @@ def solve(
             f"and at most {seconds_text(problem.maximum_period_seconds)} are allowed; with shares of any size it would "
             "keep to that, so allow a little more"
         )
-    return _solution(instance, result, best, partial(delivered, instance))
-
-
-def _solution(
-    instance: Instance, result: Found, chosen: Candidate, deliver: Callable[[Candidate], Candidate]
-) -> Solution:
     # The bound is for shares by speed; on oversubscribed cores those of a schedule may happen to be better.
-    solution = solution_of(instance.problem, chosen.named(instance), result.lower_bound_seconds)
-    value = objective_seconds(instance.problem.objective, solution.evaluation)
-    best = value if result.chosen is None else result.chosen.value(instance.problem)
-    is_worse = value > best * (1 + TOLERANCE)
+    is_worse = best.value(problem) > chosen.value(problem) * (1 + TOLERANCE)
+    method = result.method + (SCHEDULED_AFTERWARDS if is_worse else "")
     return dataclasses.replace(
-        solution,
-        method=result.method + (SCHEDULED_AFTERWARDS if is_worse else ""),
-        why_no_more_machines=why_no_more_machines(instance, chosen, result.plans, deliver),
-        alternatives=alternatives(instance, chosen, result.plans, deliver),
+        solution_of(problem, best.named(instance), result.lower_bound_seconds, method),
+        why_no_more_machines=why_no_more_machines(instance, best, result.plans),
+        alternatives=alternatives(instance, best, result.plans),
     )
 
 

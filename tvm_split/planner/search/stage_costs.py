@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -100,6 +101,7 @@ class StageCosts:
         period, latency: for each group a (P, P) matrix of seconds; row: the stage's end, column: its begin. Covers
             compute and transfers, except those that certainly pass between adjacent stages. Infinite if there is no
             such stage or the group cannot hold it.
+        work: for each set of shared cores the same, of the seconds of one core that a stage needs of them.
         crossing: bytes and number of tensors that certainly pass, over the link of their groups, from the stage that
             ends at an ideal to the next one; (1, P) each.
     """
@@ -108,6 +110,7 @@ class StageCosts:
     ideals: Flags
     period: tuple[Floats, ...]
     latency: tuple[Floats, ...]
+    work: tuple[tuple[Floats, ...], ...]
     crossing: Transfers
 
 
@@ -133,7 +136,7 @@ def stage_costs(instance: Instance, groups: Groups, ideals: Flags) -> StageCosts
         full.append(np.where(possible, compute, math.inf))
     crossing = _crossing(instance, members)
     rest = Transfers(np.maximum(received.bytes - crossing.bytes, 0.0), received.tensors - crossing.tensors)
-    period, latency = [], []
+    period, latency, computing = [], [], []
     for number, group in enumerate(groups.counts):
         kinds = [kind for kind, count in enumerate(group) if count]
         ends = [groups.classes[kind][0] for kind in kinds]
@@ -144,10 +147,27 @@ def stage_costs(instance: Instance, groups: Groups, ideals: Flags) -> StageCosts
         receive = received.stream_seconds(into) + from_client.stream_seconds(home_in)
         send = sent.stream_seconds(outof) + to_client.stream_seconds(home_out)
         compute = _shared([(full[kind], group[kind]) for kind in kinds])
+        computing.append(compute)
         period.append(np.maximum(np.maximum(compute, receive), send))
         slowest = np.maximum.reduce([alone[kind] for kind in kinds])
         latency.append(slowest + rest.seconds(into) + from_client.seconds(home_in) + to_client.seconds(home_out))
-    return StageCosts(groups, ideals, tuple(period), tuple(latency), crossing)
+    work = tuple(
+        tuple(map(partial(_core_seconds, instance, sharing, groups.classes), groups.counts, computing))
+        for sharing, _ in instance.core_sets
+    )
+    return StageCosts(groups, ideals, tuple(period), tuple(latency), work, crossing)
+
+
+def _core_seconds(
+    instance: Instance, sharing: Sequence[int], classes: tuple[tuple[int, ...], ...], group: Counts, compute: Floats
+) -> Floats:
+    """Return the seconds of one core that stages on a group of machines need of the cores that ``sharing`` share."""
+    wanted = sum(
+        count * instance.problem.machines[members[0]].cores
+        for members, count in zip(classes, group, strict=True)
+        if members[0] in sharing
+    )
+    return compute * wanted if wanted else np.where(np.isfinite(compute), 0.0, math.inf)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 Linear partition over unequal machines: best[used, last group][j] = min over k of the cost of a stage k … j on the last
 group, combined with the best of best[used − last, previous group][k] and the link between the two groups. Values are
-combined by the maximum for the period and by the sum for latency. Sets of machines follow PipeEdge (Hu et al. 2022),
-with identical machines counted; stages on several machines follow PipeDream (Narayanan et al. 2019).
+combined by the maximum for the period, and by the sum for the latency and the work of shared cores. Sets of machines
+follow PipeEdge (Hu et al. 2022), with identical machines counted; stages on several machines follow PipeDream
+(Narayanan et al. 2019).
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ MOST_MATRIX_BYTES = 1.0e9
 MOST_STEPS = 2.0e9
 """Most matrix elements that one table may touch; at this size it takes some seconds."""
 MOST_SECONDS = 1.0e300
-Value = Literal["period", "latency"]
+Value = Literal["period", "latency"] | int
+"""What is minimised; a number stands for the work of that set of shared cores."""
 
 
 def is_affordable(instance: Instance, positions: int, work: float, *, replicas: bool) -> bool:
@@ -85,7 +87,9 @@ class StageTable:
         self._is_period = value == "period"
         self._stage_count = stage_count
         self._limit = period_limit * (1 + TOLERANCE)
-        self._matrices = costs.period if self._is_period else costs.latency
+        self._is_work = isinstance(value, int)
+        named = {"period": costs.period, "latency": costs.latency}
+        self._matrices = costs.work[value] if isinstance(value, int) else named[value]
         if self._limit < math.inf:
             pairs = zip(costs.period, self._matrices, strict=True)
             self._matrices = tuple(np.where(period <= self._limit, matrix, math.inf) for period, matrix in pairs)
@@ -178,7 +182,9 @@ class StageTable:
         blocked = unlinked[:, None] & crosses
         if self._limit < math.inf:
             blocked |= stream > self._limit
-        if not self._is_period:
+        if self._is_work:
+            stream = np.zeros_like(stream)
+        elif not self._is_period:
             stream = stream + np.where(unlinked, 0.0, lag)[:, None] * crosses
         arriving = self._combine(state.values, stream)
         arriving[blocked] = math.inf

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -13,10 +12,10 @@ from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.search import Budget, solve
-from tvm_split.planner.search.bounds import SecondsAhead
-from tvm_split.planner.search.candidate import best_of, one_machine_candidates
+from tvm_split.planner.search.bounds import longest_path, period_bound
+from tvm_split.planner.search.candidate import one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.mixed_integer import PlacementProgram, period_bound
+from tvm_split.planner.search.search import RESOLVED
 
 SEEDS = st.integers(0, 2**32)
 LITTLE = 1.0e8
@@ -37,32 +36,6 @@ def test_small_graphs_equal_the_best_of_all_plans(
     assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
 
 
-@pytest.mark.slow
-@settings(max_examples=8)
-@given(SEEDS, st.integers(2, 3))
-def test_nine_pieces_equal_the_best_of_all_plans(seed: int, machines: int) -> None:
-    problem = random_problem(seed, pieces=9, machines=machines, chain=False, plain=True, replicas=False)
-    assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
-
-
-@pytest.mark.parametrize("shared_cores", [False, True])
-@settings(max_examples=12)
-@given(SEEDS, st.integers(2, 6), st.integers(2, 3))
-def test_the_mixed_integer_program_finds_and_proves_the_best(
-    shared_cores: bool, seed: int, pieces: int, machines: int
-) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=machines, chain=False, plain=True, shared_cores=shared_cores)
-    expected = best(problem, graph_plans(problem))
-    assert expected is not None
-    instance = instance_of(problem)
-    alone = best_of(problem, one_machine_candidates(instance))
-    bound, plan = PlacementProgram(instance, alone, 0.0).solve(Budget(), 1e-7)
-    values = [candidate.value(problem) for candidate in (alone, plan) if candidate is not None]
-    assert min(values) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
-    assert min([bound, *values]) <= expected[0] * (1 + 1e-9)
-    assert min([bound, *values]) == pytest.approx(expected[0], rel=1e-5, abs=1e-12)
-
-
 @settings(max_examples=30)
 @given(SEEDS, st.integers(2, 6), st.integers(1, 3))
 def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> None:
@@ -76,7 +49,7 @@ def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> N
         if objective == "throughput":
             assert min([period_bound(instance, Budget()), *alone]) <= expected[0] * (1 + 1e-9)
         else:
-            assert SecondsAhead(instance, instance.classes).whole() <= expected[0] * (1 + 1e-9)
+            assert longest_path(instance) <= expected[0] * (1 + 1e-9)
 
 
 @settings(max_examples=5)
@@ -90,44 +63,6 @@ def test_larger_graphs_have_plans_that_hold_and_bounds_below_them(seed: int, pie
     assert solution.gap == pytest.approx((value - solution.lower_bound_seconds) / value if value else 0.0)
     for alternative in solution.alternatives:
         assert value_of(problem, alternative.period_seconds, alternative.latency_seconds) >= value * (1 - 1e-9)
-
-
-@settings(max_examples=8)
-@given(SEEDS, st.integers(12, 20))
-def test_a_chain_searched_as_a_graph_is_not_better_than_a_chain(seed: int, pieces: int) -> None:
-    """With an additional independent piece without time or bytes, the chain is a graph with the same best plan."""
-    chain = random_problem(seed, pieces=pieces, machines=3, plain=True, buffers=0)
-    free = dataclasses.replace(
-        chain.pieces[0],
-        name="beside",
-        seconds={machine.name: 0.0 for machine in chain.machines},
-        weight_bytes=0.0,
-        activation_bytes=0.0,
-    )
-    graph = dataclasses.replace(chain, pieces=(*chain.pieces, free))
-    best_value, solution = solve(chain, budget=Budget()).lower_bound_seconds, solve(graph, budget=Budget(work=LITTLE))
-    value = value_of(graph, solution.evaluation.period_seconds, solution.evaluation.latency_seconds)
-    assert solution.lower_bound_seconds <= best_value * (1 + 1e-9) <= value * (1 + 3e-9)
-
-
-@settings(max_examples=20)
-@given(SEEDS, st.integers(2, 5), st.booleans())
-def test_small_graphs_on_equal_machines_equal_the_best_of_all_plans(seed: int, pieces: int, replicas: bool) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=3, chain=False, replicas=replicas)
-    names = [machine.name for machine in problem.machines]
-    pairs = itertools.permutations([*names, "client"], 2)
-    problem = dataclasses.replace(
-        problem,
-        machines=tuple(dataclasses.replace(problem.machines[0], name=name) for name in names),
-        links=tuple(ProblemLink(source, end, 1e4, 0.001) for source, end in pairs),
-        pieces=tuple(
-            dataclasses.replace(piece, seconds=dict.fromkeys(names, max(piece.seconds.values(), default=0.01)))
-            for piece in problem.pieces
-        ),
-        pins=(),
-    )
-    assert len(instance_of(problem).classes) == 1
-    assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
 
 
 def test_a_stage_with_a_skip_is_dealt_out() -> None:
@@ -164,7 +99,7 @@ def test_replicas_on_larger_graphs_hold_and_are_no_worse_than_without(seed: int,
         value_of(problem, result.evaluation.period_seconds, result.evaluation.latency_seconds)
         for result in (solution, without)
     )
-    assert solution.lower_bound_seconds <= value <= value_without * (1 + 1e-6)
+    assert solution.lower_bound_seconds <= value <= value_without * (1 + RESOLVED)
 
 
 def value_of(problem: Problem, period: float, latency: float) -> float:

@@ -1,1 +1,30 @@
-"""Convert operations of StableHLO to operators of Relax; one module per family."""
+"""Conversions of StableHLO's operations to Relax, and their argument."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+from tvm import relax
+
+from tvm_split.frontends.convert import Call
+from tvm_split.frontends.operators import numbers_of
+from tvm_split.frontends.stablehlo.modules import Array
+
+
+class HloCall(Call):
+    """An operation and its operands.
+
+    ``operands`` have the same rank, but size 1 along axes on which they only repeat; elementwise operators broadcast
+    them.
+    """
+
+    def whole(self, place: int) -> relax.Expr:
+        """An operand in its whole shape."""
+        return self.importer.whole(self.source.operands[place])
+
+    def known(self, place: int) -> Array | None:
+        """The values of an operand that depends on no input of the model, with size 1 where they only repeat."""
+        return numbers_of(self.operands[place])
+
+    def shape_of(self, place: int) -> list[int]:
+        """The shape of an operand."""
+        return list(ir.RankedTensorType(self.source.operands[place].type).shape)

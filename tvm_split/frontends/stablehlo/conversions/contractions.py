@@ -12,7 +12,7 @@ from tvm import relax
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, dtype_of, numbers_of, shape_of, wide
-from tvm_split.frontends.stablehlo.conversions.call import HloCall
+from tvm_split.frontends.stablehlo.conversions import HloCall
 from tvm_split.frontends.stablehlo.conversions.shapes import padded, reversed_along
 from tvm_split.frontends.stablehlo.modules import integer, integers, pairs
 

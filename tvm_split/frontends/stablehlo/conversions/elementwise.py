@@ -24,7 +24,7 @@ from tvm_split.frontends.compositions import (
 )
 from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, wide
-from tvm_split.frontends.stablehlo.conversions.call import HloCall
+from tvm_split.frontends.stablehlo.conversions import HloCall
 from tvm_split.frontends.stablehlo.modules import comparison, integer
 
 Elementwise = Callable[..., relax.Expr]
@@ -64,21 +64,6 @@ def _of_numbers(name: str, of_booleans: str) -> Elementwise:
         return getattr(op, of_booleans if dtype_of(left) == "bool" else name)(left, right)
 
     return change
-
-
-def _power(op: Operators, base: relax.Expr, exponent: relax.Expr) -> relax.Expr:
-    dtype = dtype_of(base)
-    numbers = numbers_of(exponent)
-    if not is_float(dtype) or (numbers is not None and (numbers.size == 1 and float(numbers.reshape(())) % 1 == 0)):
-        return power(op, base, exponent, dtype)
-    # TVM's power gives NaN for every base below 0, also where the exponent is a whole number.
-    computed = wide(dtype)
-    base, exponent = op.cast(base, computed), op.cast(exponent, computed)
-    size = op.power(op.abs(base), exponent)
-    is_odd = op.not_equal(op.mod(exponent, constant(2, computed)), 0)
-    is_whole = op.equal(op.floor(exponent), exponent)
-    below = op.where(is_whole, op.where(is_odd, op.negative(size), size), constant(math.nan, computed))
-    return op.cast(op.where(op.less(base, 0), below, size), dtype)
 
 
 def _compared(op: Operators, left: relax.Expr, right: relax.Expr, direction: str) -> relax.Expr:
@@ -257,7 +242,7 @@ _BINARY: dict[str, Elementwise] = {
     "remainder": _remainder,
     "maximum": _of_numbers("maximum", "logical_or"),
     "minimum": _of_numbers("minimum", "logical_and"),
-    "power": _power,
+    "power": lambda op, base, exponent: power(op, base, exponent, dtype_of(base)),
     "atan2": _named("atan2"),
     "and": _bitwise("and"),
     "or": _bitwise("or"),

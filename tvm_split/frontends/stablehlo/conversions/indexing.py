@@ -13,7 +13,7 @@ from tvm_split.errors import ModelImportError
 from tvm_split.frontends.compositions import flat_index, strides
 from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, shape_of
-from tvm_split.frontends.stablehlo.conversions.call import HloCall
+from tvm_split.frontends.stablehlo.conversions import HloCall
 from tvm_split.frontends.stablehlo.conversions.reductions import combined_by
 from tvm_split.frontends.stablehlo.conversions.shapes import sliced
 from tvm_split.frontends.stablehlo.modules import integers

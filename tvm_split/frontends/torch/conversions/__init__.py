@@ -2,3 +2,41 @@
 
 ``tests/tvm_split/frontends/test_torch_sweep.py`` compares each with torch.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from tvm_split.frontends.convert import Call
+from tvm_split.frontends.operators import is_float
+from tvm_split.frontends.torch.tensors import dtype_name
+
+
+class TorchCall(Call):
+    """A call; attributes are its arguments by their names in torch's schema, operands the same arguments in order."""
+
+    @property
+    def common_dtype(self) -> str:
+        """The dtype to which torch promotes the first two arguments, tensors or Python numbers."""
+        arguments = self.source.args[:2]
+        left, right = (argument.meta["val"] if isinstance(argument, fx.Node) else argument for argument in arguments)
+        return dtype_name(torch.result_type(left, right))
+
+    def axes(self, rank: int) -> list[int]:
+        """The reduced axes, non-negative: ``dim``, or all ``rank`` axes if it is absent or empty."""
+        dim = self.get("dim")
+        return [axis % max(rank, 1) for axis in ([dim] if isinstance(dim, int) else dim or range(rank))]
+
+
+def float_dtype(dtype: str) -> str:
+    """Return a float ``dtype`` unchanged, else torch's default float dtype, to which operators convert integers."""
+    return dtype if is_float(dtype) else dtype_name(torch.get_default_dtype())
+
+
+def each_axis(value: Any, count: int) -> list[int]:
+    """Expand torch's one number for all axes to one number for each of ``count`` axes."""
+    numbers = [value] if isinstance(value, int) else list(value)
+    return numbers * count if len(numbers) == 1 else numbers

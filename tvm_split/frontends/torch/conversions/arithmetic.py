@@ -21,7 +21,7 @@ from tvm_split.frontends.compositions import (
 )
 from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, dtype_of, is_float, wide
-from tvm_split.frontends.torch.conversions.call import TorchCall, float_dtype
+from tvm_split.frontends.torch.conversions import TorchCall, float_dtype
 
 Unary = Callable[[Operators, relax.Expr], relax.Expr]
 

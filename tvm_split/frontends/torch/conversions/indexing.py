@@ -1,25 +1,29 @@
-"""Conversions of indexing, scatter and concatenation: TVM reads outside the tensor for negative indices."""
+"""Conversions of indexing, scatter, concatenation, reductions, scans and sorting.
+
+TVM's importer reads outside the tensor for negative indices.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Sequence
+from functools import partial, reduce
 
 import numpy as np
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.compositions import counted_from_front, parts
+from tvm_split.frontends import compositions
 from tvm_split.frontends.convert import Conversion
-from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of
-from tvm_split.frontends.torch.conversions.call import TorchCall
+from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
+from tvm_split.frontends.torch.conversions import TorchCall
 
 
 def _places(op: Operators, index: relax.Expr, size: int) -> relax.Expr:
     if dtype_of(index) in ("bool", "uint8"):
         raise ModelImportError("a mask as an index gives a shape that depends on the values; use torch.where instead")
-    return counted_from_front(op, index, size)
+    return compositions.counted_from_front(op, index, size)
 
 
 def _own_places(op: Operators, call: TorchCall) -> relax.Expr:
@@ -32,98 +36,55 @@ def _select(op: Operators, call: TorchCall) -> relax.Expr:
     return op.take(data, constant(call["index"] % shape_of(data)[axis], "int64"), axis)
 
 
-def _rows(call: TorchCall) -> range:
-    """The rows of axis ``dim`` that a slice takes, with bounds clamped like Python's."""
-    return range(shape_of(call["self"])[call["dim"]])[call["start"] : call["end"] : call["step"]]
+def _indexed_axes(call: TorchCall) -> tuple[list[int], list[int], int]:
+    """Return the axes with index tensors, the other axes, and the position of the indexed ones in the result."""
+    axes = [axis for axis, index in enumerate(call["indices"]) if index is not None]
+    is_contiguous = axes == list(range(axes[0], axes[0] + len(axes)))
+    rest = [axis for axis in range(len(shape_of(call["self"]))) if axis not in axes]
+    return axes, rest, axes[0] if is_contiguous else 0
 
 
-def _slice(op: Operators, call: TorchCall) -> relax.Expr:
-    # TVM's importer does not clamp the bounds to the axis.
-    data, axis, rows = call["self"], call["dim"], _rows(call)
-    if rows == range(shape_of(data)[axis]):
-        return data
-    return op.strided_slice(data, [axis], [rows.start], [max(rows.start, rows.stop)], [rows.step])
+def _flat_places(op: Operators, call: TorchCall, axes: Sequence[int]) -> relax.Expr:
+    """Return the positions in the merged ``axes`` for the index tensors, which broadcast."""
+    sizes = [shape_of(call["self"])[axis] for axis in axes]
+    places = [_places(op, call["indices"][axis], size) for axis, size in zip(axes, sizes, strict=True)]
+    steps = compositions.strides(sizes)
+    return reduce(
+        op.add, [op.multiply(place, step) if step > 1 else place for place, step in zip(places, steps, strict=True)]
+    )
 
 
-def _slice_scatter(op: Operators, call: TorchCall) -> relax.Expr:
-    """Replace rows of a tensor: concatenate it with the source, and take each row from one of the two."""
-    # TVM's importer requires an end.
-    data, axis, places = call["self"], call["dim"], list(_rows(call))
-    if not places:
-        return data
-    rows = np.arange(shape_of(data)[axis])
-    rows[places] = len(rows) + np.arange(len(places))
-    joined = op.concat([data, op.cast(call["src"], dtype_of(data))], axis)
-    return op.take(joined, constant(rows, "int64"), axis)
-
-
-class _Indexing:
-    """Advanced indexing of torch and numpy, with index tensors on some axes, converted to one flat index.
-
-    The indexed axes are moved to position ``first`` and merged; ``flat`` is the equivalent index into the merged axis.
-    """
-
-    def __init__(self, op: Operators, data: relax.Expr, indices: Sequence[relax.Expr | None]) -> None:
-        self.op = op
-        shape = shape_of(data)
-        self.axes = [axis for axis, index in enumerate(indices) if index is not None]
-        contiguous = self.axes == list(range(self.axes[0], self.axes[0] + len(self.axes)))
-        self.first = self.axes[0] if contiguous else 0
-        other_axes = [axis for axis in range(len(shape)) if axis not in self.axes]
-        self.order = other_axes[: self.first] + self.axes + other_axes[self.first :]
-        self.before = [shape[axis] for axis in other_axes[: self.first]]
-        self.after = [shape[axis] for axis in other_axes[self.first :]]
-        self.sizes = [shape[axis] for axis in self.axes]
-        self.shape = shape
-        self.flat = self._flat_index([index for index in indices if index is not None])
-
-    def _flat_index(self, indices: Sequence[relax.Expr]) -> relax.Expr:
-        total: relax.Expr | None = None
-        for position, (index, size) in enumerate(zip(indices, self.sizes, strict=True)):
-            stride = math.prod(self.sizes[position + 1 :])
-            part = _places(self.op, index, size)
-            part = part if stride == 1 else self.op.multiply(part, stride)
-            total = part if total is None else self.op.add(total, part)
-        return total
-
-    def merged(self, data: relax.Expr) -> relax.Expr:
-        if self.order != sorted(self.order):
-            data = self.op.permute_dims(data, self.order)
-        if len(self.axes) > 1:
-            data = self.op.reshape(data, [*self.before, math.prod(self.sizes), *self.after])
-        return data
-
-    def split(self, merged: relax.Expr) -> relax.Expr:
-        """The inverse of ``merged``."""
-        if len(self.axes) > 1:
-            merged = self.op.reshape(merged, [self.shape[axis] for axis in self.order])
-        if self.order != sorted(self.order):
-            merged = self.op.permute_dims(merged, np.argsort(self.order).tolist())
-        return merged
+def _merged(op: Operators, data: relax.Expr, axes: Sequence[int], rest: Sequence[int]) -> relax.Expr:
+    """Return ``data`` with ``axes`` merged to one, before the ``rest``."""
+    shape = shape_of(data)
+    merged = [math.prod(shape[axis] for axis in axes), *(shape[axis] for axis in rest)]
+    return op.shaped(op.transposed(data, [*axes, *rest]), merged)
 
 
 def _index(op: Operators, call: TorchCall) -> relax.Expr:
     # With full slices, TVM's importer treats index tensors as an outer product, or misplaces the axes.
-    indexing = _Indexing(op, call["self"], call["indices"])
-    return op.take(indexing.merged(call["self"]), indexing.flat, indexing.first)
+    data, (axes, rest, first) = call["self"], _indexed_axes(call)
+    places = _flat_places(op, call, axes)
+    if len(axes) == 1:
+        return op.take(data, places, first)
+    rows = op.take(_merged(op, data, axes, rest), places, 0)
+    end = len(shape_of(places))
+    return op.transposed(rows, [*range(end, end + first), *range(end), *range(end + first, len(shape_of(rows)))])
 
 
 def _index_put(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer requires an index for every axis.
-    data = call["self"]
-    indexing = _Indexing(op, data, call["indices"])
-    index_shape = shape_of(indexing.flat)
-    count, first = math.prod(index_shape), indexing.first
-    source = op.cast(call["values"], dtype_of(data))
-    source = op.broadcast_to(source, [*indexing.before, *index_shape, *indexing.after])
-    source = op.reshape(source, [*indexing.before, count, *indexing.after])
-    merged = indexing.merged(data)
-    front = [first, *range(first), *range(first + 1, len(shape_of(merged)))]
-    if first:
-        merged, source = op.permute_dims(merged, front), op.permute_dims(source, front)
-    index = op.reshape(indexing.flat, [count, 1])
-    written = op.scatter_nd(merged, index, source, "add" if call["accumulate"] else "update")
-    return indexing.split(op.permute_dims(written, np.argsort(front).tolist()) if first else written)
+    data, (axes, rest, first) = call["self"], _indexed_axes(call)
+    shape, places = shape_of(data), _flat_places(op, call, axes)
+    index_shape, sizes = shape_of(places), [shape[axis] for axis in rest]
+    count, rank = math.prod(index_shape), len(index_shape)
+    source = op.repeated(op.cast(call["values"], dtype_of(data)), [*sizes[:first], *index_shape, *sizes[first:]])
+    others = [place for place in range(rank + len(rest)) if not first <= place < first + rank]
+    source = op.shaped(op.transposed(source, [*range(first, first + rank), *others]), [count, *sizes])
+    mode = "add" if call["accumulate"] else "update"
+    written = op.scatter_nd(_merged(op, data, axes, rest), op.reshape(places, [count, 1]), source, mode)
+    order = [*axes, *rest]
+    return op.transposed(op.shaped(written, [shape[axis] for axis in order]), np.argsort(order).tolist())
 
 
 _REDUCTIONS = {"add": "add", "sum": "add", "multiply": "mul", "prod": "mul", "amax": "max", "amin": "min"}
@@ -169,11 +130,72 @@ def _unfold(op: Operators, call: TorchCall) -> relax.Expr:
     return op.permute_dims(windows, [place for place in range(len(shape) + 1) if place != axis + 1] + [axis + 1])
 
 
+def _reduced(op: Operators, call: TorchCall, operator: str, data: relax.Expr) -> relax.Expr:
+    """Reduce ``data`` over the call's axes."""
+    axes = call.axes(len(shape_of(data)))
+    return getattr(op, operator)(data, axes, keepdims=call.get("keepdim", False)) if axes else data
+
+
+def _reduction(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
+    # TVM's importer accumulates in the input's dtype, also for half precision and integers.
+    return op.cast(_reduced(op, call, operator, op.cast(call["self"], wide(call.dtype))), call.dtype)
+
+
+def _extreme(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
+    data = op.cast(call["self"], "int8") if call.dtype == "bool" else call["self"]
+    return op.cast(_reduced(op, call, operator, data), call.dtype)
+
+
+def _extreme_and_place(op: Operators, call: TorchCall, operator: str) -> tuple[relax.Expr, relax.Expr]:
+    # TVM's importer lacks min.dim, and computes max.dim by sorting.
+    data, dim, keep = call["self"], call["dim"], call["keepdim"]
+    if not shape_of(data):
+        return data, constant(0, "int64")
+    place = getattr(op, f"arg{operator}")(_comparable(op, data), dim, keep)
+    return getattr(op, operator)(data, [dim], keepdims=keep), place
+
+
+def _any(op: Operators, call: TorchCall) -> relax.Expr:
+    # TVM's importer returns numbers instead of booleans for numbers, and lacks the reduction over all axes.
+    data = call["self"]
+    data = data if dtype_of(data) == "bool" else op.not_equal(data, 0)
+    return op.not_equal(_reduced(op, call, "max", op.cast(data, "int8")), 0)
+
+
+def _moments(op: Operators, call: TorchCall) -> tuple[relax.Expr, relax.Expr]:
+    """Return the variance and the mean over the call's axes."""
+    data = op.cast(call["self"], wide(dtype_of(call["self"])))
+    axes, keep = call.axes(len(shape_of(data))), call["keepdim"]
+    count = math.prod(shape_of(data)[axis] for axis in axes)
+    correction = 1 if call["correction"] is None else call["correction"]
+    mean = op.mean(data, axes, keepdims=True)
+    centred = op.subtract(data, mean)
+    variance = op.divide(op.sum(op.multiply(centred, centred), axes, keepdims=keep), max(count - correction, 0))
+    return op.cast(variance, call.dtype), op.cast(mean if keep else op.squeeze(mean, axes), call.dtype)
+
+
+def _comparable(op: Operators, data: relax.Expr) -> relax.Expr:
+    """Cast bfloat16 to float32, which is exact: TVM's LLVM backend has no argmax or argmin of bfloat16."""
+    return op.cast(data, "float32") if dtype_of(data) == "bfloat16" else data
+
+
+def _place(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
+    data, find = _comparable(op, call["self"]), getattr(op, operator)
+    if call["dim"] is None:
+        return op.reshape(find(op.reshape(data, [-1]), 0, False), call.shape)
+    return find(data, call["dim"], call["keepdim"])
+
+
+def _scan(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
+    # TVM's importer scans integers in their own dtype, torch in int64.
+    dtype = wide(call.dtype)
+    data = op.cast(call["self"], dtype)
+    return op.cast(getattr(op, operator)(data, call["dim"], dtype) if call.shape else data, call.dtype)
+
+
 CONVERSIONS: dict[str, Conversion] = {
     operator.getitem.__name__: _item_of_tuple,
     "select.int": _select,
-    "slice.Tensor": _slice,
-    "slice_scatter.default": _slice_scatter,
     "index.Tensor": _index,
     "index_put.default": _index_put,
     "index_select.default": lambda op, call: op.take(call["self"], _own_places(op, call), call["dim"]),
@@ -184,7 +206,19 @@ CONVERSIONS: dict[str, Conversion] = {
     "scatter_add.default": _scatter,
     "scatter_reduce.two": _scatter,
     "cat.default": _concatenate,
-    "split_with_sizes.default": lambda op, call: parts(op, call["self"], call["split_sizes"], call["dim"]),
+    "split_with_sizes.default": lambda op, call: compositions.parts(op, call["self"], call["split_sizes"], call["dim"]),
     "unfold.default": _unfold,
+    "sum.dim_IntList": partial(_reduction, operator="sum"),
+    **{f"mean.{kind}": partial(_reduction, operator="mean") for kind in ("default", "dim")},
+    **{f"prod.{kind}": partial(_reduction, operator="prod") for kind in ("default", "dim_int")},
+    **{
+        f"{name}.default": partial(_extreme, operator=name.removeprefix("a")) for name in ("amax", "amin", "max", "min")
+    },
+    **{f"{name}.dim": partial(_extreme_and_place, operator=name) for name in ("max", "min")},
+    **{f"any.{kind}": _any for kind in ("default", "dim", "dims")},
+    "var.correction": lambda op, call: _moments(op, call)[0],
+    "var_mean.correction": _moments,
+    **{f"{name}.default": partial(_place, operator=name) for name in ("argmax", "argmin")},
+    **{f"{name}.default": partial(_scan, operator=name) for name in ("cumsum", "cumprod")},
 }
 """Conversions by the name of the ATen overload."""
