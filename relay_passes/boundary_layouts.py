@@ -22,6 +22,7 @@ from tvm.tirx import IndexMap
 
 from relay_passes.ir import (
     bindings_of,
+    dependent_names,
     emit_operations,
     free_name,
     names_of,
@@ -178,11 +179,10 @@ def _is_change(expression: relax.Expr) -> bool:
 
 def sending_end(computation: Computation, names: Collection[str]) -> Computation:
     """Return a stage that makes the sent tensors in ``names`` from the data operands of the nearest convolutions."""
-    graph = _Graph.of(computation.function)
-    fields = dict(zip(computation.sent, returned_fields(computation.function), strict=True))
-    results = {name: field for name, field in fields.items() if name in names}
-    contents = graph.before(field.name for field in results.values() if isinstance(field, relax.Var))
-    return _part(computation, graph, contents, results)
+    graph = _Graph(computation)
+    fields = zip(computation.sent, returned_fields(computation.function), strict=True)
+    results = {name: field for name, field in fields if name in names}
+    return graph.part(graph.before(_names_in(*results.values())), results)
 
 
 def receiving_end(computation: Computation, names: Collection[str]) -> Computation:
@@ -190,57 +190,35 @@ def receiving_end(computation: Computation, names: Collection[str]) -> Computati
 
     It returns the last values that depend on them. Their other operands are computed from the nearest convolutions.
     """
-    graph = _Graph.of(computation.function)
-    contents = graph.after(parameter.name for parameter in computation.function.params if parameter.name in names)
+    graph = _Graph(computation)
+    contents = graph.after({*names} & {parameter.name for parameter in computation.function.params})
     contents |= graph.before(operand for name in contents for operand in graph.operands_before(name))
     read = {operand for name in contents for operand in graph.operands[name]}
-    leaves = [name for name in graph.values if name in contents - read and graph.is_tensor(name)]
-    return _part(computation, graph, contents, {name: graph.variables[name] for name in leaves})
+    leaves = {name: binding.var for name, binding in graph.bindings.items() if name in contents - read}
+    return graph.part(contents, {name: leaf for name, leaf in leaves.items() if _is_tensor(leaf)})
 
 
 def has_convolution(computation: Computation) -> bool:
     return any(_is_convolution(binding.value) for binding in bindings_of(computation.function))
 
 
-def _part(
-    computation: Computation, graph: _Graph, contents: set[str], results: Mapping[str, relax.Expr]
-) -> Computation:
-    """Return a stage of the bindings in ``contents``; other values that they read are parameters, except constants."""
-    contents = contents | graph.constants_of(contents)
-    read = {operand for name in contents for operand in graph.operands[name]}.union(*map(_names_in, results.values()))
-    parameters = {parameter.name: parameter for parameter in computation.function.params if parameter.name in read}
-    parameters |= {name: relax.Var(name, graph.variables[name].ty) for name in graph.values if name in read - contents}
-    operations = [binding for binding in operations_of(computation.function) if binding.var.name in contents]
-    return computation_of(computation.name, parameters, operations, results)
-
-
-@dataclass(frozen=True)
 class _Graph:
-    """The bindings of a function, by variable name and in order, without that of its result."""
+    """The operations of a stage, and the names of their operands, by the names of their variables."""
 
-    values: Mapping[str, relax.Expr]
-    variables: Mapping[str, relax.Var]
-    operands: Mapping[str, tuple[str, ...]]
-
-    @classmethod
-    def of(cls, function: relax.Function) -> _Graph:
-        bindings = operations_of(function)
-        values = {binding.var.name: binding.value for binding in bindings}
-        variables = {binding.var.name: binding.var for binding in bindings}
-        return cls(values, variables, {name: _names_in(value) for name, value in values.items()})
-
-    def is_tensor(self, name: str) -> bool:
-        return isinstance(self.variables[name].ty, relax.TensorType)
-
-    def before(self, names: Iterable[str]) -> set[str]:
-        """Return these values and the values that they depend on, back to the nearest convolutions."""
-        values = [name for name in names if name in self.values]
-        return {*values} | _reached(values, lambda name: self.values.keys() & {*self.operands_before(name)})
+    def __init__(self, computation: Computation) -> None:
+        self._computation = computation
+        self.bindings = {binding.var.name: binding for binding in operations_of(computation.function)}
+        self.operands = {name: _names_in(binding.value) for name, binding in self.bindings.items()}
 
     def operands_before(self, name: str) -> tuple[str, ...]:
         """Return the operands of a value, without the data operand of a convolution."""
-        value = self.values[name]
+        value = self.bindings[name].value
         return _names_in(*value.args[1:]) if _is_convolution(value) else self.operands[name]
+
+    def before(self, names: Iterable[str]) -> set[str]:
+        """Return these values and the values that they depend on, back to the nearest convolutions."""
+        values = self.bindings.keys()
+        return _reached(values & {*names}, lambda name: values & {*self.operands_before(name)})
 
     def after(self, names: Iterable[str]) -> set[str]:
         """Return the values that depend on these, up to the nearest convolutions and tensors that are no images."""
@@ -250,43 +228,48 @@ class _Graph:
                 users.setdefault(operand, []).append(name)
 
         def onwards(name: str) -> Iterable[str]:
-            ends = name in self.values and (
-                _is_convolution(self.values[name]) or (self.is_tensor(name) and not self._is_image(name))
+            binding = self.bindings.get(name)
+            is_end = binding is not None and (
+                _is_convolution(binding.value) or (_is_tensor(binding.var) and binding.var.ty.ndim != IMAGE_DIMENSIONS)
             )
-            return () if ends else users.get(name, ())
+            return () if is_end else users.get(name, ())
 
-        return _reached(names, onwards)
+        return self.bindings.keys() & _reached(names, onwards)
 
-    def constants_of(self, names: Iterable[str]) -> set[str]:
-        """Return the direct and indirect operands that depend on constants alone, or are no tensors."""
-        constant: set[str] = set()
-        for name, operands in self.operands.items():
-            if all(operand in constant for operand in operands):
-                constant.add(name)
+    def part(self, contents: set[str], results: Mapping[str, relax.Expr]) -> Computation:
+        """Return a stage of the values in ``contents``; others that they read are parameters, except constants."""
+        function, dependent = self._computation.function, dependent_names(self._computation.function)
 
         def inside(name: str) -> Iterable[str]:
-            operands = (operand for operand in self.operands[name] if operand in self.values)
-            return (operand for operand in operands if operand in constant or not self.is_tensor(operand))
+            operands = (operand for operand in self.operands[name] if operand in self.bindings)
+            return (name for name in operands if name not in dependent or not _is_tensor(self.bindings[name].var))
 
-        return _reached(names, inside)
-
-    def _is_image(self, name: str) -> bool:
-        return self.is_tensor(name) and self.variables[name].ty.ndim == IMAGE_DIMENSIONS
+        contents = _reached(contents, inside)
+        read = {operand for name in contents for operand in self.operands[name]}.union(_names_in(*results.values()))
+        parameters = {parameter.name: parameter for parameter in function.params if parameter.name in read}
+        received = {name: binding.var for name, binding in self.bindings.items() if name in read - contents}
+        parameters |= {name: relax.Var(name, variable.ty) for name, variable in received.items()}
+        operations = [binding for name, binding in self.bindings.items() if name in contents]
+        return computation_of(self._computation.name, parameters, operations, results)
 
 
 def _reached(names: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:
-    """Return all names that one or more steps reach from these names."""
-    results: set[str] = set()
-    waiting = list(names)
+    """Return these names and all that steps reach from them."""
+    reached = set(names)
+    waiting = list(reached)
     while waiting:
-        new = set(step(waiting.pop())) - results
-        results |= new
+        new = set(step(waiting.pop())) - reached
+        reached |= new
         waiting += new
-    return results
+    return reached
 
 
 def _names_in(*expressions: relax.Expr) -> tuple[str, ...]:
     return tuple(variable.name for expression in expressions for variable in used_variables(expression))
+
+
+def _is_tensor(variable: relax.Var) -> bool:
+    return isinstance(variable.ty, relax.TensorType)
 
 
 def _is_convolution(expression: relax.Expr) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import register_error
 
 from relay_passes.one_at_a_time import one_at_a_time
@@ -117,12 +116,9 @@ def returned_fields(function: relax.Function) -> tuple[relax.Expr, ...]:
 def used_variables(expression: relax.Expr) -> tuple[relax.Var, ...]:
     """Return the variables that an expression reads, each once, in the order of their first use."""
     variables: dict[str, relax.Var] = {}
-
-    def visit(node: relax.Expr) -> None:
-        if isinstance(node, relax.Var):
-            variables.setdefault(node.name, node)
-
-    relax.analysis.post_order_visit(expression, visit)
+    for leaf in leaves_of(expression):
+        if isinstance(leaf, relax.Var):
+            variables.setdefault(leaf.name, leaf)
     return tuple(variables.values())
 
 
@@ -184,7 +180,8 @@ def substitute(expression: relax.Expr, replacements: Mapping[str, relax.Expr]) -
 
     The types of calls and tuples are inferred again: shapes are unchanged, devices are those of the replacements.
     """
-    return _Substitution(replacements).visit_expr(expression)
+    leaves = [replacements.get(getattr(leaf, "name", ""), leaf) for leaf in leaves_of(expression)]
+    return relax.BlockBuilder().normalize(with_leaves(expression, leaves))
 
 
 def emit_operations(
@@ -194,29 +191,6 @@ def emit_operations(
     for binding in operations:
         name = binding.var.name
         values[name] = builder.emit(substitute(binding.value, values), name_hint=name)
-
-
-@mutator
-class _Substitution(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, replacements: Mapping[str, relax.Expr]) -> None:
-        super().__init__()
-        self._replacements = replacements
-
-    def visit_var_(self, variable: relax.Var) -> relax.Expr:
-        return self._replacements.get(variable.name, variable)
-
-    def visit_dataflow_var_(self, variable: relax.DataflowVar) -> relax.Expr:
-        return self._replacements.get(variable.name, variable)
-
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        arguments = [self.visit_expr(argument) for argument in call.args]
-        return relax.Call(call.op, arguments, call.attrs, call.ty_args)
-
-    def visit_tuple_(self, expression: relax.Tuple) -> relax.Expr:
-        return relax.Tuple([self.visit_expr(field) for field in expression.fields])
-
-    def visit_tuple_getitem_(self, expression: relax.TupleGetItem) -> relax.Expr:
-        return relax.TupleGetItem(self.visit_expr(expression.tuple_value), expression.index)
 
 
 def operator_name(expression: relax.Expr | None) -> str:

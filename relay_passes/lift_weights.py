@@ -8,8 +8,6 @@ elements are parameters too, since TVM cannot load a library that contains one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import tvm
@@ -21,22 +19,14 @@ from relay_passes.ir import main_function, with_main
 LARGEST_EMBEDDED_BYTES = 64
 
 
-@dataclass(frozen=True)
-class LiftedWeights:
-    """A module whose ``main`` takes weights, and the weights in the order of these parameters."""
-
-    module: tvm.IRModule
-    weights: tuple[tvm.runtime.Tensor, ...]
-
-
-def lift_weights(module: tvm.IRModule) -> LiftedWeights:
-    """Return the module with the large constants of ``main`` as parameters, and their values."""
+def lift_weights(module: tvm.IRModule) -> tuple[tvm.IRModule, tuple[tvm.runtime.Tensor, ...]]:
+    """Return the module with the large constants of ``main`` as parameters, and their values in the same order."""
     function = main_function(module)
     lifter = _Lifter()
     body = lifter.visit_expr(function.body)
     parameters = [*function.params, *lifter.parameters]
     lifted = relax.Function(parameters, body, function.ret_ty, function.is_pure, function.attrs)
-    return LiftedWeights(with_main(module, lifted), tuple(lifter.weights))
+    return with_main(module, lifted), tuple(lifter.weights)
 
 
 @mutator

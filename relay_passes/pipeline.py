@@ -10,8 +10,7 @@ Between the phases a module is plain Relax that can be printed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tvm import relax
@@ -27,23 +26,14 @@ ModulePass = Any
 """A callable from module to module, such as TVM's pass objects, which have no type annotations."""
 
 
-@dataclass(frozen=True)
-class Schedules:
-    """Target-dependent passes and functions for the phases of a stage.
-
-    ``layout_passes`` run before lowering and ``schedule`` after fusion. ``legalizations`` maps operator names
-    (``relax.nn.conv2d``) to functions that lower them, in the form of ``relax.transform.LegalizeOps``.
-    """
-
-    layout_passes: tuple[ModulePass, ...]
-    legalizations: Mapping[str, Callable[..., Any]]
-    schedule: ModulePass
-
-
-def stage_phases(schedules: Schedules) -> dict[str, tuple[ModulePass, ...]]:
+def stage_phases(
+    layout_passes: Iterable[ModulePass], legalizations: Mapping[str, Callable[..., Any]], schedule: ModulePass
+) -> dict[str, tuple[ModulePass, ...]]:
     """Return the passes of each phase, from one stage's pure function, as ``main`` of a module, to scheduled kernels.
 
-    Weights are still constants in the result.
+    The arguments depend on the target: ``layout_passes`` run before lowering, and ``schedule`` after fusion.
+    ``legalizations`` maps operator names (``relax.nn.conv2d``) to functions that lower them, in the form of
+    ``relax.transform.LegalizeOps``. Weights are still constants in the result.
     """
     transform = relax.transform
     return {
@@ -61,9 +51,9 @@ def stage_phases(schedules: Schedules) -> dict[str, tuple[ModulePass, ...]]:
             FoldPadding(),
             transform.DeadCodeElimination(["main"]),
         ),
-        "layout": (*schedules.layout_passes, transform.FoldConstant()),
+        "layout": (*layout_passes, transform.FoldConstant()),
         "lower": (
-            transform.LegalizeOps(dict(schedules.legalizations)),
+            transform.LegalizeOps(dict(legalizations)),
             transform.AnnotateTIROpPattern(),
             # Layout changes of weights are plain kernels now; folding them prepacks the weights.
             transform.FoldConstant(),
@@ -72,5 +62,5 @@ def stage_phases(schedules: Schedules) -> dict[str, tuple[ModulePass, ...]]:
         # The unique names map each kernel to the layers it came from (`relay_passes.kernel_sources`).
         "group": (transform.FuseOps(), UniqueNames()),
         "fuse": (transform.FuseTIR(), transform.DeadCodeElimination(["main"])),
-        "schedule": (schedules.schedule,),
+        "schedule": (schedule,),
     }

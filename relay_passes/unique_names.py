@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from relay_passes.ir import main_function, names_of, with_main
+from relay_passes.ir import free_name, main_function, names_of, with_main
 
 
 @tvm.transform.module_pass(opt_level=0, name="UniqueNames")
@@ -42,11 +42,7 @@ class _Renamer(PyExprMutator):  # type: ignore[misc]
         return self._renamed(variable, relax.DataflowVar)
 
     def _renamed(self, variable: relax.Var, kind: type) -> relax.Var:
-        name, number = variable.name, 0
-        while name in self._taken:
-            number += 1
-            name = f"{variable.name}_{number}"
-        self._taken.add(name)
+        name = free_name(variable.name, self._taken)
         if name == variable.name:
             return variable
         new = kind(name, variable.ty)

@@ -20,7 +20,6 @@ from tvm.target import Target
 
 from schedules import cpu, gpu
 from schedules.apply import SCHEDULE_ATTRIBUTE, TUNED, TunedKernels, apply, chosen_rules
-from schedules.gpu.fragments import DTYPES, fragments_of
 from schedules.gpu.tile import Gpu, gpu_of
 from schedules.relax_tools import Legalization, origins_of
 from schedules.template import CHOICES_ATTRIBUTE, Template
@@ -36,7 +35,6 @@ __all__ = [
     "layout_passes",
     "legalizations",
     "machine_of",
-    "make_instructions_known",
     "origins_of",
     "templates_of",
 ]
@@ -60,13 +58,3 @@ def templates_of(target: Target) -> tuple[Template[Any], ...]:
 def machine_of(target: Target) -> Traits | Gpu:
     """Return the description of a target's machine, which its templates take besides a function."""
     return traits_of(target) if is_cpu(target) else gpu_of(target)
-
-
-def make_instructions_known(target: Target) -> None:
-    """Register the tensor-core instructions of a GPU target with TVM, so that tuning records can be replayed.
-
-    A record holds only their names. Does nothing for a CPU.
-    """
-    if not is_cpu(target):
-        for dtype in DTYPES:
-            fragments_of(dtype)

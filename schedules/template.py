@@ -19,10 +19,7 @@ from schedules.blocks import Parts, find_parts, new_schedule
 from schedules.prefetch import prefetch_weights
 
 CHOICES_ATTRIBUTE = "tvm_split.choices"
-"""PrimFunc attribute, and annotation in a schedule's trace: the template's choices for this schedule, as text."""
-
-FAILURE_ATTRIBUTE = "tvm_split.failure"
-"""Annotation in a failed trial's trace: the reason, in one line."""
+"""PrimFunc attribute: the template's choices for this kernel, as text."""
 
 Value = int | str
 Choices = Mapping[str, Value]
@@ -74,7 +71,7 @@ class Template(Generic[Machine]):
     """A family of kernels around an anchor block named ``anchor``, whose schedule has choices.
 
     ``find_space`` returns the choices for the parts of a kernel. ``apply`` schedules a kernel by choices from that
-    space. It must record its instructions in a trace, because tuning stores the trace.
+    space.
     """
 
     name: str
@@ -87,8 +84,8 @@ class Template(Generic[Machine]):
         parts = find_parts(new_schedule(function), self.anchor)
         return None if parts is None else self.find_space(parts, machine)
 
-    def schedule(self, function: tirx.PrimFunc, machine: Machine, choices: Choices) -> s_tir.Schedule:
-        """Schedule a function, and record the choices as an annotation in the schedule's trace.
+    def kernel(self, function: tirx.PrimFunc, machine: Machine, choices: Choices) -> tirx.PrimFunc:
+        """Schedule a function; its choices become an attribute.
 
         Raises:
             ValueError: the function is not of this family.
@@ -98,47 +95,18 @@ class Template(Generic[Machine]):
         if parts is None:
             raise ValueError(f"the function has no single anchor of family {self.anchor!r}")
         self.apply(schedule, parts, choices, machine)
-        return _annotated(schedule, choices)
+        return prefetch_weights(schedule.mod["main"]).with_attr(CHOICES_ATTRIBUTE, text_of(choices))
 
     def rule(self, function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc | None:
         """Schedule a function with the cost rule's choices, or return None for other families."""
         space = self.space(function, machine)
-        return None if space is None else scheduled_function(self.schedule(function, machine, space.default))
+        return None if space is None else self.kernel(function, machine, space.default)
 
 
 def space_of(values: Mapping[str, Iterable[Value]], default: Choices, allows: Callable[[Choices], bool]) -> Space:
     """Return a space of the values worth trying, to which those of the default are added."""
     axes = {name: tuple(dict.fromkeys([*candidates, default[name]])) for name, candidates in values.items()}
     return Space(axes, default, allows)
-
-
-def say_failure(schedule: s_tir.Schedule, reason: str) -> None:
-    """Record in a schedule's trace why its kernel could not be measured."""
-    schedule.annotate(schedule.get_sblock("root"), FAILURE_ATTRIBUTE, reason)
-
-
-def choices_only(function: tirx.PrimFunc, choices: Choices) -> s_tir.Schedule:
-    """A schedule with only the annotation, to record choices that cannot be scheduled."""
-    return _annotated(new_schedule(function), choices)
-
-
-def _annotated(schedule: s_tir.Schedule, choices: Choices) -> s_tir.Schedule:
-    schedule.annotate(schedule.get_sblock("root"), CHOICES_ATTRIBUTE, text_of(choices))
-    return schedule
-
-
-def scheduled_function(schedule: s_tir.Schedule) -> tirx.PrimFunc:
-    """The scheduled function, with its choices as an attribute; the schedule is from a template or a replayed trace.
-
-    Prefetches are inserted here from the schedule's marks, because a trace cannot hold them.
-    """
-    choices = schedule.get(schedule.get_sblock("root")).annotations.get(CHOICES_ATTRIBUTE, None)
-    if choices is None:
-        return prefetch_weights(schedule.mod["main"])
-    # Records take the annotation from the schedule's own trace, so it must stay there. TVM cannot copy every schedule.
-    bare = new_schedule(schedule.mod["main"])
-    bare.unannotate(bare.get_sblock("root"), CHOICES_ATTRIBUTE)
-    return prefetch_weights(bare.mod["main"]).with_attr(CHOICES_ATTRIBUTE, str(choices))
 
 
 def text_of(choices: Choices) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -106,6 +107,15 @@ class Setup:
         process = self.begin(make, checkout, environment, **arguments)
         return Side(title, process.measure, process.ready(), "" if checkout is None else checkout.label)
 
+    def sides(self, make: SideFactory, /, **arguments: Any) -> list[Side]:
+        """Return the sides of one process per checkout: the facts have its ways, which a request names as ``way``."""
+        return [
+            Side(way, partial(process.measure, way=way), facts, checkout.label)
+            for checkout in self.checkouts
+            for process in [self.begin(make, checkout, **arguments)]
+            for way, facts in process.ready().items()
+        ]
+
     def _seconds_left(self) -> float | None:
         return None if math.isinf(self._end) else self._end - time.monotonic()
 
@@ -115,10 +125,13 @@ MakeSides = Callable[[Setup], Sequence[Side]]
 
 @dataclass(frozen=True)
 class Case:
-    """A benchmark: subjects by name, each with its own sides. ``needs`` is "root", or the modules it imports."""
+    """A benchmark: subjects by name, each with its own sides, or none where it does not apply.
+
+    ``needs`` is "root", or the modules it imports.
+    """
 
     doc: str
-    subjects: Callable[[Options], Mapping[str, MakeSides]]
+    subjects: Mapping[str, MakeSides]
     ratios: tuple[Ratio, ...] = ()
     limits: tuple[Limit, ...] = ()
     rounds: int = 5
@@ -184,7 +197,7 @@ def run(
     """Measure the subjects one after the other and ``keep`` the report after each; a failure does not stop the rest."""
     report, begin = Report(name), time.monotonic()
     all_checkouts = checkouts(options.also)
-    for subject, make in case.subjects(options).items():
+    for subject, make in case.subjects.items():
         if options.only and not any(text in subject for text in options.only):
             continue
         if time.monotonic() - begin >= options.time_limit_seconds:
@@ -198,6 +211,8 @@ def run(
         except Exception as error:
             report.failed[subject] = f"{type(error).__name__}: {error}"
             console.print(f"         failed: {report.failed[subject]}", markup=False, highlight=False)
+            continue
+        if not sides:
             continue
         report.subjects[subject] = described(case, sides, rounds)
         report.over_limit += [f"{subject}: {text}" for text in over_limit(case.limits, rounds)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.hardware import memory_domain
@@ -40,24 +39,8 @@ PredictCoded = Callable[[Mapping[tuple[str, str], CodedLink]], Prediction]
 
 Ends = tuple[str, str]
 """Source and destination of a link."""
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """A route, and the trial of its chosen codec."""
-
-    route: Route
-    chosen: CodecTrial
-
-    @property
-    def ends(self) -> Ends:
-        return self.route.source, self.route.destination
-
-    @property
-    def plain(self) -> CodecTrial:
-        """The tensor without a codec."""
-        tensor = self.route.tensor
-        return CodecTrial(tensor.name, NONE, tensor.size_bytes, tensor.size_bytes)
+Choices = Mapping[Route, CodecTrial]
+"""The trial of the chosen codec of each route."""
 
 
 def with_codecs(
@@ -83,30 +66,39 @@ def with_codecs(
     """
     if cluster.launcher.in_process or all(link.codec == NONE for link in cluster.links):
         return plan
-    shared = _Uncoded(cluster, profile, workers)
+    has_no_codec = _links_without_codecs(cluster, profile, workers)
     report = on_progress or (lambda what, done, steps: None)
     bundle = compile(model, _runnable_here(plan), verify=False, database=request.database, on_progress=report)
-    routes = {route: link for route in bundle.program.routes if (link := _asking(cluster, route)) is not None}
+    links = {route: cluster.link(*_ends(route)) for route in bundle.program.routes}
+    routes = {route: link for route, link in links.items() if link is not None and link.codec != NONE}
     inputs = verification_inputs(model)
-    remarks = tuple(_remarks(routes, shared))
+    remarks = tuple(_remarks(routes, has_no_codec))
     speeds = {(link.source, link.destination): link.bytes_per_second for link in cluster.links if link.bytes_per_second}
     speeds |= {(link.source, link.destination): link.bytes_per_second for link in (profile.links if profile else ())}
     if inputs is None:
-        choices = list(_untried(routes))
+        choices: Choices = {route: _untried(route, link) for route, link in routes.items()}
     else:
         report("trying codecs", 0, 1)
         with closing(CodecTrials(one_by_one(bundle.program)[0], bundle.blob_path, inputs)) as trials:
             sizes = [route.tensor.size_bytes for route in routes]
             probe = partial(_probed, cluster, request, sizes, on_progress)
-            choices = _Choosing(trials, plan, request.allow_lossy, speeds, probe, shared).choose(routes)
+            choices = _Choosing(trials, plan, request.allow_lossy, speeds, probe, has_no_codec).choose(routes)
         report("trying codecs", 1, 1)
     codecs = tuple(_planned(choices, tried=inputs is not None))
     prediction = plan.prediction
     if predict_coded is not None and codecs:
-        prediction = predict_coded(
-            _coded_links([choice for choice in choices if not shared.joins(*choice.ends)], speeds)
-        )
+        coded = {route: trial for route, trial in choices.items() if not has_no_codec(_ends(route))}
+        prediction = predict_coded(_coded_links(coded, speeds))
     return dataclasses.replace(plan, codecs=codecs, prediction=prediction, remarks=remarks)
+
+
+def _ends(route: Route) -> Ends:
+    return route.source, route.destination
+
+
+def _plain(route: Route) -> CodecTrial:
+    """Return the trial of a route's tensor without a codec."""
+    return CodecTrial(route.tensor.name, NONE, route.tensor.size_bytes, route.tensor.size_bytes)
 
 
 def _runnable_here(plan: Plan) -> Plan:
@@ -117,44 +109,35 @@ def _runnable_here(plan: Plan) -> Plan:
     return dataclasses.replace(plan, machines=tuple(machines))
 
 
-def _asking(cluster: Workers, route: Route) -> Link | None:
-    link = cluster.link(route.source, route.destination)
-    return None if link is None or link.codec == NONE else link
-
-
-class _Uncoded:
-    """Finds links that use no codec, because they share memory or GPUs send directly.
+def _links_without_codecs(
+    cluster: Workers, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
+) -> Callable[[Ends], bool]:
+    """Return whether a link uses no codec, because its ends share memory or GPUs send directly.
 
     It uses the transport that the cluster names or that was measured, else the hosts that reachable workers report.
     """
+    settings = cluster.link_settings
+    links = () if profile is None else profile.links
+    measured = {(link.source, link.destination): link.transport for link in links if link.transport}
 
-    def __init__(
-        self, cluster: Workers, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
-    ) -> None:
-        self._cluster = cluster
-        self._workers = workers
-        self._settings = cluster.link_settings
-        links = () if profile is None else profile.links
-        self._measured = {(link.source, link.destination): link.transport for link in links if link.transport}
+    @cache
+    def domains() -> dict[str, str]:
+        if cluster.launcher.on_this_host:
+            return dict.fromkeys((CLIENT, *cluster.machine_names), memory_domain())
+        reached = reached_workers(cluster) if workers is None else workers
+        return {CLIENT: memory_domain()} | {name: worker.memory_domain for name, worker in reached.items()}
 
-    def joins(self, source: str, destination: str) -> bool:
-        setting = self._settings.get((source, destination), DEFAULT)
-        if setting.wanted == AUTO and (source, destination) in self._measured:
-            return not uses_codecs(self._measured[source, destination])
-        if setting.wanted != AUTO:
-            return not uses_codecs(setting.wanted)
-        ends = (self._domains.get(end, "") for end in (source, destination))
-        return not uses_codecs(setting.expected(*ends))
+    def has_no_codec(ends: Ends) -> bool:
+        setting = settings.get(ends, DEFAULT)
+        transport = measured.get(ends, AUTO) if setting.wanted == AUTO else setting.wanted
+        if transport == AUTO:
+            transport = setting.expected(*(domains().get(end, "") for end in ends))
+        return not uses_codecs(transport)
 
-    @cached_property
-    def _domains(self) -> dict[str, str]:
-        if self._cluster.launcher.on_this_host:
-            return dict.fromkeys((CLIENT, *self._cluster.machine_names), memory_domain())
-        workers = self._workers if self._workers is not None else reached_workers(self._cluster)
-        return {CLIENT: memory_domain()} | {name: worker.memory_domain for name, worker in workers.items()}
+    return has_no_codec
 
 
-def _remarks(routes: Mapping[Route, Link], shared: _Uncoded) -> Iterator[str]:
+def _remarks(routes: Mapping[Route, Link], has_no_codec: Callable[[Ends], bool]) -> Iterator[str]:
     """Yield remarks about named codecs that have no effect, and why."""
     passed_over: dict[str, list[str]] = {}
     for route, link in routes.items():
@@ -163,32 +146,30 @@ def _remarks(routes: Mapping[Route, Link], shared: _Uncoded) -> Iterator[str]:
         ends, why = f"{route.source} → {route.destination}", CODECS[link.codec](route.tensor).unfit
         if why:
             yield f"{ends}: {route.tensor.name} travels as it is: {why}"
-        elif shared.joins(route.source, route.destination):
+        elif has_no_codec(_ends(route)):
             passed_over.setdefault(f"{ends}: {link.codec}", []).append(route.tensor.name)
     for codec, tensors in passed_over.items():
         whole = short_list(tensors)
         yield f"{codec} is passed over if both ends share memory, as is expected: {whole} then stays exact"
 
 
-def _untried(routes: Mapping[Route, Link]) -> Iterator[_Choice]:
-    """Yield the named codecs without a trial, for a model without inputs; the size of lossy ones is known."""
-    for route, link in routes.items():
-        if link.codec == AUTO_CODEC:
-            raise PlanError(
-                f"the link from {link.source!r} to {link.destination!r} leaves its codec to the plan, which tries "
-                "codecs on example inputs, and the model has none: load it with example_inputs, or name a codec"
-            )
-        codec, tensor = fitting(link.codec, route.tensor), route.tensor
-        yield _Choice(route, CodecTrial(tensor.name, codec, tensor.size_bytes, CODECS[codec](tensor).encoded_bytes))
+def _untried(route: Route, link: Link) -> CodecTrial:
+    """Return the named codec without a trial, for a model without inputs; the size of lossy ones is known."""
+    if link.codec == AUTO_CODEC:
+        raise PlanError(
+            f"the link from {link.source!r} to {link.destination!r} leaves its codec to the plan, which tries "
+            "codecs on example inputs, and the model has none: load it with example_inputs, or name a codec"
+        )
+    codec = fitting(link.codec, route.tensor)
+    return dataclasses.replace(_plain(route), codec=codec, encoded_bytes=CODECS[codec](route.tensor).encoded_bytes)
 
 
-def _planned(choices: Sequence[_Choice], *, tried: bool) -> Iterator[PlannedCodec]:
+def _planned(choices: Choices, *, tried: bool) -> Iterator[PlannedCodec]:
     """Yield the chosen codecs, with their known ratio and output error."""
-    for choice in choices:
-        trial = choice.chosen
+    for route, trial in choices.items():
         if trial.codec != NONE:
             ratio = trial.ratio if tried or CODECS[trial.codec].is_lossy else None
-            yield PlannedCodec(trial.tensor, *choice.ends, trial.codec, ratio, trial.output_error if tried else None)
+            yield PlannedCodec(trial.tensor, *_ends(route), trial.codec, ratio, trial.output_error if tried else None)
 
 
 def _probed(
@@ -213,37 +194,36 @@ class _Choosing:
         largest_error: float,
         speeds: dict[Ends, float],
         probe: Callable[[], Mapping[Ends, float]],
-        shared: _Uncoded,
+        has_no_codec: Callable[[Ends], bool],
     ) -> None:
         self._trials, self._plan, self._largest_error = trials, plan, largest_error
-        self._speeds, self._probe, self._shared = speeds, probe, shared
+        self._speeds, self._probe, self._has_no_codec = speeds, probe, has_no_codec
         self._candidates = [
             name for name, codec in CODECS.items() if codec.is_available() and (largest_error > 0 or not codec.is_lossy)
         ]
         self._tried: dict[tuple[str, str], CodecTrial] = {}
 
-    def choose(self, routes: Mapping[Route, Link]) -> list[_Choice]:
+    def choose(self, routes: Mapping[Route, Link]) -> Choices:
         """Choose a codec (or none) for each route; the lossy ones together keep to the allowed output error."""
         crossing = {route: link for route, link in routes.items() if route.tensor.name in self._trials.crossing}
-        named = [
-            _Choice(route, self._trial(route, fitting(link.codec, route.tensor)))
+        named = {
+            route: self._trial(route, fitting(link.codec, route.tensor))
             for route, link in crossing.items()
             if link.codec != AUTO_CODEC
-        ]
-        free = [route for route, link in crossing.items() if link.codec == AUTO_CODEC]
+        }
         refused: set[tuple[str, str]] = set()
         while True:
-            choices = [_Choice(route, self._fastest(route, refused)) for route in free]
-            lossy = {choice.chosen.tensor: choice.chosen for choice in choices if CODECS[choice.chosen.codec].is_lossy}
+            free = {route: self._fastest(route, refused) for route in crossing if route not in named}
+            lossy = {trial.tensor: trial for trial in free.values() if CODECS[trial.codec].is_lossy}
             together = self._trials.output_error({name: trial.codec for name, trial in lossy.items()})
             if not lossy or together <= self._largest_error:
-                return [*named, *choices]
+                return named | free
             worst = max(lossy.values(), key=lambda trial: trial.output_error)
             refused.add((worst.tensor, worst.codec))
 
     def _fastest(self, route: Route, refused: set[tuple[str, str]]) -> CodecTrial:
-        plain, ends = self._trial(route, NONE), (route.source, route.destination)
-        if self._shared.joins(*ends) or not may_limit(self._plan.prediction, self._plan.objective, *ends):
+        plain, ends = _plain(route), _ends(route)
+        if self._has_no_codec(ends) or not may_limit(self._plan.prediction, self._plan.objective, *ends):
             return plain
         trials = [
             self._trial(route, codec)
@@ -263,25 +243,26 @@ class _Choosing:
         return self._speeds[ends]
 
     def _trial(self, route: Route, codec: str) -> CodecTrial:
-        key, size = (route.tensor.name, codec), route.tensor.size_bytes
+        key = (route.tensor.name, codec)
         if key not in self._tried:
-            is_plain = codec == NONE
-            self._tried[key] = CodecTrial(*key, size, size) if is_plain else self._trials.trial(route.tensor, codec)
+            self._tried[key] = _plain(route) if codec == NONE else self._trials.trial(route.tensor, codec)
         return self._tried[key]
 
 
-def _coded_links(choices: Sequence[_Choice], speeds: Mapping[Ends, float]) -> dict[Ends, CodedLink]:
+def _coded_links(choices: Choices, speeds: Mapping[Ends, float]) -> dict[Ends, CodedLink]:
     """The effect of codecs on the links whose speed is known."""
     coded_links = {}
-    for ends in dict.fromkeys(choice.ends for choice in choices):
-        link_choices, speed = [choice for choice in choices if choice.ends == ends], speeds.get(ends)
-        size = sum(choice.plain.size_bytes for choice in link_choices)
+    for ends in dict.fromkeys(map(_ends, choices)):
+        link_choices, speed = (
+            {route: trial for route, trial in choices.items() if _ends(route) == ends},
+            speeds.get(ends),
+        )
+        size = sum(route.tensor.size_bytes for route in link_choices)
         if speed and size:
-            coded = sum(choice.chosen.seconds(speed) * choice.route.when.share for choice in link_choices)
-            plain = sum(choice.plain.seconds(speed) * choice.route.when.share for choice in link_choices)
-            coded_links[ends] = CodedLink(
-                coded / plain, sum(choice.chosen.encoded_bytes for choice in link_choices) / size
-            )
+            coded = sum(trial.seconds(speed) * route.when.share for route, trial in link_choices.items())
+            plain = sum(_plain(route).seconds(speed) * route.when.share for route in link_choices)
+            encoded = sum(trial.encoded_bytes for trial in link_choices.values())
+            coded_links[ends] = CodedLink(coded / plain, encoded / size)
     return coded_links
 
 

@@ -155,12 +155,11 @@ def ask_first(
     targets = [machine.target for machine in where.machines]
     first = targets[0] if targets else None
     # With several targets, the plan decides which one is tuned, and there may be no plan yet.
-    if first is not None and first["kind"] == "cuda" and all(target == first for target in targets):
-        with _errors():
+    with _errors():
+        if first is not None and first["kind"] == "cuda" and all(target == first for target in targets):
             if measured is None:
                 _require_measurable_here(first)
             tuning_needs(first)
-    with _errors():
         if measured is not None:
             measured.wait_for_devices()
     return measured

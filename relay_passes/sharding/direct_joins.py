@@ -18,10 +18,10 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import (
-    Builder,
     free_name,
     main_function,
     names_of,
+    new_function,
     operations_of,
     operator_name,
     returned_fields,
@@ -67,19 +67,12 @@ class Place:
     level: int = 0
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The rewritten graph, the place of each of its operations, and the original variable of those that are new."""
-
-    module: tvm.IRModule
-    places: Mapping[str, Place]
-    source_of: Mapping[str, str]
-
-
 def with_direct_joins(
     module: tvm.IRModule, places: Mapping[str, Place], keepers: Mapping[str, Place], of_inputs: Collection[str]
-) -> Spread:
+) -> tuple[tvm.IRModule, Mapping[str, Place], Mapping[str, str]]:
     """Return the graph in which every place computes the joins that it uses, in the first of its stages that does.
+
+    Also return the place of each of its operations, and the original variable of those that are new.
 
     ``places`` has every operation except slices and joins, and ``keepers`` has the places that compute returned joins.
     ``of_inputs`` are slices of parameters that become parameters, so that a client sends a machine only the slice that
@@ -89,6 +82,8 @@ def with_direct_joins(
 
 
 class _Spreading:
+    _builder: relax.BlockBuilder
+
     def __init__(
         self,
         module: tvm.IRModule,
@@ -104,7 +99,7 @@ class _Spreading:
         self._bindings = {name: binding for name, binding in bindings.items() if name not in of_inputs}
         self._returned = [field.name for field in returned_fields(self._function)]
         self._keepers = {name: keepers[name] for name in self._returned if name in keepers}
-        self._original = frozenset(names_of(self._function))
+        self._taken = set(names_of(self._function))
         ranges = {name: range_of(binding) for name, binding in self._bindings.items() if name not in places}
         joins = {name for name, slice_range in ranges.items() if slice_range is None}
         self._ranges = {
@@ -113,33 +108,33 @@ class _Spreading:
         self._lazy = joins.union(self._ranges)
         """Names of the slices and joins that are computed where they are used."""
         self._users = self._first_users()
-        self._builder = Builder()
         self._emitted: dict[str, relax.Expr] = {}
         self._made: dict[tuple[str, tuple[str, ...]], relax.Expr] = {}
         self._pieces: dict[SliceRange, relax.Expr] = {}
         self._source_of: dict[str, str] = {}
 
-    def spread(self) -> Spread:
+    def spread(self) -> tuple[tvm.IRModule, Mapping[str, Place], Mapping[str, str]]:
         readers = (read.name for binding in self._bindings.values() for read in used_variables(binding.value))
         used, sliced_inputs = {*self._returned, *readers}, {binding.value.args[0].name for binding in self._of_inputs}
         remaining = [param for param in self._function.params if param.name in used or param.name not in sliced_inputs]
         parameters = [*remaining, *(relax.Var(binding.var.name, binding.var.ty) for binding in self._of_inputs)]
         self._emitted.update({parameter.name: parameter for parameter in parameters})
-        with self._builder.function("main", parameters):
-            with self._builder.dataflow():
-                for name, binding in self._bindings.items():
-                    if name in self._keepers:
-                        self._read(name, self._keepers[name].machines)
-                    elif name not in self._lazy:
-                        if name not in self._places:
-                            self._places[name] = self._places[binding.value.args[0].name]
-                        value = self._on(binding.value, self._places[name].machines)
-                        self._emitted[name] = self._builder.emit(value, name_hint=name)
-                keepers = {name: place.machines for name, place in self._keepers.items()}
-                fields = [self._read(name, keepers.get(name, ())) for name in self._returned]
-                outputs = self._builder.emit_output(relax.Tuple(fields), name_hint="outputs")
-            self._builder.emit_func_output(outputs)
-        return Spread(with_main(self._module, self._builder.get()["main"]), self._places, self._source_of)
+        module = with_main(self._module, new_function("main", parameters, self._emit))
+        return module, self._places, self._source_of
+
+    def _emit(self, builder: relax.BlockBuilder) -> list[relax.Expr]:
+        self._builder = builder
+        for name, binding in self._bindings.items():
+            if name in self._keepers:
+                self._read(name, self._keepers[name].machines)
+            elif name not in self._lazy:
+                if name not in self._places:
+                    self._places[name] = self._places[binding.value.args[0].name]
+                value = self._on(binding.value, self._places[name].machines)
+                self._emitted[name] = builder.emit(value, name_hint=name)
+        return [
+            self._read(name, self._keepers[name].machines if name in self._keepers else ()) for name in self._returned
+        ]
 
     def _first_users(self) -> Mapping[str, dict[tuple[str, ...], Place]]:
         """Return the first place that uses each lazy variable on each group of machines, in the order of the stages."""
@@ -200,7 +195,7 @@ class _Spreading:
         if (slice_range.begin, slice_range.end) == (0, shape_of(part)[slice_range.axis]):
             return part
         if slice_range not in self._pieces:
-            name = self._unused(f"{slice_range.source}_{slice_range.begin}_to_{slice_range.end}")
+            name = free_name(f"{slice_range.source}_{slice_range.begin}_to_{slice_range.end}", self._taken)
             piece = sliced(part, slice_range.axis, (slice_range.begin, slice_range.end))
             self._pieces[slice_range] = self._bind(piece, name, slice_range.source, self._places[slice_range.source])
         return self._pieces[slice_range]
@@ -212,7 +207,4 @@ class _Spreading:
     def _name(self, name: str, machines: tuple[str, ...]) -> str:
         """Return a variable's name on ``machines``: the original name if it is returned there, or emitted first."""
         is_own = self._keepers[name].machines == machines if name in self._keepers else name not in self._source_of
-        return name if is_own else self._unused(part_name(f"{name}_whole", "_".join(machines)))
-
-    def _unused(self, hint: str) -> str:
-        return free_name(hint, {*self._original, *self._source_of})
+        return name if is_own else free_name(part_name(f"{name}_whole", "_".join(machines)), self._taken)

@@ -35,13 +35,13 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import (
-    Builder,
     constant,
     emit_operations,
     free_name,
     is_tensor_constant,
     leaves_of,
     names_of,
+    new_function,
     returned_fields,
     shape_of,
     substitute,
@@ -69,20 +69,17 @@ def shard(module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: Ex
             no channel or no head; or no weight of the region can be sharded.
     """
     layout = layout_of(module, region, axis, exchange)
-    contents, function = layout.contents, layout.contents.function
-    builder = Builder()
-    values: dict[str, relax.Expr] = {parameter.name: parameter for parameter in function.params}
-    with builder.function("main", list(function.params)):
-        with builder.dataflow():
-            emit_operations(builder, contents.before, values)
-            emitter = _Emitter(builder, layout, {name: values[name] for name in contents.outside})
-            values.update(emitter.emit())
-            emit_operations(builder, contents.behind, values)
-            result = builder.emit_output(
-                relax.Tuple([substitute(field, values) for field in returned_fields(function)])
-            )
-        builder.emit_func_output(result)
-    return Sharded(with_main(module, builder.get()["main"]), emitter.machine_of, emitter.source_of)
+    contents, emitter = layout.contents, _Emitter(layout)
+    values: dict[str, relax.Expr] = {parameter.name: parameter for parameter in contents.function.params}
+
+    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
+        emit_operations(builder, contents.before, values)
+        values.update(emitter.emit(builder, {name: values[name] for name in contents.outside}))
+        emit_operations(builder, contents.behind, values)
+        return [substitute(field, values) for field in returned_fields(contents.function)]
+
+    sharded = with_main(module, new_function("main", contents.function.params, emit))
+    return Sharded(sharded, emitter.machine_of, emitter.source_of)
 
 
 _COMBINE = {"sum": relax.op.add, "max": relax.op.maximum, "min": relax.op.minimum}
@@ -91,10 +88,13 @@ _COMBINE = {"sum": relax.op.add, "max": relax.op.maximum, "min": relax.op.minimu
 class _Emitter:
     """Emits what the machines need of each value, in the order of the values; a machine is its position."""
 
-    def __init__(self, builder: relax.BlockBuilder, layout: Layout, outside: Mapping[str, relax.Expr]) -> None:
+    _builder: relax.BlockBuilder
+    _outside: Mapping[str, relax.Expr]
+
+    def __init__(self, layout: Layout) -> None:
         self.machine_of: dict[str, str | None] = {}
         self.source_of: dict[str, str] = {}
-        self._builder, self._layout, self._needs, self._outside = builder, layout, layout.needs, outside
+        self._layout, self._needs = layout, layout.needs
         self._taken = set(names_of(layout.contents.function))
         self._region, self._wanted = layout.contents.region, layout.contents.wanted
         self._machines = range(len(self._region.machines))
@@ -105,8 +105,9 @@ class _Emitter:
         self._constants: dict[tuple[relax.Expr, Axis, Range], relax.Expr] = {}
         self._sums: dict[str, list[relax.Expr]] = {}
 
-    def emit(self) -> dict[str, relax.Expr]:
-        """Emit the region's operations; return the values of the wanted variables."""
+    def emit(self, builder: relax.BlockBuilder, outside: Mapping[str, relax.Expr]) -> dict[str, relax.Expr]:
+        """Emit the region's operations on the values from ``outside``; return the values of the wanted variables."""
+        self._builder, self._outside = builder, outside
         results: dict[str, relax.Expr] = {}
         for binding in self._layout.contents.bindings:
             name, step = binding.var.name, self._layout.steps.get(binding.var.name)

@@ -2,20 +2,23 @@
 
 The frontends write most of them as ``take`` with constant indices, or as a product with a constant matrix of
 interpolation weights. A part then has a part of the table. A ``resize2d`` computes its coordinates from the length of
-its operand, which would be wrong on a part. So it is rewritten with such a table, from the whole image's coordinates.
+its operand, which would be wrong on a part. So it is rewritten with such a matrix, from the whole image's coordinates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax
 
-from relay_passes.ir import constant, is_tensor_constant
+from relay_passes.ir import constant, is_tensor_constant, new_function
+from relay_passes.one_at_a_time import one_at_a_time
 from relay_passes.sharding.bounds import Range
-from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, same_range
+from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, replaced_at, same_range
 
 Table = np.ndarray[Any, Any]
 
@@ -75,48 +78,52 @@ def interpolation(operation: Operation) -> Rule:
 
 def resize(operation: Operation) -> Rule:
     axis, attributes = operation.only_first(), operation.expression.attrs
-    layout, kind = str(attributes.layout), str(attributes.method)
+    layout, method = str(attributes.layout), str(attributes.method)
+    is_nearest = method == "nearest_neighbor"
     if layout[axis.index] in "NC":
         return same_range(operation, axis)
-    if layout != "NCHW" or attributes.out_dtype:
-        raise operation.refused(f"the layout {layout} and another type of result are not known here")
-    lengths = operation.operands[0].shape[2:]
-    coordinates = [
-        _coordinates(operation, length, size) for length, size in zip(lengths, operation.shape[2:], strict=True)
-    ]
-    if kind == "nearest_neighbor":
-        rounded = (_nearest(operation, places) for places in coordinates)
-        tables = [np.clip(places, 0, length - 1) for places, length in zip(rounded, lengths, strict=True)]
-        return _by_indices(operation, axis, tables)
-    if kind == "linear":
-        return _by_weights(operation, axis, [_linear(*along) for along in zip(coordinates, lengths, strict=True)])
-    raise operation.refused(f"the method {kind!r} has no table here")
-
-
-def _by_indices(operation: Operation, axis: Axis, tables: Sequence[Table]) -> Rule:
-    index, table = axis.index, tables[axis.index - 2]
+    dtype = np.dtype(str(operation.expression.ty.dtype.dtype))
+    if layout != "NCHW" or attributes.out_dtype or (dtype.kind in "iu" and not is_nearest):
+        raise operation.refused(f"the layout {layout} and results of {dtype} are not known here")
+    mode = str(attributes.coordinate_transformation_mode)
+    if mode == "tf_crop_and_resize":
+        raise operation.refused(f"its coordinates are {mode!r}, of a region")
+    settings = (method, mode, str(attributes.rounding_method), float(attributes.cubic_alpha))
+    lengths, sizes = operation.operands[0].shape[2:], operation.shape[2:]
+    matrices = [_weights(*along, *settings) for along in zip(lengths, sizes, strict=True)]
+    place = axis.index - 2
+    matrix = matrices[place]
 
     def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        local_indices = table[slice(*result_range)] - _places(table, result_range)[0]
-        lines = emit(relax.op.take(parts[0], constant(local_indices), index, "fast"))
-        return relax.op.take(lines, constant(tables[3 - index]), 5 - index, "fast")
-
-    result = Axis(index, 1, len(table))
-    return Rule((axis,), (result,), needs=lambda result_range: (_places(table, result_range),), write=write)
-
-
-def _by_weights(operation: Operation, axis: Axis, matrices: Sequence[Table]) -> Rule:
-    index, matrix = axis.index - 2, matrices[axis.index - 2]
-    dtype = str(operation.expression.ty.dtype.dtype)
-
-    def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        factors = [*matrices]
-        factors[index] = matrix[slice(*result_range), slice(*_span(matrix, result_range))]
-        rows, columns = (constant(np.ascontiguousarray(factor, dtype)) for factor in (factors[0], factors[1].T))
-        return relax.op.matmul(emit(relax.op.matmul(rows, parts[0])), columns)
+        rows, columns = replaced_at(matrices, place, matrix[slice(*result_range), slice(*_span(matrix, result_range))])
+        if is_nearest:  # a product would make NaN of infinities
+            lines = emit(relax.op.take(parts[0], constant(rows.argmax(axis=1)), 2, "fast"))
+            return relax.op.take(lines, constant(columns.argmax(axis=1)), 3, "fast")
+        left, right = (constant(np.ascontiguousarray(factor, dtype)) for factor in (rows, columns.T))
+        return relax.op.matmul(emit(relax.op.matmul(left, parts[0])), right)
 
     result = Axis(axis.index, 1, len(matrix))
     return Rule((axis,), (result,), needs=lambda result_range: (_span(matrix, result_range),), write=write)
+
+
+@cache
+@one_at_a_time
+def _weights(length: int, size: int, method: str, mode: str, rounding: str, cubic_alpha: float) -> Table:
+    """Return the matrix (size, length) by which a resize multiplies an axis: what TVM's kernel makes of an identity."""
+    image = relax.Var("image", relax.TensorType((length, 1, length, 2), "float32"))
+    resized = relax.op.image.resize2d(
+        image,
+        (size, 2),
+        method=method,
+        coordinate_transformation_mode=mode,
+        rounding_method=rounding,
+        cubic_alpha=cubic_alpha,
+    )
+    module = tvm.IRModule({"main": new_function("main", [image], lambda builder: [builder.emit(resized)])})
+    identity = np.repeat(np.eye(length, dtype=np.float32).reshape(length, 1, length, 1), 2, axis=3)
+    machine = relax.VirtualMachine(relax.build(module, "llvm"), tvm.cpu())
+    (images,) = machine["main"](tvm.runtime.tensor(identity))
+    return np.ascontiguousarray(images.numpy()[:, 0, :, 0].T)
 
 
 def _places(table: Table, result_range: Range) -> Range:
@@ -129,52 +136,3 @@ def _span(matrix: Table, rows: Range) -> Range:
     """Return the range of columns outside which these rows of a matrix are 0."""
     used = np.flatnonzero(np.any(matrix[slice(*rows)] != 0, axis=0))
     return (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
-
-
-def _coordinates(operation: Operation, length: int, target: int) -> Table:
-    """Return the operand's coordinate for each index of the result, in float32 as TVM's kernel computes it."""
-    mode = str(operation.expression.attrs.coordinate_transformation_mode)
-    places, half = np.arange(target, dtype=np.float32), np.float32(0.5)
-    scale = np.float32(length) / np.float32(target)
-    if mode == "half_pixel":
-        return (places + half) * scale - half
-    if mode == "pytorch_half_pixel":
-        return (places + half) * scale - half if target > 1 else np.zeros(1, np.float32)
-    if mode == "asymmetric":
-        return scale * places
-    if mode == "align_corners" and target > 1:
-        return np.float32(length - 1) / np.float32(target - 1) * places
-    if mode == "tf_half_pixel_for_nn":
-        return (places + half) * scale
-    raise operation.refused(f"the coordinates {mode!r} of {target} indices have no table here")
-
-
-def _nearest(operation: Operation, coordinates: Table) -> Table:
-    attributes = operation.expression.attrs
-    rounding, epsilon = str(attributes.rounding_method), np.float32(1e-5)
-    if not rounding:
-        rounding = "round" if str(attributes.coordinate_transformation_mode) == "align_corners" else "floor"
-    if rounding == "round":
-        rounded = np.rint(coordinates)
-    elif rounding == "round_prefer_floor":
-        rounded = np.ceil(coordinates - np.float32(0.5))
-    elif rounding == "round_prefer_ceil":
-        rounded = np.floor(coordinates + np.float32(0.5))
-    elif rounding == "floor":
-        rounded = np.floor(coordinates + epsilon)
-    elif rounding == "ceil":
-        rounded = np.ceil(coordinates - epsilon)
-    else:
-        raise operation.refused(f"the rounding {rounding!r} has no table here")
-    return rounded.astype(np.int64)
-
-
-def _linear(coordinates: Table, length: int) -> Table:
-    """Return the weights of a linear interpolation, one row per index of the result; indices are clipped."""
-    lower = np.floor(coordinates)
-    weight = coordinates - lower
-    matrix = np.zeros((len(coordinates), length), np.float32)
-    rows = np.arange(len(coordinates))
-    np.add.at(matrix, (rows, np.clip(lower, 0, length - 1).astype(int)), 1 - weight)
-    np.add.at(matrix, (rows, np.clip(lower + 1, 0, length - 1).astype(int)), weight)
-    return matrix

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from tvm import relax
@@ -21,6 +21,7 @@ from relay_passes.sharding.bounds import Range
 from relay_passes.sharding.region import ShardError
 
 Array = np.ndarray[Any, Any]
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -190,5 +191,5 @@ def sliced(tensor: relax.Expr, axis: int, part: Range) -> relax.Expr:
     return relax.op.strided_slice(tensor, [axis], [part[0]], [part[1]], assume_inbound=True)
 
 
-def replaced_at(values: Sequence[int], place: int, value: int) -> list[int]:
+def replaced_at(values: Sequence[Value], place: int, value: Value) -> list[Value]:
     return [value if index == place else old for index, old in enumerate(values)]

@@ -131,19 +131,16 @@ class OutgoingLink(LinkEnd):
             if sending is None:
                 raise ProtocolError(f"a credit for tensor number {frame.tensor}, which this link does not carry")
             window, (depth, freed) = sending.window, credit_of(frame)
-            if not window.is_possible(frame.sequence, depth):
+            free = sorted((*sending.free, *freed))
+            held = window.started - frame.sequence
+            fits = (
+                len(free) == len({*free}) == (depth - held if self._has_slots else 0) and max(free, default=0) < depth
+            )
+            if not (window.is_possible(frame.sequence, depth) and fits):
                 raise ProtocolError(
                     f"a credit for {frame.sequence} micro-batches of tensor {sending.route.tensor.name!r} and {depth} "
-                    f"under way, when {window.started} were sent, {window.credited} were credited before, and "
-                    f"{window.depth} to {window.largest} may be under way"
-                )
-            free = {*sending.free, *freed}
-            held = window.started - frame.sequence
-            expected = depth - held if self._has_slots else 0
-            if len(sending.free) + len(freed) != len(free) or len(free) != expected or max(free, default=0) >= depth:
-                raise ProtocolError(
-                    f"a credit frees the slots {list(freed)} of tensor {sending.route.tensor.name!r}, of {depth}, of "
-                    f"which {list(sending.free)} are free and {held} hold what was not consumed"
+                    f"under way, with the slots {free} free, does not fit to {window.started} sent, {window.credited} "
+                    f"credited before, and {window.depth} to {window.largest} that may be under way"
                 )
             sending.free.extend(freed)
             window.credit(frame.sequence, depth, now())

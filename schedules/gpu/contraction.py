@@ -163,7 +163,7 @@ def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | No
     first block's threads compute the ``adder``, which adds them.
     """
     if adder is not None:
-        thread = bind_elements(schedule, tail[0].handle, vectorize=False)
+        thread = bind_elements(schedule, tail[0].handle)
         schedule.compute_at(adder, thread, preserve_unit_loops=True)
         schedule.set_scope(adder, 0, "local")
         schedule.unroll(schedule.get_loops(adder)[-1])

@@ -53,7 +53,7 @@ def _windows(schedule: s_tir.Schedule, blocks: list[Block]) -> tirx.PrimFunc | N
     finished = finished_block(schedule, anchor, tail)
     if finished is None:
         return None
-    thread = bind_elements(schedule, finished, vectorize=False)
+    thread = bind_elements(schedule, finished)
     schedule.compute_at(anchor.handle, thread, preserve_unit_loops=True)
     schedule.set_scope(anchor.handle, 0, "local")
     reduction = schedule.get_loops(anchor.handle)[-(len(anchor.extents) - anchor.spatial) :]

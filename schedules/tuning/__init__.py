@@ -1,13 +1,13 @@
 """Tuning: pick a template's choices by measurement instead of by the cost rule.
 
 tuner.py      the run: defaults, search, duel           decisions.py    the run's decisions, pure functions
-measuring.py  building, and MetaSchedule's runners      devices.py      this machine, or a tracker's devices
-database.py   the folder of measurements                record_file.py  reading its files
+measuring.py  building and timing                     devices.py      this machine, or a tracker's devices
+database.py   the folder of measurements
 """
 
 from __future__ import annotations
 
-from schedules.tuning.database import DatabaseWriter, Decision, TuningDatabase
+from schedules.tuning.database import DatabaseWriter, Record, TuningDatabase
 from schedules.tuning.devices import GpuNeeds, Tracker
 from schedules.tuning.errors import DatabaseError, DeviceError, TuningError
 from schedules.tuning.measuring import Effort, Measurer
@@ -16,13 +16,13 @@ from schedules.tuning.tuner import FixedKernel, KernelResult, TunableKernel, Tun
 __all__ = [
     "DatabaseError",
     "DatabaseWriter",
-    "Decision",
     "DeviceError",
     "Effort",
     "FixedKernel",
     "GpuNeeds",
     "KernelResult",
     "Measurer",
+    "Record",
     "Tracker",
     "TunableKernel",
     "Tuner",

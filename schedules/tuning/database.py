@@ -1,61 +1,65 @@
 """The tuning database: a folder that `compile` reads, that tuning resumes from, and that people can share.
 
-    FOLDER/database_workload.json, database_tuning_record.json      the decisions: the default and what was faster
-    FOLDER/trials/  (the same two files)                            every measurement
-
-MetaSchedule's JSONDatabase writes both, so TVM's own tools can read them.
+FOLDER/records.jsonl has a line of JSON per record: a measurement, or a decision (the default, or what was faster in a
+duel). A record has no code: its choices are scheduled again when they are used. So a wrong record can make a kernel
+slower, but not wrong.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Self
 
-from tvm import s_tir, tirx
-from tvm.s_tir import meta_schedule
+import tvm_ffi
+from pydantic import TypeAdapter, ValidationError
+from tvm import tirx
 from tvm.target import Target
 
-from schedules import make_instructions_known
-from schedules.blocks import last_line, new_schedule
-from schedules.template import scheduled_function
+from schedules import machine_of, templates_of
+from schedules.blocks import last_line, without_symbol
+from schedules.template import choices_from
 from schedules.tuning.errors import DatabaseError
-from schedules.tuning.record_file import (
-    RECORDS,
-    WORKLOADS,
-    RecordFolder,
-    StoredRecord,
-    finish_last_line,
-    module_of,
-)
 
-TRIALS = "trials"
+RECORDS = "records.jsonl"
 LOCK = ".writer"
-FAILED_ROUNDS = (1e10,)
+MATCHED_IN_A_TARGET = ("kind", "mtriple", "mcpu", "mattr", "num-cores", "arch")
+"""The target's properties that must be equal for a tuned kernel to be reused.
+
+The best choices for one thread (``num-cores``) may differ for four. ``arch`` is a GPU's.
+"""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A measurement of one kernel: its median seconds (None: it failed) and the number of rounds."""
+class Record:
+    """One measurement or decision: a kernel's structural hash, its choices as text, and the seconds of each round.
 
-    seconds: float | None
-    rounds: int
+    Without rounds the kernel failed, for the reason ``error``.
+    """
+
+    kernel: str
+    target: tuple[str, ...]
+    choices: str
+    rounds: tuple[float, ...]
+    error: str = ""
+    is_decision: bool = False
+
+    @property
+    def seconds(self) -> float | None:
+        """The median of the rounds, or None if the kernel failed."""
+        return median(self.rounds) if self.rounds else None
 
 
-@dataclass(frozen=True)
-class Decision:
-    """The choices that were measured fastest for a kernel, as text, and their seconds."""
-
-    choices: str | None
-    seconds: float
+_RECORD = TypeAdapter(Record)
 
 
 class TuningDatabase:
@@ -67,48 +71,46 @@ class TuningDatabase:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._decided = RecordFolder(self.folder)
+        self._decided = [record for record in _records(self.folder) if record.is_decision]
 
     def __len__(self) -> int:
-        return len(self._decided.records)
+        return len(self._decided)
 
     @property
     def digest(self) -> str:
         """The SHA-256 of all decisions."""
-        return self._decided.digest
+        return hashlib.sha256(b"\n".join(map(_RECORD.dump_json, self._decided))).hexdigest()
 
-    def decision(self, function: tirx.PrimFunc, target: Target) -> Decision | None:
-        """The decision for a kernel, which may be the default's own choices; None if there is none."""
-        record = self._best(function, target)
-        return None if record is None else Decision(record.choices, median(record.rounds))
+    def decision(self, function: tirx.PrimFunc, target: Target) -> Record | None:
+        """The fastest decision for a kernel, which may be the default's own choices; None if there is none."""
+        return min(_of(self._decided, function, target), key=lambda record: record.rounds, default=None)
 
     def kernel(self, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """The kernel scheduled as decided, with its choices as an attribute; None if there is no decision.
 
-        A record that cannot be replayed (from another version of TVM or of the schedules) is logged and ignored.
+        A decision that its template no longer offers (from another version) is logged and ignored.
         """
-        record = self._best(function, target)
+        record = self.decision(function, target)
         if record is None:
             return None
+        machine = machine_of(target)
         try:
-            make_instructions_known(target)
-            schedule = new_schedule(function)
-            trace = self._decided.tuning_record(record).trace
-            with target:
-                trace.apply_to_schedule(schedule, remove_postproc=False)
-            return scheduled_function(schedule)
+            choices = choices_from(record.choices)
+            for template in templates_of(target):
+                space = template.space(function, machine)
+                if space is not None and space.contains(choices):
+                    with target:
+                        return template.kernel(function, machine, choices)
+            reason = "no template offers these choices"
         except Exception as error:
-            logger.warning(
-                "%s no longer fits its kernel, which keeps the default; tune again to replace it: %s",
-                record.place,
-                last_line(error),
-            )
-            return None
-
-    def _best(self, function: tirx.PrimFunc, target: Target) -> StoredRecord | None:
-        # Choose as MetaSchedule does: a decision has at most two records, each with the median of a duel.
-        records = [record for record in self._decided.of(function, target) if not record.failed]
-        return min(records, key=lambda record: median(record.rounds), default=None)
+            reason = last_line(error)
+        logger.warning(
+            "%s: %r no longer fits its kernel, which keeps the default; tune again to replace it: %s",
+            self.folder / RECORDS,
+            record.choices,
+            reason,
+        )
+        return None
 
 
 class DatabaseWriter:
@@ -121,21 +123,15 @@ class DatabaseWriter:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         try:
-            (self.folder / TRIALS).mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
             os.fchmod(self._lock, 0o600)  # a user who can open it could lock it and block all tuning
         except OSError as error:
             raise DatabaseError(f"cannot write the tuning database {self.folder}: {error.strerror}") from error
         try:
             self._take_lock()
-            for folder in (self.folder, self.folder / TRIALS):
-                for name in (WORKLOADS, RECORDS):
-                    if finish_last_line(folder / name):
-                        logger.warning("%s ended in an unfinished line, which was dropped", folder / name)
-            self._decided_before = RecordFolder(self.folder)
-            self._trials_before = RecordFolder(self.folder / TRIALS)
-            self._decided = meta_schedule.database.JSONDatabase(work_dir=str(self.folder))
-            self._trials = meta_schedule.database.JSONDatabase(work_dir=str(self.folder / TRIALS))
+            _finish_last_line(self.folder / RECORDS)
+            self._records = list(_records(self.folder))
         except BaseException:
             os.close(self._lock)
             raise
@@ -151,48 +147,39 @@ class DatabaseWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def history(self, function: tirx.PrimFunc, target: Target) -> dict[str, Measured]:
-        """The measurements of a kernel from before this writer was opened, by choices; the last of each counts."""
-        return {
-            record.choices: Measured(None if record.failed else median(record.rounds), len(record.rounds))
-            for record in self._trials_before.of(function, target)
-            if record.choices is not None
-        }
+    def history(self, function: tirx.PrimFunc, target: Target) -> dict[str, Record]:
+        """The measurements of a kernel by choices; the last of each counts."""
+        trials = _of(self._records, function, target)
+        return {record.choices: record for record in trials if not record.is_decision}
 
     def add_trial(
-        self, function: tirx.PrimFunc, target: Target, trace: s_tir.schedule.Trace, rounds: Sequence[float] | None
-    ) -> None:
-        """Write one measurement: the seconds of each round, or None if it failed."""
-        _commit(self._trials, function, target, trace, list(rounds or FAILED_ROUNDS))
+        self, function: tirx.PrimFunc, target: Target, choices: str, rounds: Sequence[float], error: str = ""
+    ) -> Record:
+        """Write one measurement: the seconds of each round, or none and the reason if it failed."""
+        return self._add(Record(_hash(function), _key(target), choices, tuple(rounds), error))
 
-    def add_decision(
-        self, function: tirx.PrimFunc, target: Target, trace: s_tir.schedule.Trace, seconds: float
-    ) -> None:
+    def add_decision(self, function: tirx.PrimFunc, target: Target, choices: str, seconds: float) -> None:
         """Write a candidate for `compile`: a kernel's default, or choices that were faster."""
-        _commit(self._decided, function, target, trace, [seconds])
+        self._add(Record(_hash(function), _key(target), choices, (seconds,), is_decision=True))
 
     def merge(self, other: str | Path) -> int:
         """Copy the records of another folder that this one lacks; return how many there were.
 
         If both folders have a decision for a kernel, the faster one counts from now on.
         """
-        folder = Path(other)
-        if not (folder / RECORDS).exists() and not (folder / TRIALS / RECORDS).exists():
-            raise DatabaseError(f"{folder} is no tuning database: it has no {RECORDS}")
-        copied = 0
-        for existing, database, incoming in (
-            (self._decided_before, self._decided, RecordFolder(folder)),
-            (self._trials_before, self._trials, RecordFolder(folder / TRIALS)),
-        ):
-            identities = {_identity(existing, record) for record in existing.records}
-            for record in incoming.records:
-                if _identity(incoming, record) not in identities:
-                    read = incoming.tuning_record(record)
-                    function = incoming.workloads[record.workload].mod["main"]
-                    _commit(database, function, read.target, read.trace, list(record.rounds))
-                    copied += 1
-        self._decided_before, self._trials_before = RecordFolder(self.folder), RecordFolder(self.folder / TRIALS)
-        return copied
+        if not (Path(other) / RECORDS).exists():
+            raise DatabaseError(f"{other} is no tuning database: it has no {RECORDS}")
+        existing = set(self._records)
+        incoming = [record for record in _records(Path(other)) if record not in existing]
+        for record in incoming:
+            self._add(record)
+        return len(incoming)
+
+    def _add(self, record: Record) -> Record:
+        with (self.folder / RECORDS).open("ab") as file:
+            file.write(_RECORD.dump_json(record) + b"\n")
+        self._records.append(record)
+        return record
 
     def _take_lock(self) -> None:
         try:
@@ -204,19 +191,46 @@ class DatabaseWriter:
             ) from error
 
 
-def _commit(
-    database: meta_schedule.database.JSONDatabase,
-    function: tirx.PrimFunc,
-    target: Target,
-    trace: s_tir.schedule.Trace,
-    rounds: list[float],
-) -> None:
-    module = module_of(function)
-    workload = database.commit_workload(module)
-    arguments = meta_schedule.arg_info.ArgInfo.from_prim_func(module["main"])
-    database.commit_tuning_record(meta_schedule.database.TuningRecord(trace, workload, rounds, target, arguments))
+def _of(records: Sequence[Record], function: tirx.PrimFunc, target: Target) -> list[Record]:
+    """The records of a kernel, whatever its name, for a target with the same `MATCHED_IN_A_TARGET`; oldest first."""
+    kernel, key = _hash(function), _key(target)
+    return [record for record in records if record.kernel == kernel and record.target == key]
 
 
-def _identity(folder: RecordFolder, record: StoredRecord) -> str:
-    """An identity that is equal for equal records, wherever their workload is in its file."""
-    return json.dumps([folder.workloads[record.workload].as_json(), record.content[1]])
+def _hash(function: tirx.PrimFunc) -> str:
+    return f"{tvm_ffi.structural_hash(without_symbol(function)):016x}"
+
+
+def _key(target: Target) -> tuple[str, ...]:
+    properties = json.loads(str(target))
+    values = (properties.get(name, "") for name in MATCHED_IN_A_TARGET)
+    return tuple(",".join(sorted(map(str, value))) if isinstance(value, list) else str(value) for value in values)
+
+
+def _records(folder: Path) -> Iterator[Record]:
+    """Read the records of a folder; skip an unfinished last line."""
+    path = folder / RECORDS
+    if not path.exists():
+        return
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise DatabaseError(f"cannot read {path}: {error.strerror}") from error
+    for number, line in enumerate(lines, start=1):
+        if line.endswith(b"\n") and line.strip():
+            try:
+                yield _RECORD.validate_json(line)
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"]
+                raise DatabaseError(
+                    f"{path}:{number} is damaged: {reason}; remove the line, or restore the folder from a copy"
+                ) from error
+
+
+def _finish_last_line(path: Path) -> None:
+    """Drop an unfinished last line, whose writer was killed."""
+    content = path.read_bytes() if path.exists() else b""
+    complete = content.rfind(b"\n") + 1
+    if complete < len(content):
+        logger.warning("%s ended in an unfinished line, which was dropped", path)
+        os.truncate(path, complete)

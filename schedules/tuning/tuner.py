@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.target import Target
 
 from schedules import machine_of
@@ -21,12 +21,9 @@ from schedules.template import (
     Space,
     Template,
     choices_from,
-    choices_only,
-    say_failure,
-    scheduled_function,
     text_of,
 )
-from schedules.tuning.database import DatabaseWriter, Measured, TuningDatabase
+from schedules.tuning.database import DatabaseWriter, Record, TuningDatabase
 from schedules.tuning.decisions import ROUNDS, divide_trials, judge, propose
 from schedules.tuning.measuring import MAIN, Built, Measurer
 
@@ -102,7 +99,7 @@ class _State:
 
     kernel: TunableKernel
     space: Space
-    history: dict[str, Measured]
+    history: dict[str, Record]
     decided: bool
     budget: int = 1
 
@@ -132,7 +129,6 @@ class _State:
 @dataclass(frozen=True)
 class _Batch:
     state: _State
-    schedules: tuple[s_tir.Schedule | None, ...]
     texts: tuple[str, ...]
     built: tuple[Built, ...]
 
@@ -210,11 +206,9 @@ class Tuner:
         if not missing:
             return
         self._tell("measuring defaults", missing[0])
-        schedules = [self._schedule(state, state.space.default) for state in missing]
-        built = self._measurer.build([{MAIN: scheduled_function(schedule)} for schedule in schedules])
+        built = self._measurer.build([{MAIN: self._kernel(state, state.space.default)} for state in missing])
         batches = [
-            _Batch(state, (schedule,), (state.default_text,), (library,))
-            for state, schedule, library in zip(missing, schedules, built, strict=True)
+            _Batch(state, (state.default_text,), (library,)) for state, library in zip(missing, built, strict=True)
         ]
         started = [self._measurer.start(batch.built, batch.state.kernel.function) for batch in batches]
         for batch, futures in zip(batches, started, strict=True):
@@ -268,47 +262,40 @@ class Tuner:
         hopeful = [
             text for text in challengers if default is not None and (state.history[text].seconds or default) < default
         ]
-        if state.decided or not any(state.history[text].rounds < ROUNDS for text in hopeful):
+        if state.decided or not any(len(state.history[text].rounds) < ROUNDS for text in hopeful):
             return
         self._tell("comparing with the default", state)
         texts = [state.default_text, *hopeful]
-        schedules = [self._schedule(state, choices_from(text)) for text in texts]
-        traces = [schedule.trace for schedule in schedules]
-        functions = [scheduled_function(schedule) for schedule in schedules]
+        functions = [self._kernel(state, choices_from(text)) for text in texts]
         rounds = self._measurer.duel(functions, state.kernel.function, ROUNDS)
         if rounds is None:
             return
         verdicts = {text: judge(rounds[0], times) for text, times in zip(texts[1:], rounds[1:], strict=True)}
         winner = min(verdicts, key=lambda text: verdicts[text].tuned_seconds)
-        function = state.kernel.function
-        default_seconds = verdicts[winner].default_seconds
-        self._database.add_decision(function, self._target, traces[0], default_seconds)
-        if verdicts[winner].is_faster:
-            trace = traces[texts.index(winner)]
-            self._database.add_decision(function, self._target, trace, verdicts[winner].tuned_seconds)
-        for text, trace, times in zip(texts, traces, rounds, strict=True):
-            self._database.add_trial(function, self._target, trace, times)
-            state.history[text] = Measured(median(times), len(times))
+        function, verdict = state.kernel.function, verdicts[winner]
+        self._database.add_decision(function, self._target, texts[0], verdict.default_seconds)
+        if verdict.is_faster:
+            self._database.add_decision(function, self._target, winner, verdict.tuned_seconds)
+        for text, times in zip(texts, rounds, strict=True):
+            state.history[text] = self._database.add_trial(function, self._target, text, times)
 
     def _prepare(self, state: _State, proposals: Sequence[Choices]) -> _Batch:
         """Schedule and build candidates; a candidate that cannot be scheduled costs one trial."""
-        schedules: list[s_tir.Schedule | None] = []
+        kernels: list[tirx.PrimFunc] = []
         problems: list[str] = []
         for choices in proposals:
             try:
-                schedules.append(self._schedule(state, choices))
+                kernels.append(self._kernel(state, choices))
                 problems.append("")
             except Exception as error:
-                schedules.append(None)
                 problems.append(f"it cannot be scheduled: {last_line(error)}")
-        candidates = [{MAIN: scheduled_function(schedule)} for schedule in schedules if schedule is not None]
-        results = iter(self._measurer.build(candidates))
+        results = iter(self._measurer.build([{MAIN: kernel} for kernel in kernels]))
         built = tuple(Built(None, problem) if problem else next(results) for problem in problems)
-        return _Batch(state, tuple(schedules), tuple(text_of(choices) for choices in proposals), built)
+        return _Batch(state, tuple(text_of(choices) for choices in proposals), built)
 
-    def _schedule(self, state: _State, choices: Choices) -> s_tir.Schedule:
+    def _kernel(self, state: _State, choices: Choices) -> tirx.PrimFunc:
         with self._target:
-            return state.kernel.template.schedule(state.kernel.function, self._machine, choices)
+            return state.kernel.template.kernel(state.kernel.function, self._machine, choices)
 
     def _finish(self, batch: _Batch, started: Sequence[Any]) -> None:
         """Wait for the measurements of a batch, and write them into the database."""
@@ -317,20 +304,17 @@ class Tuner:
         finally:
             self._measurer.discard(batch.built)
         state = batch.state
-        for text, schedule, timing in zip(batch.texts, batch.schedules, timings, strict=True):
-            rounds = timing.rounds
-            seconds = None if rounds is None else median(rounds)
-            state.history[text] = Measured(seconds, len(rounds or ()))
-            state.decided = False  # a new result may be better than an earlier decision
+        state.decided = False  # a new result may be better than an earlier decision
+        for text, timing in zip(batch.texts, timings, strict=True):
+            reason = "" if timing.rounds else last_line(timing.error or "no reason given")
+            state.history[text] = self._database.add_trial(
+                state.kernel.function, self._target, text, timing.rounds or (), reason
+            )
             self._measured_now += 1
-            recorded = schedule or choices_only(state.kernel.function, choices_from(text))
-            if rounds is None:
-                say_failure(recorded, last_line(timing.error or "no reason given"))
-            self._database.add_trial(state.kernel.function, self._target, recorded.trace, rounds)
 
     def _result(self, state: _State, whole: float, decided: TuningDatabase) -> KernelResult:
         decision = decided.decision(state.kernel.function, self._target)
-        is_tuned = decision is not None and decision.choices not in (None, state.default_text)
+        is_tuned = decision is not None and decision.choices != state.default_text
         return KernelResult(
             name=state.kernel.name,
             template=state.kernel.template.name,
@@ -339,7 +323,7 @@ class Tuner:
             default_seconds=state.default_seconds,
             tuned_seconds=decision.seconds if decision is not None and is_tuned else state.default_seconds,
             default_choices=state.default_text,
-            choices=str(decision.choices) if decision is not None and is_tuned else state.default_text,
+            choices=decision.choices if decision is not None and is_tuned else state.default_text,
             kept=is_tuned,
             trials=len(state.history),
             failures=state.failures,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from scripts.harness import Case, MakeSides, Options, Setup, Side
+from scripts.harness import Case, Setup, Side
 from scripts.processes import Checkout, Figures, Prepared
 
 OURS = "tvm-split"
@@ -58,12 +58,8 @@ def sides(name: str, way: str, setup: Setup) -> Sequence[Side]:
     ]
 
 
-def subjects(options: Options) -> Mapping[str, MakeSides]:
-    return {f"{name}, {way}": partial(sides, name, way) for name in NETWORKS for way in WAYS}
-
-
 CASE = Case(
     doc="Seconds from `compile_and_deploy` to the first result, in new processes with empty caches.",
-    subjects=subjects,
+    subjects={f"{name}, {way}": partial(sides, name, way) for name in NETWORKS for way in WAYS},
     rounds=3,
 )

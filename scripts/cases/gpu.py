@@ -19,7 +19,7 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
-from scripts.harness import Case, Limit, MakeSides, Options, Ratio, Setup, Side, median_seconds
+from scripts.harness import Case, Limit, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared
 from scripts.sides import RUNS, difference, network, timed, torch_outputs
 from tests.helpers.relay import Relay
@@ -218,46 +218,66 @@ def kernels(name: str, target: str, threads: int, **sizes: int) -> Iterator[Prep
     yield Prepared(lambda: figures, {**shown, **failed})
 
 
-def subjects(options: Options) -> Mapping[str, MakeSides]:
-    target = options.values.get("target", "")
-    device = "cpu" if target == CPU else "cuda"
+def _settings(setup: Setup) -> dict[str, Any]:
+    """Return the target and the sizes that the options give, and the threads of each worker."""
+    values = setup.options.values
+    target = values.get("target", "")
     pixels, tokens = (64, 32) if target == CPU else (224, 128)
-    sizes = {
-        "pixels": int(options.values.get("pixels", pixels)),
-        "tokens": int(options.values.get("tokens", tokens)),
+    return {
+        "target": target,
+        "threads": max(1, len(os.sched_getaffinity(0)) // 2),
+        "pixels": int(values.get("pixels", pixels)),
+        "tokens": int(values.get("tokens", tokens)),
     }
-    proven = {"target": target, "threads": max(1, len(os.sched_getaffinity(0)) // 2), **sizes}
 
-    def beside_torch(name: str, dtype: str, batch: int, setup: Setup) -> Sequence[Side]:
-        computed = {"name": name, "dtype": dtype, "batch": batch}
-        ways = WAYS if (device, dtype, batch) == ("cuda", "float32", 1) else WAYS[:1]
-        return [
-            setup.side(OURS, on_device, **computed, **proven),
-            *(setup.side(f"{TORCH}, {way}", by_torch, way=way, device=device, **computed, **sizes) for way in ways),
-        ]
 
-    def piped(names: Sequence[str], transport: str, is_far: bool, setup: Setup) -> Sequence[Side]:
-        return [setup.side(OURS, pipeline, names=names, transport=transport, is_far=is_far, **proven)]
+def beside_torch(name: str, dtype: str, batch: int, setup: Setup) -> Sequence[Side]:
+    settings = _settings(setup)
+    is_gpu = settings["target"] != CPU
+    if batch > 1 and not is_gpu:
+        return []
+    arguments = {"name": name, "dtype": dtype, "batch": batch, **settings}
+    own_side = setup.side(OURS, on_device, **arguments)
+    del arguments["target"], arguments["threads"]
+    ways = WAYS if is_gpu and (dtype, batch) == ("float32", 1) else WAYS[:1]
+    device = "cuda" if is_gpu else "cpu"
+    return [
+        own_side,
+        *(setup.side(f"{TORCH}, {way}", by_torch, way=way, device=device, **arguments) for way in ways),
+    ]
 
-    make_sides: dict[str, MakeSides] = {
-        f"{name}, {dtype}, batch {batch}": partial(beside_torch, name, dtype, batch)
-        for dtype in LARGEST_DIFFERENCE
-        for batch in ((1,) if target == CPU else (1, 32))
-        for name in NETWORKS
-    }
-    make_sides[f"{PIPELINED} over two machines"] = partial(piped, (HOST, DEVICE), "auto", False)
-    make_sides[f"{PIPELINED} over two machines, 1 Gbit/s and 1 ms"] = partial(piped, (HOST, DEVICE), "auto", True)
-    for transport in ("auto",) if target == CPU else ("grpc", "shm", "nccl"):
-        if target == CPU or torch.cuda.device_count() >= len(GPUS):
-            make_sides[f"{PIPELINED} between two GPUs by {transport}"] = partial(piped, GPUS, transport, False)
-    make_sides[f"kernels of {PIPELINED}"] = lambda setup: [setup.side(OURS, kernels, name=PIPELINED, **proven)]
-    return make_sides
+
+def piped(names: Sequence[str], transport: str, is_far: bool, setup: Setup) -> Sequence[Side]:
+    settings = _settings(setup)
+    if names == GPUS and settings["target"] != CPU and torch.cuda.device_count() < len(GPUS):
+        return []
+    if settings["target"] == CPU:
+        transport = "auto"
+    return [setup.side(OURS, pipeline, names=names, transport=transport, is_far=is_far, **settings)]
+
+
+def kernels_alone(setup: Setup) -> Sequence[Side]:
+    return [setup.side(OURS, kernels, name=PIPELINED, **_settings(setup))]
 
 
 CASE = Case(
     doc="Networks on a GPU: differences from torch, speed beside torch, pipelines and kernels. "
     "--set target=llvm rehearses it on the CPU.",
-    subjects=subjects,
+    subjects={
+        **{
+            f"{name}, {dtype}, batch {batch}": partial(beside_torch, name, dtype, batch)
+            for dtype in LARGEST_DIFFERENCE
+            for batch in (1, 32)
+            for name in NETWORKS
+        },
+        f"{PIPELINED} over two machines": partial(piped, (HOST, DEVICE), "auto", False),
+        f"{PIPELINED} over two machines, 1 Gbit/s and 1 ms": partial(piped, (HOST, DEVICE), "auto", True),
+        **{
+            f"{PIPELINED} between two GPUs by {transport}": partial(piped, GPUS, transport, False)
+            for transport in ("grpc", "shm", "nccl")
+        },
+        f"kernels of {PIPELINED}": kernels_alone,
+    },
     ratios=tuple(Ratio("seconds", OURS, f"{TORCH}, {way}") for way in WAYS),
     limits=(Limit("difference_over_limit", 1.0), Limit("failed", 0.0)),
     rounds=3,

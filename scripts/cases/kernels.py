@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +12,7 @@ import tvm
 from tvm import relax
 
 import tvm_split
-from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side
+from scripts.harness import Case, Ratio, Setup, Side
 from scripts.processes import Prepared
 from scripts.sides import by_onnxruntime, by_torch, in_process, network, timed
 from tests.models import torch_models
@@ -45,18 +45,14 @@ def sides(name: str, threads: int, setup: Setup) -> Sequence[Side]:
     return [*all_sides, setup.side(TVM, by_tvm, **arguments)] if name == SMALLEST else all_sides
 
 
-def subjects(options: Options) -> Mapping[str, MakeSides]:
-    return {
-        f"{name}, {threads} threads": partial(sides, name, threads)
-        for threads in (2, 1)
-        for name in torch_models.published_models()
-    }
-
-
 CASE = Case(
     doc="Kernels of networks on one machine, one input at a time, beside onnxruntime, torch and TVM's own. "
     "--set database=FOLDER: tuned kernels as well.",
-    subjects=subjects,
+    subjects={
+        f"{name}, {threads} threads": partial(sides, name, threads)
+        for threads in (2, 1)
+        for name in torch_models.published_models()
+    },
     ratios=(
         Ratio("seconds", OURS, ONNXRUNTIME),
         Ratio("seconds", OURS, TORCH),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ import psutil
 import torch
 
 import tvm_split
-from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side
+from scripts.harness import Case, Ratio, Setup, Side
 from scripts.processes import Figures, Prepared
 from scripts.sides import arrivals, rate
 
@@ -138,12 +138,8 @@ def idle(setup: Setup) -> Sequence[Side]:
     return all_sides
 
 
-def subjects(options: Options) -> Mapping[str, MakeSides]:
-    return {**{f"{size:,} bytes": partial(hops, size) for size in SIZES}, "idle": idle}
-
-
 CASE = Case(
     doc="One hop between two workers by each transport; what idle deployments use. --set seconds=0.5: of each stream.",
-    subjects=subjects,
+    subjects={**{f"{size:,} bytes": partial(hops, size) for size in SIZES}, "idle": idle},
     ratios=tuple(Ratio(key, *TRANSPORTS) for key in ("latency_seconds", "bytes_per_second", "processor_seconds")),
 )

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.harness import Case, Limit, MakeSides, Options, Ratio, Setup, Side
+from scripts.harness import Case, Limit, Ratio, Setup, Side
 from scripts.processes import Checkout, Figures
 from tests.helpers.planner.many_machines import best_single, dealt_to_all, first_fit, many_machines_problem
 from tvm_split.planner.evaluate import evaluate
@@ -90,18 +90,14 @@ def sides(machines: int, variant: str, setup: Setup) -> Sequence[Side]:
     return [*planned_sides, Side(SIMPLE, lambda: simple)]
 
 
-def subjects(options: Options) -> Mapping[str, MakeSides]:
-    return {
-        f"{variant}, {machines} machines": partial(sides, machines, variant)
-        for variant in VARIANTS
-        for machines in MACHINES
-    }
-
-
 CASE = Case(
     doc="The planner alone on 77 made-up problems: quality, gap to the bound, time and memory. "
     "--set seconds=10: the time limit of each search.",
-    subjects=subjects,
+    subjects={
+        f"{variant}, {machines} machines": partial(sides, machines, variant)
+        for variant in VARIANTS
+        for machines in MACHINES
+    },
     ratios=(Ratio("period_seconds", SIMPLE, PLANNED),),
     limits=(
         Limit("period_seconds", 1 + 1e-9, PLANNED, SIMPLE),

@@ -6,14 +6,14 @@ Every round profiles the machines again, so that predictions and measurements se
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 from torch import nn
 
 import tvm_split
-from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side
+from scripts.harness import Case, Ratio, Setup, Side
 from scripts.processes import Figures, Prepared
 from scripts.sides import network
 
@@ -65,12 +65,12 @@ def all_plans(name: str, workers: int) -> Iterator[Prepared]:
         }
         bundles = {title: tvm_split.compile(model, plan, verify=False) for title, plan in plans.items()}
 
-        def measure(title: str) -> Figures:
-            split = {stage.machine: stage.layers for stage in plans[title].stages}
+        def measure(way: str) -> Figures:
+            split = {stage.machine: stage.layers for stage in plans[way].stages}
             predicted = tvm_split.plan(model, cluster, split=split, predict=True, refresh=True).prediction
             assert predicted is not None
             count = max(20, int(STREAM_SECONDS / predicted.period_seconds))
-            with tvm_split.deploy(bundles[title], cluster) as deployment:
+            with tvm_split.deploy(bundles[way], cluster) as deployment:
                 report = tvm_split.bench(deployment, [inputs], rounds=1, micro_batches=count)
             period, latency = report.period.measured or 0.0, report.latency.measured or 0.0
             return {
@@ -82,28 +82,20 @@ def all_plans(name: str, workers: int) -> Iterator[Prepared]:
 
         yield Prepared(
             measure,
-            {title: {stage.machine: len(stage.layers) for stage in plan.stages} for title, plan in plans.items()},
+            {
+                title: {"layers": {stage.machine: len(stage.layers) for stage in plan.stages}}
+                for title, plan in plans.items()
+            },
         )
 
 
 def sides(name: str, setup: Setup) -> Sequence[Side]:
-    workers = int(setup.options.values.get("workers", 2))
-    all_sides = []
-    for checkout in setup.checkouts:
-        process = setup.begin(all_plans, checkout, name=name, workers=workers)
-        facts = process.ready()
-        for title, layers in facts.items():
-            all_sides.append(Side(title, partial(process.measure, title=title), {"layers": layers}, checkout.label))
-    return all_sides
-
-
-def subjects(options: Options) -> Mapping[str, MakeSides]:
-    return {name: partial(sides, name) for name in NETWORKS}
+    return setup.sides(all_plans, name=name, workers=int(setup.options.values.get("workers", 2)))
 
 
 CASE = Case(
     doc="Plans of networks on local workers beside their predictions, one worker, equal layers and equal parameters. "
     "--set workers=2.",
-    subjects=subjects,
+    subjects={name: partial(sides, name) for name in NETWORKS},
     ratios=tuple(Ratio("period_seconds", baseline, PLANNED) for baseline in (ALL_WORKERS, ONE, LAYERS, PARAMETERS)),
 )

@@ -7,7 +7,7 @@ Needs root, `ip` and `tc`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from rpc_runtime.program.program import RouteCodec
 from rpc_runtime.scratch import ScratchFolder
 from scripts.cases.emulated import cluster_of, deployed, latency_side
 from scripts.cases.shards import HALVES
-from scripts.harness import BEST, Case, Limit, MakeSides, Options, Setup, Side
+from scripts.harness import BEST, Case, Limit, Setup, Side
 from scripts.processes import Figures
 from scripts.sides import network, predicted_latency, stages_text
 from tests.helpers.shaped_network import shaped_workers
@@ -96,18 +96,14 @@ def splits(bits_per_second: float, setup: Setup) -> Sequence[Side]:
     ]
 
 
-def subjects(options: Options) -> Mapping[str, MakeSides]:
-    return {
+CASE = Case(
+    doc="As root, over links that the kernel shapes: are the plan's codec and its way for a single input the fastest?",
+    subjects={
         "codecs, lossless": partial(codecs, 0.0),
         f"codecs, {ALLOWED_LOSS:.0%} lost": partial(codecs, ALLOWED_LOSS),
         "splits, 1 Gbit/s": partial(splits, 1000 * MEGABIT),
         "splits, 100 Mbit/s": partial(splits, 100 * MEGABIT),
-    }
-
-
-CASE = Case(
-    doc="As root, over links that the kernel shapes: are the plan's codec and its way for a single input the fastest?",
-    subjects=subjects,
+    },
     limits=(
         Limit("period_seconds", MOST_OVER_BEST, CHOSEN, BEST),
         Limit("seconds", MOST_OVER_BEST, PLANNED, BEST),

@@ -6,12 +6,12 @@ the practical limit on two cores; and the plan for least latency.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import tvm_split
-from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side, median_seconds
+from scripts.harness import Case, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared
 from scripts.sides import difference, network, predicted_latency, stages_text
 from tvm_split import Shard
@@ -71,23 +71,15 @@ def all_ways(name: str, ways: Sequence[str]) -> Iterator[Prepared]:
 
 
 def sides(name: str, ways: Sequence[str], setup: Setup) -> Sequence[Side]:
-    all_sides = []
-    for checkout in setup.checkouts:
-        process = setup.begin(all_ways, checkout, name=name, ways=ways)
-        facts = process.ready()
-        all_sides += [Side(way, partial(process.measure, way=way), facts[way], checkout.label) for way in ways]
-    return all_sides
+    return setup.sides(all_ways, name=name, ways=ways)
 
 
-def subjects(options: Options) -> Mapping[str, MakeSides]:
-    """Return the subjects; plans for least latency are subjects of their own, since profiling shards takes minutes."""
-    ways = {"": (ONE_CORE, TWO_THREADS, SHARED), ", planned": (ONE_CORE, PLANNED)}
-    return {f"{name}{text}": partial(sides, name, chosen_ways) for text, chosen_ways in ways.items() for name in SHARDS}
-
+# Plans for least latency are subjects of their own, since profiling shards takes minutes.
+WAYS = {"": (ONE_CORE, TWO_THREADS, SHARED), ", planned": (ONE_CORE, PLANNED)}
 
 CASE = Case(
     doc="Latency of networks whose layers two workers share, beside one worker of one core and of two threads.",
-    subjects=subjects,
+    subjects={f"{name}{text}": partial(sides, name, ways) for text, ways in WAYS.items() for name in SHARDS},
     ratios=(
         *(Ratio("seconds", ONE_CORE, side) for side in (TWO_THREADS, SHARED, PLANNED)),
         *(Ratio("seconds", side, TWO_THREADS) for side in (SHARED, PLANNED)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from torch import nn
 
 import tvm_split
 from rpc_runtime.scratch import ScratchFolder
-from scripts.harness import Case, Limit, MakeSides, Options, Setup, Side
+from scripts.harness import Case, Limit, Setup, Side
 from scripts.processes import Figures
 from scripts.sides import network
 from tvm_split.demo.demonstration import MICRO_BATCH
@@ -89,17 +89,13 @@ def sides(workers: int, name: str, are_replicas: bool, setup: Setup) -> Sequence
     return [Side("measured", partial(measure, deployment, x, count, period, latency), facts)]
 
 
-def subjects(options: Options) -> Mapping[str, MakeSides]:
-    return {
-        f"{workers} {'replicas' if are_replicas else 'workers'}, {name}": partial(sides, workers, name, are_replicas)
-        for workers, name, are_replicas in CASES
-    }
-
-
 CASE = Case(
     doc="Simulated beside measured: throughput and latency of deployments on 2 to 16 local workers. "
     "--set blocks=24 micro-batches=200.",
-    subjects=subjects,
+    subjects={
+        f"{workers} {'replicas' if are_replicas else 'workers'}, {name}": partial(sides, workers, name, are_replicas)
+        for workers, name, are_replicas in CASES
+    },
     limits=(Limit("period_off", MOST_OFF), Limit("latency_off", MOST_OFF)),
     rounds=3,
 )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 import tvm_split
-from scripts.harness import Case, Limit, MakeSides, Options, Ratio, Setup, Side
+from scripts.harness import Case, Limit, Ratio, Setup, Side
 from scripts.processes import Prepared
 from scripts.sides import network, timed
 
@@ -48,13 +48,9 @@ def sides(setup: Setup) -> Sequence[Side]:
     return all_sides
 
 
-def subjects(options: Options) -> Mapping[str, MakeSides]:
-    return {"mobilenet_v2": sides}
-
-
 CASE = Case(
     doc="MobileNetV2 from Keras beside the same from torch. --set tflite=FILE: a TFLite file of it as well.",
-    subjects=subjects,
+    subjects={"mobilenet_v2": sides},
     ratios=(Ratio("seconds", KERAS, TORCH), Ratio("seconds", TFLITE, TORCH)),
     limits=(Limit("seconds", MOST_OVER_TORCH, KERAS, TORCH),),
     rounds=20,

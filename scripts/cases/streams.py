@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import tvm_split
-from scripts.harness import Case, MakeSides, Options, Ratio, Setup, Side, median_seconds
+from scripts.harness import Case, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared, measure_together
 from scripts.sides import RUNS, arrivals, by_onnxruntime, in_process, network, rate
 
@@ -69,12 +69,11 @@ def sides(name: str, setup: Setup) -> Sequence[Side]:
     split = None
     for checkout in setup.checkouts:
         process = setup.begin(workers, checkout, name=name, split=split)
-        facts = process.ready()
-        split = facts["split"]  # other checkouts use the same split
+        split = process.ready()["split"]  # other checkouts use the same split
+        layers = {machine: len(layers) for machine, layers in split.items()}
         for what in (PIPELINE, ALONE, EACH_WHOLE, ONE_RUN):
             measure = partial(process.measure, what=what, seconds=seconds)
-            layers = {machine: len(layers) for machine, layers in split.items()}
-            all_sides.append(Side(what, measure, {"layers": layers} if what == PIPELINE else {}, checkout.label))
+            all_sides.append(Side(what, measure, {"layers": layers}, checkout.label))
     all_sides.append(setup.side(IN_PROCESS, in_process, name=name, threads=1))
     one_session = setup.side(ONE_SESSION, by_onnxruntime, name=name, threads=2, cores=cores)
     all_sides.append(Side(ONE_SESSION, partial(one_session.measure, seconds=seconds)))
@@ -85,14 +84,10 @@ def sides(name: str, setup: Setup) -> Sequence[Side]:
     return all_sides
 
 
-def subjects(options: Options) -> Mapping[str, MakeSides]:
-    return {name: partial(sides, name) for name in NETWORKS}
-
-
 CASE = Case(
     doc="Throughput of networks over two workers of one core each, beside other ways to use two cores. "
     "--set seconds=3: of each stream.",
-    subjects=subjects,
+    subjects={name: partial(sides, name) for name in NETWORKS},
     ratios=(
         *(Ratio("per_second", PIPELINE, baseline) for baseline in (ALONE, EACH_WHOLE, ONE_SESSION, TWO_SESSIONS)),
         Ratio("seconds", ONE_RUN, IN_PROCESS),

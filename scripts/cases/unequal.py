@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from scripts.cases.emulated import (
     local_workers,
 )
 from scripts.cases.shards import SHARDS
-from scripts.harness import BEST, Case, Limit, MakeSides, Options, Ratio, Setup, Side
+from scripts.harness import BEST, Case, Limit, Ratio, Setup, Side
 from scripts.processes import Figures
 from scripts.sides import network, predicted_latency, stages_text
 from tests.helpers.slow_machine import half_speed
@@ -112,13 +112,9 @@ def shares(setup: Setup) -> Sequence[Side]:
     return all_sides
 
 
-def subjects(options: Options) -> Mapping[str, MakeSides]:
-    return {**{name: partial(all_plans, *kinds) for name, kinds in CASES.items()}, "shared layers": shares}
-
-
 CASE = Case(
     doc="Every plan of a chain on emulated unequal machines and slow links: is the planner's own the best?",
-    subjects=subjects,
+    subjects={**{name: partial(all_plans, *kinds) for name, kinds in CASES.items()}, "shared layers": shares},
     ratios=(Ratio("seconds", EQUAL, BY_SPEED),),
     limits=(Limit("period_seconds", MOST_OVER_BEST, PLANNED, BEST), Limit("seconds", 1.0, BY_SPEED, EQUAL)),
     rounds=3,

@@ -10,9 +10,9 @@ import torch
 import tvm_split
 from rpc_runtime.execution.cuda_code import PACKED
 from schedules import machine_of
-from schedules.template import choices_from, scheduled_function, text_of
+from schedules.template import choices_from, text_of
 from schedules.tuning import DatabaseWriter, Measurer, TuningDatabase
-from schedules.tuning.record_file import RECORDS
+from schedules.tuning.database import RECORDS
 from tests.helpers.gpu_driver import driver_for, require_toolkit
 from tests.helpers.rpc_lab import KEY, RpcLab
 from tests.helpers.schedules.gpu_kernels import nvcc, plan_for_a_gpu
@@ -50,7 +50,7 @@ def refused(model, plan, lab, folder, monkeypatch):
     monkeypatch.setattr("tvm_split.tuning.kernels_to_tune", no_preparing)
     with pytest.raises(tvm_split.TuningError) as caught:
         tvm_split.tune(model, plan, database=folder / "tuned", trials=3, tracker=lab.address, key=KEY)
-    assert not (folder / "tuned" / "trials" / RECORDS).read_text()
+    assert not (folder / "tuned" / RECORDS).exists()
     return str(caught.value)
 
 
@@ -89,14 +89,14 @@ def test_a_worker_without_a_gpu_is_refused(model, plan, tmp_path, monkeypatch, d
 @pytest.mark.slow
 def test_candidates_are_built_to_machine_code_and_spills_are_kept_as_reasons(kernel, tmp_path):
     space = kernel.template.space(kernel.function, machine_of(BUILT_FOR))
-    default = kernel.template.schedule(kernel.function, machine_of(BUILT_FOR), space.default)
+    default = kernel.template.kernel(kernel.function, machine_of(BUILT_FOR), space.default)
     # More results per thread than registers: the search space has no such candidates.
     too_many = {**space.default, "tile": "128x128", "registers": "16x16", "depth": 8, "slices": 1}
     assert not space.contains(too_many)
     with BUILT_FOR:
-        large = kernel.template.schedule(kernel.function, machine_of(BUILT_FOR), too_many)
+        large = kernel.template.kernel(kernel.function, machine_of(BUILT_FOR), too_many)
     with Measurer(BUILT_FOR, tmp_path, gpu=tuning_needs(TARGET)) as measurer:
-        good, bad = measurer.build([{"main": scheduled_function(choices)} for choices in (default, large)])
+        good, bad = measurer.build([{"main": default}, {"main": large}])
         assert good.error is None
         assert f"{PACKED}sm_90".encode() in Path(good.path).read_bytes()
         assert bad.path is None
@@ -104,20 +104,17 @@ def test_candidates_are_built_to_machine_code_and_spills_are_kept_as_reasons(ker
 
 
 @pytest.mark.slow
-def test_a_record_is_replayed_for_its_architecture_alone(model, plan, kernel, tmp_path):
-    machine = machine_of(BUILT_FOR)
-    space = kernel.template.space(kernel.function, machine)
+def test_a_decision_is_for_its_architecture_alone(model, plan, kernel, tmp_path):
+    space = kernel.template.space(kernel.function, machine_of(BUILT_FOR))
     choices = next(
         candidate
         for candidate in space.all_choices()
         if candidate["slices"] > 1 and candidate["tile"] != space.default["tile"]
     )
     folder = tmp_path / "tuned"
-    with DatabaseWriter(folder) as writer, BUILT_FOR:
-        default = kernel.template.schedule(kernel.function, machine, space.default)
-        faster = kernel.template.schedule(kernel.function, machine, choices)
-        writer.add_decision(kernel.function, BUILT_FOR, default.trace, 2e-6)
-        writer.add_decision(kernel.function, BUILT_FOR, faster.trace, 1e-6)
+    with DatabaseWriter(folder) as writer:
+        writer.add_decision(kernel.function, BUILT_FOR, text_of(space.default), 2e-6)
+        writer.add_decision(kernel.function, BUILT_FOR, text_of(choices), 1e-6)
     with DatabaseWriter(tmp_path / "merged") as writer:
         assert writer.merge(folder) == 2
     database = TuningDatabase(tmp_path / "merged")

@@ -1,9 +1,8 @@
-"""Stages with other layouts at their ends compute the same; and the ends of a stage, up to its nearest convolutions."""
+"""Stages with other layouts at their ends compute the same."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import tvm
 from tvm import relax
 from tvm.ir import assert_structural_equal
@@ -14,17 +13,13 @@ from relay_passes.boundary_layouts import (
     Layout,
     changed_parameters,
     count_changes,
-    has_convolution,
     layouts_made,
-    receiving_end,
-    sending_end,
     with_layouts,
 )
 from relay_passes.ir import names_of, new_function
 from relay_passes.partition import Computation
 from tests.helpers.placements import run
 
-WEIGHT = relax.const(np.zeros((8, 8, 1, 1), np.float32))
 BLOCKED = Layout((1, 2, 4, 4, 8), IndexMap.from_func(lambda n, c, h, w: (n, c // 8, h, w, c % 8)))
 
 
@@ -115,87 +110,3 @@ def test_layouts_are_read_off_both_ends() -> None:
     assert as_it_came is None
     assert not BLOCKED.is_same(None)
     assert not BLOCKED.is_same(Layout(BLOCKED.shape, IndexMap.from_func(lambda n, c, h, w: (n, c % 2, h, w, c // 2))))
-
-
-@pytest.fixture
-def stage() -> Computation:
-    """Pool, convolution, convolution, a residual addition of what came in, and a classifier beside it."""
-    image = relax.TensorType((1, 8, 4, 4), "float32")
-    x, flag = relax.Var("x", image), relax.Var("flag", relax.TensorType((1,), "float32"))
-
-    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
-        pooled = builder.emit(relax.op.nn.max_pool2d(x, (3, 3), padding=(1, 1)), "pooled")
-        first = builder.emit(relax.op.nn.conv2d(pooled, WEIGHT), "first")
-        bent = builder.emit(relax.op.nn.relu(first), "bent")
-        weight = builder.emit(relax.op.add(WEIGHT, relax.const(1.0)), "weight")
-        second = builder.emit(relax.op.nn.conv2d(bent, weight), "second")
-        residual = builder.emit(relax.op.add(second, x), "residual")
-        flat = builder.emit(relax.op.reshape(second, (1, 128)), "flat")
-        return [residual, builder.emit(relax.op.multiply(flat, flag), "scores")]
-
-    return Computation("stage", new_function("stage", [x, flag], emit), ("x", "flag"), ("residual", "scores"))
-
-
-def test_the_end_begins_at_the_convolution(stage: Computation) -> None:
-    @I.ir_module
-    class Expected:
-        @R.function
-        def stage(x: R.Tensor((1, 8, 4, 4), "float32"), bent: R.Tensor((1, 8, 4, 4), "float32")) -> R.Tuple(
-            R.Tensor((1, 8, 4, 4), "float32")
-        ):
-            with R.dataflow():
-                weight = R.add(WEIGHT, R.const(1.0, "float32"))
-                second = R.nn.conv2d(bent, weight)
-                residual = R.add(second, x)
-                outputs = (residual,)
-                R.output(outputs)
-            return outputs
-
-    end = sending_end(stage, {"residual"})
-    assert_structural_equal(end.function, Expected["stage"], map_free_vars=True)
-    assert (end.received, end.sent) == (("x", "bent"), ("residual",))
-
-
-def test_the_beginning_ends_at_the_convolution(stage: Computation) -> None:
-    """The receiving end also needs the second convolution's result, which is added."""
-
-    @I.ir_module
-    class Expected:
-        @R.function
-        def stage(x: R.Tensor((1, 8, 4, 4), "float32"), bent: R.Tensor((1, 8, 4, 4), "float32")) -> R.Tuple(
-            R.Tensor((1, 8, 4, 4), "float32"), R.Tensor((1, 8, 4, 4), "float32")
-        ):
-            with R.dataflow():
-                pooled = R.nn.max_pool2d(x, pool_size=[3, 3], padding=[1, 1, 1, 1])
-                first = R.nn.conv2d(pooled, WEIGHT)
-                weight = R.add(WEIGHT, R.const(1.0, "float32"))
-                second = R.nn.conv2d(bent, weight)
-                residual = R.add(second, x)
-                outputs = (first, residual)
-                R.output(outputs)
-            return outputs
-
-    beginning = receiving_end(stage, {"x"})
-    assert_structural_equal(beginning.function, Expected["stage"], map_free_vars=True)
-    assert (beginning.received, beginning.sent) == (("x", "bent"), ("first", "residual"))
-
-
-def test_a_beginning_goes_through_tuples() -> None:
-    x = relax.Var("x", relax.TensorType((1, 8, 4, 4), "float32"))
-
-    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
-        halves = builder.emit(relax.op.split(x, 2, axis=1), "halves")
-        left = builder.emit(relax.TupleGetItem(halves, 0), "left")
-        right = builder.emit(relax.TupleGetItem(halves, 1), "right")
-        return [builder.emit(relax.op.add(left, right), "total")]
-
-    computation = Computation("stage", new_function("stage", [x], emit), ("x",), ("total",))
-    beginning = receiving_end(computation, {"x"})
-    assert_structural_equal(beginning.function, computation.function, map_free_vars=True)
-    assert not has_convolution(beginning)
-
-
-def test_what_is_passed_on_needs_nothing(stage: Computation) -> None:
-    assert receiving_end(stage, set()).received == ()
-    assert receiving_end(stage, {"flag"}).received == ("flag", "bent")
-    assert has_convolution(receiving_end(stage, {"x"}))

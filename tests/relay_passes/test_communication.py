@@ -2,15 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import tvm
 from tvm.relax.global_info import VDevice
 from tvm.script import ir as I, relax as R
-from tvm.tirx import IndexMap
 
-from relay_passes.boundary_layouts import Layout, with_layouts
 from relay_passes.communication import Parts, annotated_module, machine_modules, virtual_devices
-from tests.helpers.placements import LLVM, STAGE_OF, partition
+from tests.helpers.placements import LLVM, partition
 
 OUTPUTS = ("skip", "x", "other", "y", "other")
 
@@ -75,28 +72,6 @@ def test_crossings_become_transfers() -> None:
     tvm.ir.assert_structural_equal(after, Expected)
 
 
-def test_each_value_is_on_the_machine_of_its_stage(whole: tvm.IRModule) -> None:
-    machines = {
-        binding.var.name: binding.var.ty.vdevice.memory_scope
-        for binding in annotated(whole)["main"].body.blocks[0].bindings
-        if getattr(binding.var.ty, "vdevice", None) is not None
-    }
-    for name, stage in STAGE_OF.items():
-        if name in machines:
-            assert machines[name] == ("machine-a", "machine-b", "machine-a")[stage], name
-
-
-def test_each_tensor_crosses_once_per_machine(whole: tvm.IRModule) -> None:
-    transfers = [line for line in annotated(whole).script().splitlines() if "R.to_vdevice" in line]
-    assert [line.strip().partition(":")[0] for line in transfers] == [
-        "x_on_machine_a",
-        "left_on_machine_b",
-        "y_on_machine_b",
-        "right_on_machine_b",
-        "joined_on_machine_a",
-    ]
-
-
 def test_machines_read_like_what_they_do(whole: tvm.IRModule) -> None:
     modules = shown(partition(whole))
     assert list(modules) == ["machine-a", "machine-b"]
@@ -107,40 +82,6 @@ def test_machines_read_like_what_they_do(whole: tvm.IRModule) -> None:
         'R.call_packed("tvm_split.send", joined, R.str("joined"), R.str("machine-a")',
         'R.call_packed("tvm_split.send", other, R.str("other"), R.str("client")',
     ]
-
-
-def test_a_machine_hands_over_to_its_own_later_stage(whole: tvm.IRModule) -> None:
-    calls = calls_of(shown(partition(whole))["machine-a"])
-    assert 'R.call_packed("tvm_split.send", conv1, R.str("conv1"), R.str("machine-a")' in calls
-    assert 'R.call_packed("tvm_split.receive", R.str("conv1"), R.str("machine-a")' in calls
-
-
-@pytest.mark.parametrize("on_one_machine", [False, True])
-def test_what_crosses_is_shown_in_its_layout(on_one_machine: bool) -> None:
-    """Both ends have the blocked shape, as they are compiled, and the layout change on either side is shown."""
-
-    @I.ir_module
-    class Image:
-        @R.function
-        def main(x: R.Tensor((1, 16, 4, 4), "float32")):
-            with R.dataflow():
-                first = R.nn.relu(x)
-                second = R.tanh(first)
-                result = (second,)
-                R.output(result)
-            return result
-
-    parts = partition(Image, {"first": 0, "second": 1}, "aa" if on_one_machine else "ab")
-    blocked = Layout((1, 2, 4, 4, 8), IndexMap.from_func(lambda n, c, h, w: (n, c // 8, h, w, c % 8)))
-    parts = [(stage, with_layouts(computation, {"first": blocked})) for stage, computation in parts]
-    text = "".join(module.script() for module in machine_modules(parts, ("second",), devices(parts)).values())
-    assert "first_sent: R.Tensor((1, 2, 4, 4, 8)" in text
-    assert 'R.call_packed("tvm_split.send", first_sent, R.str("first"), R.str(' in text
-    assert "first: R.Tensor((1, 2, 4, 4, 8)" in text
-    assert "first_plain: R.Tensor((1, 16, 4, 4)" in text
-    whole = annotated_module(Image["main"].params, (), parts, ("second",), devices(parts)).script()
-    assert ("R.to_vdevice(first_sent" in whole) != on_one_machine
-    assert "second: R.Tensor((1, 16, 4, 4)" in whole
 
 
 def test_replicas_read_like_the_stage_on_their_own_machines(whole: tvm.IRModule) -> None:

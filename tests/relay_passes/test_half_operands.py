@@ -46,14 +46,6 @@ def test_operands_are_rounded_and_results_are_float32(dtype: str) -> None:
         assert str(bound[name].value.ty.dtype) == "float32"
 
 
-def test_every_rounding_has_the_name_of_who_takes_it() -> None:
-    rounding = HalfOperands("float16")
-    after = rounding(network())
-    names = {binding.var.name for binding in bindings_of(main_function(after))}
-    assert set(rounding.rounded) <= names
-    assert sorted(rounding.rounded.values()) == sorted(["strided"] * 2 + ["beside"] + ["rows"] * 2 + ["scores"] * 2)
-
-
 def test_a_layer_that_is_called_like_a_rounding_keeps_its_name() -> None:
     def write(emit, x):
         wide = emit(op.matmul(x, weights(4, 4)), "wide")

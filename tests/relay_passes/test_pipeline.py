@@ -11,7 +11,7 @@ import schedules
 import tvm_split
 from relay_passes.ir import bindings_of, is_tensor_constant, main_function, operator_name, require_whole_graph
 from relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES, lift_weights
-from relay_passes.pipeline import Schedules, stage_phases
+from relay_passes.pipeline import stage_phases
 from tests.models import torch_models
 from tvm_split.compiler.targets import host_target
 
@@ -37,12 +37,12 @@ def test_passes_and_phases_ensure_their_forms(name: str) -> None:
     target = tvm.target.Target(host_target(1))
     checked = set()
     with target:
-        of_target = Schedules(
+        phases = stage_phases(
             schedules.layout_passes(target),
             schedules.legalizations(target),
             lambda module: schedules.apply(module, target),
         )
-        for phase, passes in stage_phases(of_target).items():
+        for phase, passes in phases.items():
             for run_pass in passes:
                 module = run_pass(module)
                 kind = str(getattr(getattr(run_pass, "info", None), "name", ""))
@@ -53,12 +53,9 @@ def test_passes_and_phases_ensure_their_forms(name: str) -> None:
                     require_whole_graph(module)
             require_form(phase, module)
     assert checked == OWN_PASSES
-    lifted = lift_weights(module)
+    lifted, lifted_weights = lift_weights(module)
     constants = [
-        argument
-        for value in values(lifted.module)
-        for argument in getattr(value, "args", ())
-        if is_tensor_constant(argument)
+        argument for value in values(lifted) for argument in getattr(value, "args", ()) if is_tensor_constant(argument)
     ]
     assert all(constant.value.numpy().nbytes <= LARGEST_EMBEDDED_BYTES for constant in constants)
-    assert lifted.weights
+    assert lifted_weights

@@ -32,7 +32,7 @@ def test_variables_get_names_of_their_own() -> None:
     after = UniqueNames()(before)
     function = after["main"]
     names = [variable.name for variable in (*function.params, *(binding.var for binding in bindings_of(function)))]
-    assert names == ["lv", "lv_1", "lv_2", "result"]
+    assert names == ["lv", "lv_2", "lv_3", "result"]
     x = np.array([3.0, 4.0], np.float32)
     np.testing.assert_array_equal(run(after, x)[0], [7.0, 9.0])
 

@@ -1,4 +1,4 @@
-"""Templates for CUDA: every choice on offer is a right kernel within a block's limits, and replays from a record."""
+"""Templates for CUDA: every choice on offer is a right kernel within a block's limits."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 import tvm
 
 from schedules import machine_of, templates_of
-from schedules.template import scheduled_function, text_of
+from schedules.template import text_of
 from schedules.tuning import DatabaseWriter, TuningDatabase
 from tests.helpers.schedules.convolutions import convolution, expected, product
 from tests.helpers.schedules.emulated_gpu import emulated, run_emulated
@@ -48,7 +48,7 @@ class Chosen:
         template = next(candidate for candidate in templates_of(target) if candidate.name == self.name)
         if template.space(function, machine_of(target)) is None:
             return None
-        return scheduled_function(template.schedule(function, machine_of(target), self.choices))
+        return template.kernel(function, machine_of(target), self.choices)
 
 
 def template_and_function(name):
@@ -91,7 +91,7 @@ def test_what_is_offered_fits_a_block(name):
     largest = max(offered, key=lambda choices: (np.prod(numbers(choices["tile"])), choices["depth"]))
     widest = max(offered, key=lambda choices: np.prod(numbers(choices["tile"])) / np.prod(numbers(choices[part])))
     for choices in (largest, widest, *some_choices(name, 1)):
-        scheduled = scheduled_function(template.schedule(function, GPU, choices))
+        scheduled = template.kernel(function, GPU, choices)
         with SM_90:
             source = cuda_source(
                 tvm.compile(tvm.IRModule({"main": scheduled.with_attr("global_symbol", "main")}), SM_90)
@@ -124,27 +124,16 @@ def test_what_breaks_a_limit_is_not_offered(name, wrong):
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_records_replay(name, tmp_path):
+def test_decisions_are_scheduled_again(name, tmp_path):
     template, function = template_and_function(name)
     for number, choices in enumerate(some_choices(name, 1)):
-        schedule = template.schedule(function, GPU, choices)
         folder = tmp_path / str(number)
         with DatabaseWriter(folder) as writer:
-            writer.add_decision(function, SM_90, schedule.trace, 1e-6)
+            writer.add_decision(function, SM_90, text_of(choices), 1e-6)
         replayed = TuningDatabase(folder).kernel(function, SM_90)
-        tvm.ir.assert_structural_equal(replayed, scheduled_function(schedule))
+        tvm.ir.assert_structural_equal(replayed, template.kernel(function, GPU, choices))
         assert replayed.attrs["tvm_split.choices"] == text_of(choices)
         assert TuningDatabase(folder).kernel(function, cuda("sm_80")) is None
-
-
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_the_model_of_time_is_the_default(name):
-    graph, inputs, _, _ = CASES[name]
-    template, function = template_and_function(name)
-    lowered = lower(graph_of(graph, inputs), SM_90)
-    assert name in rules(lowered)
-    chosen = {str(kernel.attrs.get("tvm_split.choices")) for _, kernel in module_of_kernels(lowered).functions_items()}
-    assert text_of(template.space(function, GPU).default) in chosen
 
 
 def test_kernels_for_all_gpus_are_equal_before_they_are_scheduled():

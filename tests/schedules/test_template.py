@@ -12,7 +12,6 @@ from schedules.template import (
     CHOICES_ATTRIBUTE,
     Space,
     choices_from,
-    scheduled_function,
     text_of,
 )
 from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, normal
@@ -33,10 +32,10 @@ def outputs_of(function):
 def test_choices_change_the_kernel_and_not_its_result(name):
     template, function = template_and_function(name)
     space = template.space(function, TRAITS)
-    expected = outputs_of(scheduled_function(template.schedule(function, TRAITS, space.default)))
+    expected = outputs_of(template.kernel(function, TRAITS, space.default))
     texts = set()
     for choices in random.Random(0).sample(list(space.all_choices()), 6):
-        scheduled = scheduled_function(template.schedule(function, TRAITS, choices))
+        scheduled = template.kernel(function, TRAITS, choices)
         texts.add(scheduled.script())
         assert choices_from(scheduled.attrs[CHOICES_ATTRIBUTE]) == choices
         np.testing.assert_allclose(outputs_of(scheduled), expected, rtol=1e-3, atol=1e-3)

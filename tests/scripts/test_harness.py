@@ -36,7 +36,7 @@ def counting(calls: list[str], name: str, seconds: Sequence[float]) -> Side:
 
 
 def toy(subjects: Mapping[str, MakeSides], **case: Any) -> Case:
-    return Case("a toy", lambda options: subjects, **case)
+    return Case("a toy", subjects, **case)
 
 
 def test_sides_are_measured_in_turns_and_ratios_taken_within_rounds() -> None:
@@ -126,7 +126,7 @@ def test_the_command_lists_its_cases(capsys: pytest.CaptureFixture[str]) -> None
     assert bench.main([]) == 0
     printed = capsys.readouterr().out
     assert all(name in printed for name in cases.CASES)
-    assert all(cases.case_named(name).subjects(Options()) for name in cases.CASES)
+    assert all(cases.case_named(name).subjects for name in cases.CASES)
 
 
 def test_the_command_writes_json_and_fails_only_where_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -69,19 +68,6 @@ def test_a_bundle_for_two_machines_is_reproducible(
     again = tvm_split.compile(model, tvm_split.plan(model, Cluster.local(2), split=SPLIT))
     assert again.program == bundle.program
     assert again.digest == bundle.digest
-
-
-def test_a_bundle_survives_its_folder(bundle: tvm_split.Bundle, tmp_path: Path) -> None:
-    bundle.save(tmp_path)
-    loaded = tvm_split.Bundle.load(tmp_path)
-    assert loaded == bundle
-    assert loaded.digest == bundle.digest
-    x = np.ones((1, 3, 8, 8), np.float32)
-    with (
-        tvm_split.deploy(bundle, Cluster.in_process(2, threads=1)) as deployment,
-        tvm_split.deploy(loaded, Cluster.in_process(2, threads=1)) as reloaded,
-    ):
-        np.testing.assert_array_equal(deployment.run(x)[0], reloaded.run(x)[0])
 
 
 def test_a_bundle_is_not_written_over_other_files(bundle: tvm_split.Bundle, tmp_path: Path) -> None:

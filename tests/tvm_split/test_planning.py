@@ -228,17 +228,6 @@ def test_the_precision_stays_that_of_the_plan(wide):
     assert (half.precision, better.precision) == ("float16", "float16")
 
 
-def test_replicas_are_kept_when_nothing_is_better(wide):
-    cluster = tvm_split.Cluster.local(workers=2)
-    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
-    request = PlanRequest(profile=profile, replicas=True, stages=1)
-    current = tvm_split.plan(wide, cluster, request=request)
-    assert current.stages[0].machines == (A, B)
-    same, change = replan(wide, cluster, current, Measured({A: 1.1, B: 1.1}), request=request)
-    assert not change.changed
-    assert same.stages == current.stages
-
-
 def test_what_cannot_be_improved(wide):
     cluster = tvm_split.Cluster.local(workers=2)
     profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
@@ -273,10 +262,3 @@ def test_a_network_that_computes_and_sends_nothing(estimate):
         # A stream and a single input are measured separately.
         assert not estimate or prediction.period_seconds <= prediction.latency_seconds
         assert 0 <= prediction.gap <= 1
-
-
-def test_the_first_wishes_can_be_given_by_position(model):
-    cluster = tvm_split.Cluster.local(workers=2)
-    split = {"machine-a": ["conv_1"], "machine-b": ["conv_2"]}
-    plan = tvm_split.plan(model, cluster, "latency", 2, split)
-    assert (plan.objective, [stage.machine for stage in plan.stages]) == ("latency", ["machine-a", "machine-b"])

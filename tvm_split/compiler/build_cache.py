@@ -1,8 +1,8 @@
 """Keep what was compiled between runs, under a key of all that it is compiled from.
 
-Results are blobs of the store that this user's workers on this host use too: it has a limit, and what was used least
-recently is removed first. A file per key, in a folder that no other user can write to, names the blob of its result.
-The store compares digests, so a changed or unfinished blob counts as missing.
+A file per key, in a folder that no other user can write to, has the result and names its blobs; the newest are kept.
+Blobs are in the store that this user's workers on this host use too: it has a limit, and the blobs used least recently
+are removed first. Digests are compared, so what was changed or is unfinished counts as missing.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ from tvm_split.compiler.cuda_code import needs_of
 
 logger = logging.getLogger(__name__)
 
+MOST_KEPT = 500
+"""Results that are kept; one of a large network has some hundred kilobytes."""
+
 
 def default_folder() -> Path:
     """Return the folder of the keys' files."""
@@ -61,11 +64,11 @@ def recall(key: str, blobs: BlobFolder | None = None) -> Any:
     """Return the JSON value kept under a key, and copy its blobs to ``blobs``; None if it, or a blob, is missing."""
     try:
         with contextlib.closing(_store()) as store:
-            result = json.loads(bytes(store.read(_result_of(_key_file(key)))))
+            kept = json.loads(_checked((default_folder() / key).read_bytes()))
             if blobs is not None:
-                for blob in result["blobs"]:
+                for blob in kept["blobs"]:
                     blobs.add(bytes(store.read(BlobSpec(**blob))))
-            return result["content"]
+            return kept["content"]
     except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
         logger.debug("nothing that was compiled under %s can be used: %s", key, error)
         return None
@@ -74,35 +77,27 @@ def recall(key: str, blobs: BlobFolder | None = None) -> Any:
 def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyType({})) -> None:
     """Keep a JSON value and blobs, with their files, under a key; do nothing if folder or store cannot be used."""
     text = json.dumps({"content": content, "blobs": [asdict(blob) for blob in blobs]}).encode()
-    result = BlobSpec(hashlib.sha256(text).hexdigest(), len(text))
     try:
         with contextlib.closing(_store()) as store:
-            for blob in store.pin(key, (*blobs, result)):
-                store.write(blob, [text if blob == result else blobs[blob].read_bytes()])
-            for path in default_folder().glob("[!.]*"):  # the others are being written
-                if not _has_result(path, store):
-                    path.unlink(missing_ok=True)
-            with replacing(_key_file(key)) as file:
-                file.write(json.dumps(asdict(result)).encode())
+            for blob in store.pin(key, tuple(blobs)):
+                store.write(blob, [blobs[blob].read_bytes()])
+        paths = sorted(default_folder().glob("[!.]*"), key=lambda path: path.stat().st_mtime)  # others: being written
+        for path in paths[:-MOST_KEPT]:
+            path.unlink(missing_ok=True)
+        with replacing(default_folder() / key) as file:
+            file.write(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
     except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
         logger.info("what was compiled is not kept: %s", error)
+
+
+def _checked(content: bytes) -> bytes:
+    """Return the text behind its digest; raises a ValueError if it was changed."""
+    digest, _, text = content.partition(b"\n")
+    if hashlib.sha256(text).hexdigest().encode() != digest:
+        raise ValueError("it was changed")
+    return text
 
 
 def _store() -> BlobStore:
     private_folder(default_folder())
     return BlobStore(cache_folder("blobs"))
-
-
-def _key_file(key: str) -> Path:
-    return default_folder() / key
-
-
-def _result_of(path: Path) -> BlobSpec:
-    return BlobSpec(**json.loads(path.read_bytes()))
-
-
-def _has_result(path: Path, store: BlobStore) -> bool:
-    try:
-        return store.path(_result_of(path)).exists()
-    except (OSError, ValueError, LookupError, TypeError):  # it was left empty or damaged
-        return False

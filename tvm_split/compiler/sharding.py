@@ -130,12 +130,12 @@ def _placed_joins(
             stage = plan.stages[place.stage]
             _, holder = max(zip(stage.shares, stage.machines, strict=True), key=itemgetter(0))
             keepers[name] = replace(place, machines=(holder,))
-    spread = with_direct_joins(model.module, placed, keepers, of_inputs)
-    source_of.update({name: source_of.get(source, source) for name, source in spread.source_of.items()})
-    layers = {**model.layers, **{name: model.layers[source] for name, source in spread.source_of.items()}}
-    names = [binding.var.name for binding in operations_of(main_function(spread.module))]
-    model = replace(model, module=spread.module, layers={name: layers[name] for name in names})
-    return model, {name: spread.places[name] for name in names}
+    module, all_places, new = with_direct_joins(model.module, placed, keepers, of_inputs)
+    source_of.update({name: source_of.get(source, source) for name, source in new.items()})
+    layers = {**model.layers, **{name: model.layers[source] for name, source in new.items()}}
+    names = [binding.var.name for binding in operations_of(main_function(module))]
+    model = replace(model, module=module, layers={name: layers[name] for name in names})
+    return model, {name: all_places[name] for name in names}
 
 
 def _cuts_of_inputs(model: Model, places: Mapping[str, Place], source_of: Mapping[str, str]) -> list[str]:

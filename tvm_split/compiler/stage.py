@@ -21,7 +21,7 @@ from tvm.support.cc import get_cc
 import schedules
 from relay_passes.lift_weights import lift_weights
 from relay_passes.one_at_a_time import ONE_AT_A_TIME
-from relay_passes.pipeline import Schedules, stage_phases
+from relay_passes.pipeline import stage_phases
 from tvm_split.compiler.cuda_code import machine_code
 from tvm_split.compiler.targets import cpu_part, tvm_target
 from tvm_split.errors import CompileError, last_line
@@ -42,10 +42,10 @@ class StageCompiler:
     def __init__(self, target: Mapping[str, Any], database: schedules.TunedKernels | None = None) -> None:
         self._target = target
         self._built_for = built_for = tvm_target(target)
-        self._schedules = Schedules(
-            layout_passes=schedules.layout_passes(built_for),
-            legalizations=schedules.legalizations(built_for),
-            schedule=lambda module: schedules.apply(module, built_for, database),
+        self._phases = stage_phases(
+            schedules.layout_passes(built_for),
+            schedules.legalizations(built_for),
+            lambda module: schedules.apply(module, built_for, database),
         )
 
     def lower(self, function: relax.Function, *, until: str = "schedule") -> dict[str, tvm.IRModule]:
@@ -56,7 +56,7 @@ class StageCompiler:
         module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
         modules: dict[str, tvm.IRModule] = {}
         with self._compiling(str(function.attrs["global_symbol"])):
-            for phase, passes in stage_phases(self._schedules).items():
+            for phase, passes in self._phases.items():
                 for run_pass in passes:
                     module = run_pass(module)
                 modules[phase] = module
@@ -70,9 +70,9 @@ class StageCompiler:
         ``name`` is for errors.
         """
         with self._compiling(name):
-            lifted = lift_weights(scheduled)
-            self._export(code_of(lifted.module, self._built_for), library, name)
-        return lifted.weights
+            lifted, weights = lift_weights(scheduled)
+            self._export(code_of(lifted, self._built_for), library, name)
+        return weights
 
     def build_kernels(self, functions: Mapping[str, tirx.PrimFunc], library: Path, name: str) -> None:
         """Compile scheduled kernels into a library that exports each under its key; ``name`` is for errors."""

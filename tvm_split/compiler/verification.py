@@ -144,45 +144,39 @@ def _which_replicas(whole: Program, part: Program) -> str:
     return f" (with {', '.join(chosen)})" if chosen else ""
 
 
-def verification_inputs(model: Model) -> tuple[np.ndarray, ...] | None:
-    """The example inputs, else seeded random ones if all inputs are floating-point, else None."""
+def verification_inputs(model: Model, *, makes_integers: bool = False) -> tuple[np.ndarray, ...] | None:
+    """Return the example inputs, else normal floats from a fixed seed; None if there are others, which are not made.
+
+    With ``makes_integers``, others are zeros and ones, which are valid in nearly every table and mask. Each row of them
+    starts with 1, since a mask of zeros alone would select nothing.
+    """
     if model.example_inputs is not None:
         return model.example_inputs
-    if any(tensor.dtype not in TOLERANCES for tensor in model.inputs):
-        return None
-    return _made_inputs(model)
-
-
-def _compared(model: Model, reference: Reference) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]] | None:
-    """Return inputs for the comparison and the source's outputs for them; None if it rejects generated integers.
-
-    Integers without examples are zeros and ones, which are valid in nearly every table and mask.
-    """
-    inputs = verification_inputs(model)
-    if inputs is not None:
-        return inputs, reference.outputs(inputs)
-    inputs = _made_inputs(model)
-    try:
-        return inputs, reference.outputs(inputs)
-    except Exception:  # each framework raises its own
-        return None
-
-
-def _made_inputs(model: Model) -> tuple[np.ndarray, ...]:
-    """Generate inputs from a fixed seed: normal floats; integers 0 and 1.
-
-    Each row of integers starts with 1, since a mask of zeros alone would select nothing."""
     generator = np.random.default_rng(0)
     inputs = []
     for tensor in model.inputs:
         if tensor.dtype in TOLERANCES:
             inputs.append(generator.standard_normal(tensor.shape).astype(np.dtype(tensor.dtype)))
-        else:
+        elif makes_integers:
             values = np.asarray(generator.integers(0, 2, tensor.shape))
             if values.ndim:
                 values[..., :1] = 1
             inputs.append(values.astype(np.dtype(tensor.dtype)))
+        else:
+            return None
     return tuple(inputs)
+
+
+def _compared(model: Model, reference: Reference) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]] | None:
+    """Return inputs for the comparison and the source's outputs for them; None if it rejects generated integers."""
+    inputs = verification_inputs(model, makes_integers=True)
+    assert inputs is not None  # noqa: S101  (for mypy)
+    try:
+        return inputs, reference.outputs(inputs)
+    except Exception:  # each framework raises its own
+        if verification_inputs(model) is not None:
+            raise
+        return None
 
 
 def _runnable_here(

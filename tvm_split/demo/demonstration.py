@@ -13,10 +13,8 @@ import numpy as np
 from rpc_runtime.program.measurements import StageStatistics, TraceEvent
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
-from tvm_split.compiler.sharding import partition
 from tvm_split.compiling import compile
 from tvm_split.demo.network import Digits, accuracy, load_digits, scores_of, shards_over, split_over, train
-from tvm_split.demo.short_form import short_form
 from tvm_split.deployment.deployment import Deployment, deploy
 from tvm_split.errors import VerificationError
 from tvm_split.frontends import load_model
@@ -56,7 +54,6 @@ class Demonstration:
     """The compiled bundle, the run's results, and the comparison with the unsplit network; accuracies are in [0, 1]."""
 
     bundle: Bundle
-    short_forms: dict[str, str]
     ran: Run
     test_images: int
     accuracy_unsplit: float
@@ -87,8 +84,6 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: boo
     on_step("planning", 2, steps)
     model = load_model(network, (digits.test_images[:MICRO_BATCH],))
     planned = plan(model, cluster, split=split, shards=shards)
-    modules = partition(model, planned).machine_modules()
-    short_forms = {machine: short_form(module) for machine, module in modules.items()}
     bundle = compile(model, planned, on_progress=lambda what, done, parts: on_step(what, 3, steps))
     bundle.save(folder / "bundle")
     on_step(f"running the test set on {workers} workers", 4, steps)
@@ -104,7 +99,6 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: boo
     on_step("done", steps, steps)
     return Demonstration(
         bundle=bundle,
-        short_forms=short_forms,
         ran=ran,
         test_images=len(digits.test_labels),
         accuracy_unsplit=accuracy(expected, digits.test_labels),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,8 @@ from tvm_split.outputs import write_text
 from tvm_split.pictures.timeline_picture import draw_picture
 from tvm_split.pictures.timeline_text import LANES, columns_in, drawn_timeline, machines_at_once
 from tvm_split.units import seconds_text
+
+COMMENT_COLUMN = 56
 
 
 def content_of(demo: Demonstration, folder: Path) -> dict[str, Any]:
@@ -66,7 +69,8 @@ def print_report(demo: Demonstration, folder: Path, console: Console = STDOUT) -
     """Print the report, from the IR of each machine to the timeline."""
     machines = demo.bundle.program.machines
     console.print(Rule("What each machine does"))
-    for text in demo.short_forms.values():
+    for machine in machines:
+        text = f"# {machine}\n{short_form(demo.bundle.ir[machine])}"
         console.print(Syntax(text, "python", background_color="default", padding=(0, 0, 1, 0), word_wrap=True))
     console.print(
         "Shortened: every line is one binding of the IR, without attributes and devices. In full:", style="dim"
@@ -83,6 +87,25 @@ def print_report(demo: Demonstration, folder: Path, console: Console = STDOUT) -
     console.print(drawn_timeline(demo.ran.first_events, machines, columns), no_wrap=True, overflow="crop")
     console.print(Text(_overlap(demo)))
     console.print(f"As a picture: {folder}/timeline.png and timeline.svg", style="dim", soft_wrap=True)
+
+
+def short_form(ir: str) -> str:
+    """Return a machine's IR with one line for each function and binding, without attributes and devices."""
+    return "\n".join(filter(None, (_short(line.strip()) for line in ir.splitlines())))
+
+
+def _short(line: str) -> str:
+    if line.startswith("def "):
+        return line.partition(" ->")[0] + ":"
+    left, equals, call = line.rpartition(" = R.") if " = R." in line else ("", "", line)
+    if not equals and "call_packed" not in line:
+        return ""
+    call = re.sub(r'(R\.)?call_packed\("tvm_split\.(\w+)", ', r"\2(", re.sub(r'R\.str\(("[^"]*")\)', r"\1", call))
+    call = re.sub(r'metadata\["[^"]*"\]\[\d+\]', "constant", re.sub(r", \w+=.*", ")", call)).replace("R.", "")
+    name, _, kind = left.partition(": ")
+    shape = re.search(r'\(\(([^)]*)\), dtype="(\w+)"', kind)
+    text = "    " + (f"{name} = {call} " if equals else call)
+    return text if shape is None else f"{text.ljust(COMMENT_COLUMN)}# {shape[2]}[{shape[1]}]"
 
 
 def _outcome(demo: Demonstration) -> RenderableType:

@@ -217,6 +217,10 @@ def load_model(
     if not isinstance(name, str | None) or not isinstance(dimensions, Mapping | None):
         wrong = f"name is {name!r:.80} and dimensions is {dimensions!r:.80}"
         raise ModelImportError(f"{wrong}; name is a text, and dimensions a mapping such as {{'length': 128}}")
+    try:
+        list(_leaves(example_inputs))
+    except RecursionError:
+        raise ModelImportError("example_inputs hold themselves, or are nested too deep; give arrays") from None
     request = ImportRequest(example_inputs, batch, dict(dimensions or {}), name)
     _require_sizes(request)
     if example_inputs is None and _is_function(source) and not is_network(source):

@@ -101,11 +101,8 @@ def _pods(selector: str, namespace: str | None) -> list[Mapping[str, Any]]:
 
 
 def _port(containers: Sequence[Mapping[str, Any]]) -> int | None:
-    for container in containers:
-        for port in container.get("ports", ()):
-            if port.get("name") == PORT_NAME:
-                return int(port["containerPort"])
-    return None
+    ports = (port for container in containers for port in container.get("ports", ()))
+    return next((int(port["containerPort"]) for port in ports if port.get("name") == PORT_NAME), None)
 
 
 def _host(pod: Mapping[str, Any]) -> str:

@@ -79,8 +79,5 @@ class Tracker(WithAccess, Launcher):
 
 def _newest(listed: Sequence[ListedServer]) -> list[ListedServer]:
     """Keep the newest entry of each address: a tracker may still list the one from before a machine's restart."""
-    return list({server.address: server for server in sorted(listed, key=_since)}.values())
-
-
-def _since(server: ListedServer) -> float:
-    return server.registration.since if server.registration is not None else 0.0
+    by_age = sorted(listed, key=lambda server: server.registration.since if server.registration else 0.0)
+    return list({server.address: server for server in by_age}.values())

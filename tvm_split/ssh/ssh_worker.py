@@ -188,35 +188,27 @@ class SshWorker(Closing):
                     [*command, *options, "--", self._access.destination, remote],
                     stdin=remote_end.fileno(),
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C goes to this process only, which then ends the worker
                 )
             except OSError as error:
                 raise WorkerUnavailableError(f"cannot run {command[0]}: {error.strerror}") from error
-        self._errors = threading.Thread(target=self._read_errors, args=(self._process.stderr,), daemon=True)
-        self._errors.start()
         threading.Thread(target=self._read_events, args=(self._process.stdout,), daemon=True).start()
 
     def _read_events(self, pipe: Any) -> None:
         for line in pipe:
-            text = line.decode(errors="replace").rstrip("\n")
-            if text.startswith(remote_side.MARK):
+            # Before the mark there may be what ssh or a login shell wrote without a line break.
+            text, mark, content = line.decode(errors="replace").rstrip().partition(remote_side.MARK)
+            if mark:
                 try:
-                    event = json.loads(text.removeprefix(remote_side.MARK))
+                    event = json.loads(content)
                 except ValueError:
-                    event = {"event": "line", "text": text}
+                    event = {"event": "line", "text": content}
                 self._heard = True
                 self._events.put(event if isinstance(event, dict) else {})
-            else:
-                self._keep(text)
+            if text or not mark:
+                self._said = [*self._said[1 - MOST_LINES_KEPT :], cleaned(text)]
         self._events.put(_END)
-
-    def _read_errors(self, pipe: Any) -> None:
-        for line in pipe:
-            self._keep(line.decode(errors="replace").rstrip())
-
-    def _keep(self, text: str) -> None:
-        self._said = [*self._said[1 - MOST_LINES_KEPT :], cleaned(text)]
 
     def _next(self, seconds: float | None) -> dict[str, Any]:
         """Return the next event other than a line, within ``seconds``; lines are passed to ``on_line``."""
@@ -237,7 +229,6 @@ class SshWorker(Closing):
 
     def _ended(self) -> TvmSplitError:
         code = None if self._process is None else self._process.wait()
-        self._errors.join(SILENT_END_SECONDS)  # ssh has ended, but its last output may not be read yet
         if code == 255:  # ssh's code for its own errors
             return WorkerUnavailableError(f"{self._where()} cannot be reached{self._quoted()}")
         return WorkerError(f"{self._where()}: {self._access.python} ended with {code}{self._quoted()}")

@@ -11,10 +11,7 @@ from tvm.script import ir as I, relax as R
 
 from relay_passes.ir import (
     bindings_of,
-    is_tensor_constant,
-    leaves_of,
     main_function,
-    operations_of,
     operator_name,
     shape_of,
 )
@@ -24,8 +21,6 @@ from tests.helpers.shard_networks import Network, require_same
 from tests.helpers.sharded_graphs import region_of
 from tests.helpers.split_costs import crossing_bytes
 
-KERNEL1 = relax.const(np.arange(4 * 2 * 3 * 3, dtype=np.float32).reshape(4, 2, 3, 3))
-KERNEL2 = relax.const(np.arange(3 * 4, dtype=np.float32).reshape(3, 4, 1, 1))
 MATRIX1 = relax.const(np.arange(2 * 4, dtype=np.float32).reshape(2, 4))
 MATRIX2 = relax.const(np.arange(4 * 2, dtype=np.float32).reshape(4, 2))
 BIAS1, BIAS2 = relax.const(np.arange(4, dtype=np.float32)), relax.const(np.arange(2, dtype=np.float32))
@@ -36,70 +31,6 @@ def part(constant: relax.Expr, *index: slice) -> relax.Expr:
 
 
 FIRST, LAST = slice(0, 3), slice(3, 4)
-
-
-@I.ir_module
-class Pair:
-    @R.function
-    def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tuple(R.Tensor((1, 3, 4, 4), "float32")):
-        with R.dataflow():
-            conv1 = R.nn.conv2d(x, KERNEL1, padding=1)
-            relu = R.nn.relu(conv1)
-            conv2 = R.nn.conv2d(relu, KERNEL2)
-            outputs = (conv2,)
-            R.output(outputs)
-        return outputs
-
-
-@I.ir_module
-class PairFused:
-    @R.function
-    def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tuple(R.Tensor((1, 3, 4, 4), "float32")):
-        with R.dataflow():
-            conv1_machine_a = R.nn.conv2d(x, part(KERNEL1, FIRST), padding=1)
-            conv1_machine_b = R.nn.conv2d(x, part(KERNEL1, LAST), padding=1)
-            relu_machine_a = R.nn.relu(conv1_machine_a)
-            relu_machine_b = R.nn.relu(conv1_machine_b)
-            conv2_machine_a = R.nn.conv2d(relu_machine_a, part(KERNEL2, slice(None), FIRST))
-            conv2_machine_b = R.nn.conv2d(relu_machine_b, part(KERNEL2, slice(None), LAST))
-            conv2 = R.add(conv2_machine_a, conv2_machine_b)
-            outputs = (conv2,)
-            R.output(outputs)
-        return outputs
-
-
-@I.ir_module
-class PairEach:
-    @R.function
-    def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tuple(R.Tensor((1, 3, 4, 4), "float32")):
-        with R.dataflow():
-            conv1_machine_a = R.nn.conv2d(x, part(KERNEL1, FIRST), padding=1)
-            conv1_machine_b = R.nn.conv2d(x, part(KERNEL1, LAST), padding=1)
-            relu_machine_a = R.nn.relu(conv1_machine_a)
-            relu_machine_b = R.nn.relu(conv1_machine_b)
-            relu_gathered_machine_a = R.concat((relu_machine_a, relu_machine_b), axis=1)
-            relu_gathered_machine_b = R.concat((relu_machine_a, relu_machine_b), axis=1)
-            conv2_machine_a = R.nn.conv2d(relu_gathered_machine_a, part(KERNEL2, slice(0, 2)))
-            conv2_machine_b = R.nn.conv2d(relu_gathered_machine_b, part(KERNEL2, slice(2, 3)))
-            conv2 = R.concat((conv2_machine_a, conv2_machine_b), axis=1)
-            outputs = (conv2,)
-            R.output(outputs)
-        return outputs
-
-
-def test_a_pair_of_convolutions_needs_one_sum() -> None:
-    sharded = shard(Pair, region_of(Pair, (0.7, 0.3)), axis="channels", exchange="fused")
-    tvm.ir.assert_structural_equal(sharded.module, PairFused)
-    assert sharded.machine_of == {
-        f"{name}_machine_{letter}": f"machine-{letter}" for name in ("conv1", "relu", "conv2") for letter in "ab"
-    } | {"conv2": None}
-    assert sharded.source_of["relu_machine_b"] == "relu"
-
-
-def test_or_the_outputs_of_each_are_gathered() -> None:
-    sharded = shard(Pair, region_of(Pair, (0.7, 0.3)), axis="channels", exchange="each")
-    tvm.ir.assert_structural_equal(sharded.module, PairEach)
-    assert sharded.machine_of["relu_gathered_machine_b"] == "machine-b"
 
 
 @I.ir_module
@@ -177,55 +108,6 @@ def test_a_value_used_behind_and_inside_is_made_whole_once_by_the_first_machine(
     assert sharded.machine_of[last.name] is None
 
 
-def test_an_operation_without_a_rule_takes_the_whole() -> None:
-    network = Network((1, 3, 4, 4))
-    wide = network.convolution(network.input, 4, 3)
-    summed = network.add(op.cumsum(wide, axis=1))
-    module = network.module(network.convolution(summed, 4, 1))
-    sharded = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
-    operations = {binding.var.name: binding.value for binding in operations_of(main_function(sharded.module))}
-    assert shape_of(operations[f"{summed.name}_machine_b"]) == (1, 4, 4, 4)
-    assert operations[f"{summed.name}_machine_b"].args[0].name == f"{wide.name}_gathered_machine_b"
-
-
-def test_weights_in_the_region_that_are_used_behind_it_stay() -> None:
-    network = Network((1, 4))
-    turned = network.add(op.permute_dims(network.weight(4, 4)))
-    first = network.add(op.matmul(network.input, turned))
-    module = network.module(network.add(op.matmul(first, turned)))
-    region = region_of(module, (0.5, 0.5), last=first.name)
-    sharded = shard(module, region, axis="channels", exchange="fused")
-    require_same(module, sharded, np.ones((1, 4), np.float32))
-    assert sharded.machine_of[turned.name] == "machine-a"
-
-
-def test_weights_that_are_used_whole_are_one_constant() -> None:
-    network = Network((1, 3, 8))
-    normed = network.layer_norm(network.input)
-    module = network.module(network.linear(normed, 8))
-    sharded = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
-    scales = [
-        [leaf for leaf in leaves_of(binding.value) if is_tensor_constant(leaf)]
-        for binding in bindings_of(main_function(sharded.module))
-        if operator_name(binding.value) == "relax.nn.layer_norm"
-    ]
-    assert len(scales) == 2
-    assert all(first.same_as(second) for first, second in zip(*scales, strict=True))
-
-
-def test_a_name_that_is_taken_gets_a_number() -> None:
-    builder = relax.BlockBuilder()
-    x = relax.Var("conv_machine_a", relax.TensorType((1, 2, 4, 4), "float32"))
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            product = builder.emit(relax.op.nn.conv2d(x, KERNEL1), name_hint="conv")
-            result = builder.emit_output(relax.Tuple([product]))
-        builder.emit_func_output(result)
-    module = builder.get()
-    sharded = shard(module, region_of(module, (0.5, 0.5)), axis="channels", exchange="fused")
-    assert list(sharded.machine_of) == ["conv_machine_a_2", "conv_machine_b", "conv"]
-
-
 def refused(network: Network, output: relax.Var, shares: tuple[float, ...], by: ShardAxis = "channels") -> str:
     module = network.module(output)
     with pytest.raises(ShardError) as raised:
@@ -280,16 +162,6 @@ def test_a_region_without_anything_to_deal_out_is_refused() -> None:
     assert "no convolution or matrix product with constant weights to shard" in text
     network = Network((1, 4))
     assert "use axis 'channels'" in refused(network, network.linear(network.input, 8), (0.5, 0.5), by="heads")
-
-
-def test_a_batch_norm_is_not_cut_from_its_result() -> None:
-    network = Network((1, 3, 4, 4))
-    normed = network.batch_norm(network.convolution(network.input, 4, 1))
-    module = network.module(normed)
-    names = [binding.var.name for binding in operations_of(main_function(module))]
-    region = region_of(module, (0.5, 0.5), last=names[-2])
-    with pytest.raises(ShardError, match="is a tuple, and used behind the shard"):
-        shard(module, region, axis="channels", exchange="fused")
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.3, 0.2), (0.25, 0.25, 0.25, 0.25)])

@@ -11,7 +11,7 @@ import tvm
 from hypothesis import assume, given, settings, strategies as st
 from tvm import relax
 
-from relay_passes.ir import constant, main_function, names_of, operations_of, shape_of
+from relay_passes.ir import constant, main_function, operations_of, shape_of
 from relay_passes.sharding.emit import shard
 from relay_passes.sharding.ranges import computed_shares
 from relay_passes.sharding.region import Exchange, ShardAxis, ShardError, part_name
@@ -53,13 +53,7 @@ def pool(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
 
 def resized(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
     size = draw(st.tuples(st.integers(4, 20), st.integers(4, 12)))
-    if draw(st.booleans()):
-        mode = draw(st.sampled_from(["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"]))
-        return emit(op.image.resize2d(x, size, method="linear", coordinate_transformation_mode=mode), name)
-    mode = draw(st.sampled_from(["half_pixel", "align_corners", "asymmetric"]))
-    rounding = draw(st.sampled_from(["floor", "ceil", "round_prefer_floor", "round_prefer_ceil", "round"]))
-    options = {"coordinate_transformation_mode": mode, "rounding_method": rounding}
-    return emit(op.image.resize2d(x, size, method="nearest_neighbor", **options), name)
+    return emit(op.image.resize2d(x, size, method=draw(st.sampled_from(["linear", "nearest_neighbor"]))), name)
 
 
 def residual(draw: Draw, emit: Any, x: relax.Var, name: str) -> relax.Var:
@@ -145,11 +139,6 @@ def two_convolutions() -> tvm.IRModule:
     return graph({"x": (1, 2, 12, 8)}, write)
 
 
-def assert_same_names(actual: tvm.IRModule, expected: tvm.IRModule) -> None:
-    names, expected_names = (names_of(main_function(module))[:-1] for module in (actual, expected))
-    assert names == expected_names
-
-
 def rows(value: relax.Var, first: int, end: int) -> relax.Expr:
     return op.strided_slice(value, [2], [first], [end], assume_inbound=True)
 
@@ -173,20 +162,6 @@ def test_two_convolutions_as_fused_tiles() -> None:
     region = region_of(before, (0.7, 0.3), "conv1", "conv2")
     sharded = shard(before, region, axis="rows", exchange="fused")
     tvm.ir.assert_structural_equal(sharded.module, graph({"x": (1, 2, 12, 8)}, expected))
-    assert_same_names(sharded.module, graph({"x": (1, 2, 12, 8)}, expected))
-    assert sharded.machine_of == {
-        "before_machine_a": None,
-        "conv1_machine_a": "machine-a",
-        "before_machine_b": None,
-        "conv1_machine_b": "machine-b",
-        "relu_machine_a": "machine-a",
-        "relu_machine_b": "machine-b",
-        "conv2_machine_a": "machine-a",
-        "conv2_machine_b": "machine-b",
-        "conv2": None,
-    }
-    assert sharded.source_of["before_machine_b"] == "before"
-    assert sharded.source_of["relu_machine_b"] == "relu"
 
 
 def test_two_convolutions_with_halos_exchanged() -> None:
@@ -212,9 +187,6 @@ def test_two_convolutions_with_halos_exchanged() -> None:
     region = region_of(before, (0.7, 0.3), "conv1", "conv2")
     sharded = shard(before, region, axis="rows", exchange="each")
     tvm.ir.assert_structural_equal(sharded.module, graph({"x": (1, 2, 12, 8)}, expected))
-    assert_same_names(sharded.module, graph({"x": (1, 2, 12, 8)}, expected))
-    assert sharded.machine_of["relu_machine_b_halo_for_machine_a"] == "machine-b"
-    assert sharded.machine_of["relu_machine_a_with_halo"] == "machine-a"
 
 
 @pytest.mark.parametrize("exchange", BOTH)
@@ -229,19 +201,6 @@ def test_computed_shares_are_what_the_rewrite_computes(exchange: Exchange) -> No
     for (name, machine), share in shares.items():
         assert share * whole[name] == pytest.approx(parts[part_name(name, machine)])
     assert len(shares) == 3 * 3
-
-
-def test_a_halo_comes_from_behind_a_thin_neighbour() -> None:
-    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
-        value = emit(op.nn.relu(x), "relu")
-        return [emit(op.nn.conv2d(value, weights(2, 2, 7, 1), padding=(3, 0)), "conv")]
-
-    module = graph({"x": (1, 2, 8, 3)}, write)
-    region = region_of(module, (0.4, 0.2, 0.4))
-    sharded = shard(module, region, axis="rows", exchange="each")
-    assert sharded.machine_of["relu_machine_a_halo_for_machine_c"] == "machine-a"
-    assert sharded.machine_of["relu_machine_c_halo_for_machine_a"] == "machine-c"
-    assert_splits_like_whole(module, "rows", region.shares)
 
 
 @pytest.mark.parametrize(
@@ -280,32 +239,15 @@ def test_a_region_behind_one_that_is_split_already() -> None:
     assert_same_values({"whole": module, "split": both.module}, *random_inputs(module))
 
 
-def test_what_is_whole_behind_a_total_is_computed_by_the_first() -> None:
-    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
-        mean = emit(op.mean(emit(op.nn.relu(x), "relu"), [2, 3]), "mean")
-        return [emit(op.matmul(mean, emit(op.permute_dims(weights(4, 2)), "turned")), "classes")]
-
-    module = graph({"x": (1, 2, 8, 3)}, write)
-    sharded = shard(module, region_of(module, (0.5, 0.5)), axis="rows", exchange="fused")
-    assert sharded.machine_of["mean_machine_b"] == "machine-b"
-    assert sharded.machine_of["mean_sum_machine_a"] == sharded.machine_of["classes"] == "machine-a"
-    joined = shard(module, region_of(module, (0.5, 0.5), "relu", "mean"), axis="rows", exchange="fused")
-    assert joined.machine_of["mean"] is None
-
-
 def test_what_cannot_be_split_is_refused() -> None:
     module = two_convolutions()
 
-    def refusal(
-        shares: tuple[float, ...], exchange: Any = "fused", axis: ShardAxis = "rows", last: str = "conv2"
-    ) -> str:
-        with pytest.raises(ShardError) as caught:
-            shard(module, region_of(module, shares, "conv1", last), axis=axis, exchange=exchange)
-        return str(caught.value)
-
-    message = refusal((0.95, 0.05))
-    assert "'conv2' has 6 rows for 2 machines: a share of 0.05 of 6 is nothing; take fewer mach" in message
-    assert "nothing from 'conv1' to 'conv2' can be split along batch" in refusal((0.5, 0.5), axis="batch")
+    for shares, axis, message in (
+        ((0.95, 0.05), "rows", "'conv2' has 6 rows for 2 machines: a share of 0.05 of 6 is nothing; take fewer mach"),
+        ((0.5, 0.5), "batch", "nothing from 'conv1' to 'conv2' can be split along batch"),
+    ):
+        with pytest.raises(ShardError, match=message):
+            shard(module, region_of(module, shares, "conv1", "conv2"), axis=axis, exchange="fused")
 
 
 def test_a_tuple_does_not_leave_a_region() -> None:

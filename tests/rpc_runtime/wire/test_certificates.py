@@ -60,22 +60,6 @@ def test_a_client_is_told_what_is_wrong_with_its_own_certificate(
         refuses(address, files, words)
 
 
-def test_files_without_what_they_should_hold_are_named(lab: Authority, tmp_path: Path) -> None:
-    """gRPC would end the process because of these files."""
-    client_files, empty = lab.files("me"), tmp_path / "empty.pem"
-    empty.touch()
-    for files, words in (
-        ({"certificate": client_files.key}, "me.key holds no certificate in PEM"),
-        ({"certificate": empty}, "empty.pem holds no certificate in PEM"),
-        ({"key": empty}, "empty.pem holds no private key in PEM"),
-        ({"authority": empty}, "empty.pem holds no certificate in PEM"),
-        ({"key": None}, "both a certificate and its key, or neither, got only .*me.pem"),
-        ({"certificate": None}, "both a certificate and its key, or neither, got only .*me.key"),
-    ):
-        with pytest.raises(InputError, match=words):
-            describe(WorkerEndpoint("box", "127.0.0.1:9", None, replace(client_files, **files)), PATIENCE_SECONDS)
-
-
 def test_a_client_is_told_what_is_wrong_with_the_worker_s_certificate(
     start: Start, lab: Authority, foreign: Authority
 ) -> None:

@@ -97,6 +97,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         pem_content(tmp_path / "nowhere")
     with pytest.raises(InputError, match="both a certificate and its key"):
         TlsFiles(certificate=tmp_path / "empty").server_credentials()
+    with pytest.raises(InputError, match=r"empty holds no certificate in PEM"):  # gRPC would end the process
+        TlsFiles(tmp_path / "empty").channel_credentials()
 
 
 @pytest.mark.parametrize(

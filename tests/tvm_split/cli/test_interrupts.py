@@ -104,7 +104,8 @@ def test_a_signal_ends_all_of_a_command(start_process, bundle, deep_model, tmp_p
     # A compiler that is running still ends, and removes its files.
     eventually(lambda: not list((tmp_path / "scratch").glob("tvm-split-*")), "no scratch folder is left")
     assert not list((tmp_path / "kit").iterdir())
-    assert not list((tmp_path / "written").glob("*"))
+    # Of the demo, its bundle may be there already, and whole.
+    assert {path.name for path in (tmp_path / "written").glob("*")} <= ({"bundle"} if name == "demo" else set())
 
 
 def test_a_command_whose_errors_nobody_reads_ends_as_well():

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import onnx
 import pytest
-import typer
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from tests.helpers.planner.bench_reports import report_of
 from tests.helpers.planner.problems import GOOD
 from tests.helpers.rpc_runtime.worker_process import ROOT
-from tvm_split.cli.application import app
+from tvm_split.cli.application import app, loaded, registry
 from tvm_split.ssh.ssh_worker import SSH_VARIABLE
 
 NOISE = "a library writes to descriptor 1"
@@ -49,9 +48,7 @@ ELSEWHERE = {"demo"}
 IN_SHORT = {"compile", "run", "status"}
 """Commands that compile, compute and call workers."""
 COMMANDS = {
-    name
-    for name, command in typer.main.get_command(app).commands.items()
-    if any("--json" in parameter.opts for parameter in command.params)
+    name for name, row in registry.items() if any("--json" in parameter.opts for parameter in loaded(row).params)
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import nn
 import tvm_split
 from rpc_runtime.program.program import TensorSpec
 from schedules import machine_of
+from schedules.template import text_of
 from schedules.tuning import DatabaseWriter
 from tvm_split.compiler.blobs import BlobFolder
 from tvm_split.compiler.targets import host_target, tvm_target
@@ -74,31 +74,27 @@ def test_an_unchanged_network_is_compiled_once(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result_of(model, first), result_of(model, second))
 
 
-def other_weights(model: tvm_split.Model, plan: tvm_split.Plan) -> tuple[Any, ...]:
-    return model_of(scale=2.0), plan
-
-
-def other_split(model: tvm_split.Model, plan: tvm_split.Plan) -> tuple[Any, ...]:
-    return model, plan_of(model, {"machine-a": ["0"], "machine-b": ["1", "2"]})
-
-
-def other_target(model: tvm_split.Model, plan: tvm_split.Plan) -> tuple[Any, ...]:
+def other_target(plan: tvm_split.Plan) -> tvm_split.Plan:
     first, *machines = plan.machines
-    slow = replace(first, target={**first.target, "opt-level": 0})
-    return model, replace(plan, machines=(slow, *machines))
+    return replace(plan, machines=(replace(first, target={**first.target, "opt-level": 0}), *machines))
 
 
-def other_codec(model: tvm_split.Model, plan: tvm_split.Plan) -> tuple[Any, ...]:
+def other_codec(model: tvm_split.Model, plan: tvm_split.Plan) -> tvm_split.Plan:
     (tensor,) = tvm_split.compile(model, plan, verify=False).program.stages[0].outputs
-    return model, replace(plan, codecs=(PlannedCodec(tensor.name, *MACHINES, "lz4"),))
+    return replace(plan, codecs=(PlannedCodec(tensor.name, *MACHINES, "lz4"),))
 
 
-def other_precision(model: tvm_split.Model, plan: tvm_split.Plan) -> tuple[Any, ...]:
-    return model, replace(plan, precision="float16")
+CHANGES: dict[str, Callable[[tvm_split.Model, tvm_split.Plan], tuple[tvm_split.Model, tvm_split.Plan]]] = {
+    "weights": lambda model, plan: (model_of(scale=2.0), plan),
+    "split": lambda model, plan: (model, plan_of(model, {"machine-a": ["0"], "machine-b": ["1", "2"]})),
+    "target": lambda model, plan: (model, other_target(plan)),
+    "codec": lambda model, plan: (model, other_codec(model, plan)),
+    "precision": lambda model, plan: (model, replace(plan, precision="float16")),
+}
 
 
-@pytest.mark.parametrize("change", [other_weights, other_split, other_target, other_codec, other_precision])
-def test_a_change_is_compiled(change: Callable[..., tuple[Any, ...]]) -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_is_compiled(change: Callable[..., tuple[tvm_split.Model, tvm_split.Plan]]) -> None:
     model = model_of()
     plan = plan_of(model)
     compiled(model, plan, verify=False)
@@ -114,39 +110,29 @@ def test_tuned_kernels_are_used_at_once(tmp_path: Path) -> None:
     DatabaseWriter(tmp_path).close()
     assert compiled(model, plan, verify=False, database=tmp_path)[1]
     assert not compiled(model, plan, verify=False, database=tmp_path)[1]
-    machine = machine_of(tvm_target(target))
-    choices = kernel.template.space(kernel.function, machine).default
-    trace = kernel.template.schedule(kernel.function, machine, choices).trace
+    choices = kernel.template.space(kernel.function, machine_of(tvm_target(target))).default
     with DatabaseWriter(tmp_path) as writer:
-        writer.add_decision(kernel.function, tvm_target(target), trace, 1e-9)
+        writer.add_decision(kernel.function, tvm_target(target), text_of(choices), 1e-9)
     assert compiled(model, plan, verify=False, database=tmp_path)[1]
     assert not compiled(model, plan, verify=False, database=tmp_path)[1]
 
 
-def damage_blobs(cache: Path) -> None:
-    for path in cache.glob("blobs/blobs/*/*"):
-        path.write_bytes(path.read_bytes()[:-1] + b"x")
+def damage(cache: Path, files: str, content: bytes | None) -> None:
+    for path in cache.glob(files):
+        path.unlink() if content is None else path.write_bytes(content)
 
 
-def remove_blobs(cache: Path) -> None:
-    for path in cache.glob("blobs/blobs/*/*"):
-        path.unlink()
+HARMS: dict[str, Callable[[Path], None]] = {
+    "changed blobs": lambda cache: damage(cache, "blobs/blobs/*/*", b"x"),
+    "removed blobs": lambda cache: damage(cache, "blobs/blobs/*/*", None),
+    "wrong results": lambda cache: damage(cache, "compiled/*", b'0\n{"content": {}, "blobs": []}'),
+    "no results": lambda cache: damage(cache, "compiled/*", b""),
+    "results that others may write": lambda cache: (cache / "compiled").chmod(0o777),
+    "blobs that others may write": lambda cache: (cache / "blobs").chmod(0o777),
+}
 
 
-def damage_keys(cache: Path) -> None:
-    for path in cache.glob("compiled/*"):
-        path.write_text(json.dumps({"sha256": "0" * 64, "size_bytes": "many"}))
-
-
-def open_to_others(cache: Path) -> None:
-    (cache / "compiled").chmod(0o777)
-
-
-def open_blobs_to_others(cache: Path) -> None:
-    (cache / "blobs").chmod(0o777)
-
-
-@pytest.mark.parametrize("harm", [damage_blobs, remove_blobs, damage_keys, open_to_others, open_blobs_to_others])
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_damaged_or_foreign_files_are_not_used(cache: Path, harm: Callable[[Path], None]) -> None:
     model = model_of()
     plan = plan_of(model)
@@ -195,4 +181,4 @@ def test_kernels_to_time_are_kept_too() -> None:
     assert libraries[0] == libraries[1]
     assert all(folder.path(library.sha256).exists() for folder, library in zip(blobs, libraries, strict=True))
     assert codes[1].functions().keys() == codes[1].distinct.keys()
-    assert isinstance(codes[1].calls[0].arguments[0], TensorSpec)
+    assert isinstance(codes[1].calls[0].timed.arguments[0], TensorSpec)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import platform
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -95,31 +90,6 @@ def test_an_invalid_architecture_of_a_worker_gives_a_generic_target(architecture
 
 
 HIDDEN = "avx avx2 fma avx512f avx512bw avx512dq avx512vl avx512cd asimddp sve"
-PROGRAM = """
-import json, torch, tvm_split
-from tvm_split.compiler.targets import host_target
-torch.manual_seed(0)
-network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32)).eval()
-x = torch.randn(4, 64)
-split = {"machine-a": ["0"], "machine-b": ["2"]}
-with tvm_split.compile_and_deploy(network, (x,), tvm_split.Cluster.local(workers=2), split=split) as deployment:
-    difference = float(abs(deployment.run(x)[0] - network(x).detach().numpy()).max())
-    targets = [dict(machine.target) for machine in deployment.bundle.plan.machines]
-    print(json.dumps({"difference": difference, "targets": targets, "host": host_target(1)}))
-"""
-
-
-def test_a_host_with_disabled_features_compiles_deploys_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(DISABLED_FEATURES_VARIABLE, HIDDEN)
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert report["difference"] < 1e-4
-    assert report["targets"] == [report["host"]] * 2
-    for target in report["targets"]:
-        assert "avx" not in target_text(target)
-        if platform.machine() == "x86_64":
-            assert traits_of(tvm_target(target)).lanes == 4
 
 
 def test_a_worker_with_disabled_features_gets_what_it_can_execute() -> None:

@@ -57,29 +57,6 @@ class Shown(nn.Module):
         return x, self.last(x)
 
 
-class Added(nn.Module):
-    """Nothing behind the cut is blocked: both operands of the sum would need a layout change."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.spread, self.bend = convolution(3, 16), nn.Softmax(1), nn.ReLU()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.bend(self.enter(x) + self.spread(x.repeat(1, 6, 1, 1)[:, :16]))
-
-
-class Halved(nn.Module):
-    """Plain channels are needed behind a tuple."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.gate = convolution(3, 16), nn.Sigmoid()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        left, right = self.enter(x).chunk(2, 1)
-        return left * self.gate(right)
-
-
 class Collision(nn.Module):
     """Layers of which one has the name of another one's plain form."""
 
@@ -112,8 +89,6 @@ def crossing(bundle: tvm_split.Bundle) -> list[tuple[int, ...]]:
         (Residual, {A: ["enter", "bend", "middle", "after"], B: ["pool", "last"]}, {5}),
         (Flattened, {A: ["enter"], B: ["flat", "dense"]}, {4}),
         (Shown, {A: ["enter"], B: ["last"]}, {4}),
-        (Added, {A: ["enter"], B: ["spread", "bend"]}, {4}),
-        (Halved, {A: ["enter"], B: ["gate"]}, {4}),
         (Collision, {A: ["x", "x_plain"], B: ["last", "other"]}, {4, 5}),
     ],
 )

@@ -98,33 +98,6 @@ def test_one_exchange_in_a_stream() -> None:
     assert {machine.machine: machine.computing for machine in simulation.machines} == pytest.approx({A: 1.0, B: 1.0})
 
 
-def halos(seconds_a: float, seconds_b: float, last_a: float, last_b: float) -> StepGraph:
-    """Two parts on each machine; each second part needs a halo from the other machine's first part."""
-    return StepGraph(
-        (step("a0", A, seconds_a), step("b0", B, seconds_b), step("a1", A, last_a), step("b1", B, last_b)),
-        (
-            Transfer("x", CLIENT, ("a0",), 0.0),
-            Transfer("x", CLIENT, ("b0",), 0.0),
-            Transfer("edge_a", "a0", ("b1",), 100.0),
-            Transfer("own_a", "a0", ("a1",), 400.0),
-            Transfer("edge_b", "b0", ("a1",), 100.0),
-            Transfer("own_b", "b0", ("b1",), 400.0),
-            Transfer("y_a", "a1", (), 0.0),
-            Transfer("y_b", "b1", (), 0.0),
-        ),
-    )
-
-
-@pytest.mark.parametrize("latency_seconds", [0.001, 0.02, 0.3])
-def test_halos_that_take_long_hold_no_stream_up(latency_seconds: float) -> None:
-    """The queue of a local result that waits for a remote halo widens like the window of a link."""
-    plan = planned(halos(0.01, 0.01, 0.01, 0.01), bytes_per_second=math.inf, latency_seconds=latency_seconds)
-    period = simulate(scenario_of_plan(plan), micro_batches=800).period_seconds
-    assert plan.prediction is not None
-    assert plan.prediction.period_seconds == pytest.approx(0.02)
-    assert period == pytest.approx(0.02, rel=0.05)
-
-
 def random_parts(seed: int) -> StepGraph:
     """Random parts that read tensors of earlier parts or of the client; tensors without a reader are outputs."""
     generator = random.Random(seed)

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
-from rpc_runtime.program.measurements import COMPUTE
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
 from tests.helpers.planner.steps import evaluate_stages
 from tests.helpers.scenarios import busiest, chain, scenario_of_problem
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.pictures.timeline_text import drawn_timeline
 from tvm_split.planner.problem import Problem, Stage
 from tvm_split.planner.search import solve
 from tvm_split.simulation.scenario import (
     Loss,
-    MachineTimes,
     Scenario,
     Slowdown,
-    StageTimes,
     WhatIf,
-    program_of,
 )
 from tvm_split.simulation.simulate import Simulation, simulate
 
@@ -92,25 +86,6 @@ def test_workers_share_cores() -> None:
     assert slow.single == fast.single
 
 
-def test_stages_of_one_machine_follow_the_order_of_the_runtime() -> None:
-    """The drawing in `scheduler`: one machine has the first and the last of three stages."""
-    stages = {name: ((machine,), (0,)) for name, machine in (("a", "this"), ("b", "elsewhere"), ("c", "this"))}
-    program = program_of(stages, [("x", 1, "a", ["b"]), ("y", 1, "b", ["c"])])
-    # Elsewhere is a little faster, so that b0 arrives before a1 ends: the order of simultaneous events is undefined.
-    full, shorter = StageTimes(1.0, 1.0), StageTimes(0.99, 0.99)
-    times = {"this": MachineTimes({"a": full, "c": full}), "elsewhere": MachineTimes({"b": shorter})}
-    scenario = Scenario(program, times, {})
-    events = simulate(scenario, micro_batches=3, in_flight=3).events
-    begun = {
-        (event.stage, event.sequence): event.start_nanoseconds * 1e-9
-        for event in events
-        if event.kind == COMPUTE and event.sequence < 3
-    }
-    assert [begun["a", number] for number in range(3)] == [0, 1, 4]
-    assert [begun["c", number] for number in range(2)] == [2, 3]
-    assert [begun["b", number] for number in range(3)] == [1, 2, 5]
-
-
 def with_latency(*, shares_memory: bool) -> Simulation:
     far = chain([0.01, 0.01], [1e-4] * 3, [0.0, 0.1, 0.0], shares_memory=shares_memory)
     return simulate(far, micro_batches=600)
@@ -160,13 +135,6 @@ def test_a_lost_machine_has_computed_until_then(more: tuple[Loss, ...]) -> None:
     assert uses["m1a"].computing == pytest.approx(30 / 31)
 
 
-def test_single_micro_batches_are_dealt_out_to_all_replicas() -> None:
-    latencies = simulate(replicas(0.01, 0.03)).single
-    assert latencies is not None
-    assert latencies.mean_seconds == pytest.approx(3 / 4 * 0.01 + 1 / 4 * 0.03)
-    assert latencies.largest_seconds == pytest.approx(0.03)
-
-
 def test_without_a_machine_nothing_comes_any_more() -> None:
     scenario = chain([0.01, 0.01, 0.01], [0.001] * 4)
     simulation = simulate(scenario, WhatIf(losses=(Loss("m1a", 1.0),)), micro_batches=1000)
@@ -178,15 +146,6 @@ def test_without_a_machine_nothing_comes_any_more() -> None:
     assert 1.0 < simulation.seconds < 1.0 + 0.04
     early = simulate(scenario, WhatIf(losses=(Loss("m1a", 0.0),)))
     assert (early.results, early.period_seconds, early.streamed, early.first_seconds) == (0, None, None, None)
-
-
-def test_events_can_be_drawn() -> None:
-    simulation = simulate(chain([0.01, 0.02], [0.001] * 3), micro_batches=20, shown=5)
-    assert {event.sequence for event in simulation.events} == set(range(5))
-    lines = drawn_timeline(simulation.events, ("m0a", "m1a")).plain.splitlines()
-    assert [line.count("█") > 10 for line in lines if "compute" in line] == [True, True]
-    computing = [event for event in simulation.events if (event.machine, event.kind) == ("m1a", COMPUTE)]
-    assert all(before.end_nanoseconds <= after.start_nanoseconds for before, after in itertools.pairwise(computing))
 
 
 @pytest.mark.parametrize(
@@ -222,12 +181,6 @@ def test_as_many_results_as_were_asked_for_and_no_rate_of_too_few(micro_batches:
     assert (simulation.wanted, simulation.results, simulation.turns) == (micro_batches, micro_batches, 60)
     assert simulation.period_seconds is None
     assert simulation.samples_per_second is None
-
-
-def test_who_waits_is_told_how_many_results_there_are() -> None:
-    reports: list[tuple[str, int, int]] = []
-    simulate(chain([0.01], [0.001] * 2), micro_batches=3, on_progress=lambda *step: reports.append(step))
-    assert reports == [("simulating", number, 3) for number in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("micro_batches", [None, 120, 500])

@@ -259,7 +259,9 @@ _RESIZING = (
 """The attributes of Resize that decide the weights of an axis."""
 
 
-def _resizing_weights(size: int, factor: Any, ends: Sequence[float], attributes: Mapping[str, Any]) -> Any:
+def _resizing_weights(
+    size: int, factor: Any, ends: Sequence[float], attributes: Mapping[str, Any]
+) -> np.ndarray[Any, Any]:
     """Return the matrix [new size, size] of one axis; ``factor`` is its scale (float) or its new size (integer).
 
     A row is 0 where the new element lies outside of the region from ``ends[0]`` to ``ends[1]``.

@@ -22,18 +22,12 @@ from tvm_split.planner.search.stage_beam import StageBeam
 
 WIDTH = 4
 """Number of partial plans that the beam search keeps."""
-MOST_TRIES = 100
-"""Most further searches with perturbed prices."""
-DISTURBANCE = 0.05
-"""Relative standard deviation of perturbed prices, about; it makes the search try other good plans."""
 COARSE, FINE = 0.02, 0.001
 """Relative first step to a longer period, and relative width at which the binary search of periods ends."""
 LONG = 1.0
 """Relative step to a longer period after the budget is used up."""
 SLIGHT = 1e-7
 """Relative decrease of the period that is tried after the binary search has ended."""
-NEAR_ENOUGH = 0.005
-"""Relative gap to the lower bound at which the search stops."""
 SHORTEST = 1e-9
 """Least period that is tried, as a share of the upper bound on latency."""
 Counts = npt.NDArray[np.intp]
@@ -70,29 +64,19 @@ class PricedSearch:
         if not instance.problem.replicas:
             slowest = self._machines.seconds.min(axis=1).max()
             self.bound = max(self.bound, float(slowest) * (1 - 1e-9))
-        self._place(costs, self._prices)
+        self._place(costs)
         if any(len(tensor.destinations) > 1 for tensor in instance.tensors):
-            together = OrderCosts(instance, order, together=True)
-            self._place(together, self._prices)
-        generator = np.random.default_rng(0)
-        for _ in range(MOST_TRIES):
-            if self._is_near() or self._budget.is_used_up:
-                return
-            prices = _disturbed(self._prices, generator)
-            self._place(costs, prices, low=self._shortest * (1 - COARSE))
+            self._place(OrderCosts(instance, order, together=True))
 
-    def _is_near(self) -> bool:
-        return self._shortest <= self.bound * (1 + NEAR_ENOUGH)
-
-    def _place(self, costs: OrderCosts, prices: Prices, low: float = 0.0) -> None:
+    def _place(self, costs: OrderCosts) -> None:
         """Search the period of plans on all machines, or on the fastest ones if not all may be used."""
-        counts, plan_count = self._machines.counts, len(self.found)
+        counts, prices, plan_count = self._machines.counts, self._prices, len(self.found)
         beam = StageBeam(costs, self._machines, prices, WIDTH)
         usable = _fastest(_with_own_cores(self._instance, counts, prices), prices, self._most_machines)
-        self._halve(beam, usable, low)
+        self._halve(beam, usable)
         is_none = len(self.found) == plan_count
         if is_none and (usable != counts).any():  # some must be on slow machines, or share cores
-            self._halve(beam, counts, low)
+            self._halve(beam, counts)
 
     @property
     def _most_stages(self) -> int:
@@ -103,13 +87,13 @@ class PricedSearch:
     def _most_machines(self) -> int:
         return self._instance.machine_limit if self._instance.problem.replicas else self._most_stages
 
-    def _halve(self, beam: StageBeam, usable: Counts, low: float) -> None:
+    def _halve(self, beam: StageBeam, usable: Counts) -> None:
         """Search periods between the lower bound and the shortest known period; upwards while no plan is known.
 
         At the end, try slightly less than the best period, as long as that succeeds. While no plan is known, continue
         in long steps after the budget is used up: one machine alone may be hundreds of times slower.
         """
-        low, high, step = max(low, self.bound, self._longest * SHORTEST), self._shortest, COARSE
+        low, high, step = max(self.bound, self._longest * SHORTEST), self._shortest, COARSE
         while low < self._longest and high > self.bound and (not self.found or not self._budget.is_used_up):
             if self._budget.is_used_up:
                 step = max(step, LONG)
@@ -139,15 +123,6 @@ class PricedSearch:
         period = delivered(instance, plan).flow.period_seconds
         self._shortest = min(self._shortest, period)
         return period
-
-
-def _disturbed(prices: Prices, generator: np.random.Generator) -> Prices:
-    """Return prices with small random changes; they prove no bound."""
-    classes, pieces = (
-        values * np.exp(DISTURBANCE * generator.standard_normal(len(values)))
-        for values in (prices.classes, prices.pieces)
-    )
-    return Prices(classes, pieces, 0.0)
 
 
 def _fastest(counts: Counts, prices: Prices, most: int) -> Counts:

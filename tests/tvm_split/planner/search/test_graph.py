@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -37,14 +36,6 @@ def test_small_graphs_equal_the_best_of_all_plans(
     assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
 
 
-@pytest.mark.slow
-@settings(max_examples=8)
-@given(SEEDS, st.integers(2, 3))
-def test_nine_pieces_equal_the_best_of_all_plans(seed: int, machines: int) -> None:
-    problem = random_problem(seed, pieces=9, machines=machines, chain=False, plain=True, replicas=False)
-    assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
-
-
 @settings(max_examples=30)
 @given(SEEDS, st.integers(2, 6), st.integers(1, 3))
 def test_bounds_are_below_every_plan(seed: int, pieces: int, machines: int) -> None:
@@ -72,44 +63,6 @@ def test_larger_graphs_have_plans_that_hold_and_bounds_below_them(seed: int, pie
     assert solution.gap == pytest.approx((value - solution.lower_bound_seconds) / value if value else 0.0)
     for alternative in solution.alternatives:
         assert value_of(problem, alternative.period_seconds, alternative.latency_seconds) >= value * (1 - 1e-9)
-
-
-@settings(max_examples=8)
-@given(SEEDS, st.integers(12, 20))
-def test_a_chain_searched_as_a_graph_is_not_better_than_a_chain(seed: int, pieces: int) -> None:
-    """With an additional independent piece without time or bytes, the chain is a graph with the same best plan."""
-    chain = random_problem(seed, pieces=pieces, machines=3, plain=True, buffers=0)
-    free = dataclasses.replace(
-        chain.pieces[0],
-        name="beside",
-        seconds={machine.name: 0.0 for machine in chain.machines},
-        weight_bytes=0.0,
-        activation_bytes=0.0,
-    )
-    graph = dataclasses.replace(chain, pieces=(*chain.pieces, free))
-    best_value, solution = solve(chain, budget=Budget()).lower_bound_seconds, solve(graph, budget=Budget(work=LITTLE))
-    value = value_of(graph, solution.evaluation.period_seconds, solution.evaluation.latency_seconds)
-    assert solution.lower_bound_seconds <= best_value * (1 + 1e-9) <= value * (1 + 3e-9)
-
-
-@settings(max_examples=20)
-@given(SEEDS, st.integers(2, 5), st.booleans())
-def test_small_graphs_on_equal_machines_equal_the_best_of_all_plans(seed: int, pieces: int, replicas: bool) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=3, chain=False, replicas=replicas)
-    names = [machine.name for machine in problem.machines]
-    pairs = itertools.permutations([*names, "client"], 2)
-    problem = dataclasses.replace(
-        problem,
-        machines=tuple(dataclasses.replace(problem.machines[0], name=name) for name in names),
-        links=tuple(ProblemLink(source, end, 1e4, 0.001) for source, end in pairs),
-        pieces=tuple(
-            dataclasses.replace(piece, seconds=dict.fromkeys(names, max(piece.seconds.values(), default=0.01)))
-            for piece in problem.pieces
-        ),
-        pins=(),
-    )
-    assert len(instance_of(problem).classes) == 1
-    assert_is_best(problem, best(problem, graph_plans(problem)), is_exact=False)
 
 
 def test_a_stage_with_a_skip_is_dealt_out() -> None:

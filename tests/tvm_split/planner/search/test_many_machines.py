@@ -137,16 +137,6 @@ def test_limits_are_kept_by_many_machines() -> None:
     assert len(quick.stages) > 1
 
 
-def test_what_many_machines_hold_fits_their_memory() -> None:
-    """The weights do not fit on one machine, so no plan has replicas of the whole network."""
-    problem = many_machines_problem(16, 40, kinds="three kinds", replicas=True)
-    weights = sum(piece.weight_bytes for piece in problem.pieces)
-    small = tuple(dataclasses.replace(machine, memory_bytes=weights / 2) for machine in problem.machines)
-    solution = solved(dataclasses.replace(problem, machines=small))
-    assert len(solution.stages) > 2
-    assert all(load.memory_bytes <= weights / 2 for load in solution.evaluation.loads)
-
-
 def test_too_few_machines_for_the_stages_are_counted() -> None:
     problem = many_machines_problem(16, 40)
     able = {machine.name for machine in problem.machines[:10]}
@@ -185,19 +175,10 @@ def oversubscribed(problem: Problem, machines_a_host: int, cores: int) -> Proble
     return dataclasses.replace(problem, shared_cores=tuple(SharedCores(host, cores) for host in hosts))
 
 
-@pytest.mark.parametrize(
-    ("kinds", "replicas", "hosts", "pieces"),
-    [
-        ("three kinds", False, 3, 60),
-        *(pytest.param("unlike", replicas, 6, 120, marks=pytest.mark.slow) for replicas in (False, True)),
-    ],
-)
-def test_hosts_whose_cores_are_too_few_are_as_good_as_their_cores(
-    kinds: MachineKinds, replicas: bool, hosts: int, pieces: int
-) -> None:
+def test_hosts_whose_cores_are_too_few_are_as_good_as_their_cores() -> None:
     """Four identical machines on one core are as fast as one; the search finds and nearly proves this."""
     four = 4
-    few = many_machines_problem(hosts, pieces, kinds=kinds, replicas=replicas, seed=4)
+    few = many_machines_problem(3, 60, kinds="three kinds", seed=4)
     names = [f"{machine.name}-{place}" for machine in few.machines for place in range(four)]
     hosts_of = {name: name.rpartition("-")[0] for name in names}
     many = dataclasses.replace(
