@@ -1,7 +1,6 @@
 """``tvm-split bench``; what it computes is tested in tests/tvm_split/deployment/test_benchmark.py."""
 
 import numpy as np
-import pytest
 
 from tests.models.small_onnx_model import INPUT_SHAPE
 
@@ -33,14 +32,3 @@ def test_as_json(invoke_json, bundle, tmp_path):
     assert report["period_seconds"]["predicted"] is None
     assert report["latency_seconds"]["measured"] > 0
     assert report["inputs"] == str(tmp_path / "images.npz")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--stages", "2"], "planned and compiled already"),
-        (["--micro-batches", "2"], "--micro-batches"),
-    ],
-)
-def test_wrong_use(invoke, bundle, options, message):
-    assert message in invoke("bench", bundle, *options, code=2).stderr

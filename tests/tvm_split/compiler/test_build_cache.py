@@ -163,13 +163,6 @@ def test_every_bundle_is_compared_with_its_source() -> None:
         compiled(other, plan_of(other))
 
 
-def test_phases_are_dumped_again(tmp_path: Path) -> None:
-    model = model_of()
-    compiled(model, plan_of(model), verify=False)
-    assert compiled(model, plan_of(model), verify=False, dump_folder=tmp_path)[1]
-    assert list(tmp_path.rglob("*schedule.py"))
-
-
 def test_kernels_to_time_are_kept_too() -> None:
     model, target = model_of(), host_target(1)
     blobs = [BlobFolder.temporary() for _ in range(2)]

@@ -68,21 +68,6 @@ def begins(simulation: Simulation, stage: str) -> list[float]:
     return [event.start_nanoseconds * 1e-9 for event in events]
 
 
-def test_one_exchange_of_one_input() -> None:
-    """Links have a latency of half a second and send 100 bytes per second.
-
-    second       0    1    2    3    4    5    6    7
-    a            in···a0════════               ··a1══▸client
-    b            in···b0═══════════════▸half···
-    """
-    scenario = scenario_of_plan(planned(JOINED, bytes_per_second=100.0, latency_seconds=0.5))
-    simulation = simulate(scenario, in_flight=1)
-    assert simulation.single is not None
-    assert [begins(simulation, name)[0] for name in ("a0", "b0", "a1")] == pytest.approx([1.0, 1.0, 5.5])
-    assert simulation.single.mean_seconds == pytest.approx(1.0 + 3.0 + 1.5 + 1.0 + 1.0)
-    assert simulation.period_seconds == pytest.approx(simulation.single.mean_seconds)
-
-
 def test_one_exchange_in_a_stream() -> None:
     """The last stage in order has priority; a machine that waits for the other begins the next micro-batch.
 

@@ -10,8 +10,6 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.search import Budget, solve
 
-NAMES = ("a", "b", "c")
-
 
 def chain(
     seconds: dict[str, float], *, count: int = 4, weight: float = 10.0, size: float = 1.0, **settings: object
@@ -96,22 +94,6 @@ def test_a_slow_machine_and_a_slow_link_stay_unused() -> None:
     slow = solve(chain({"a": 1.0, "b": 1.0}, size=10_000.0))
     assert len(slow.stages) == 1
     assert "over the link" in slow.why_no_more_machines
-
-
-def test_limits_trade_one_objective_for_the_other() -> None:
-    assert len(solve(EQUAL).stages) == 2
-    assert len(solve(dataclasses.replace(EQUAL, maximum_latency_seconds=4.1)).stages) == 1
-    fast = dataclasses.replace(EQUAL, objective="latency")
-    assert len(solve(fast).stages) == 1
-    assert len(solve(dataclasses.replace(fast, maximum_period_seconds=2.5)).stages) == 2
-
-
-def test_replicas_share_one_slow_piece() -> None:
-    problem = chain({"a": 1.0, "b": 2.0}, count=1, replicas=True)
-    solution = solve(problem)
-    assert solution.evaluation.period_seconds == pytest.approx(2 / 3)
-    assert solution.stages[0].machines == ("a", "b")
-    assert solution.stages[0].shares == pytest.approx((2 / 3, 1 / 3))
 
 
 def test_alternatives_say_why_they_lost() -> None:
