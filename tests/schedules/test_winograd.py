@@ -6,6 +6,7 @@ from hypothesis import given, settings, strategies as st
 from tvm import relax
 
 import schedules
+from schedules.cpu import winograd
 from schedules.cpu.winograd_lowering import Winograd, input_matrix, output_matrix, weight_matrix
 from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.properties import TOLERANCE
