@@ -38,12 +38,8 @@ def test_what_a_text_says(text, shard):
     [
         ("conv_1..conv_2", "'conv_1..conv_2' is not FIRST..LAST:AXIS:MACHINE=SHARE,MACHINE=SHARE[:EXCHANGE]"),
         (f"conv_1:row:{A}=1", "AXIS is rows, columns, channels, heads, batch; EXCHANGE fused or each"),
-        (f":rows:{A}=0.5", "is not FIRST..LAST"),
-        (f"{ROWS}:all", "has the exchange 'all'; it can be fused or each"),
         (f"conv_1:rows:{A}=0.5,{B}", f"has '{B}', which is not MACHINE=SHARE"),
-        (f"conv_1:rows:{A}=half,{B}=0.5", f"gives '{A}' 'half', which is no share"),
         (f"conv_1:rows:{A}=0.5,{A}=0.5", f"has two shares for '{A}'"),
-        ("{first: conv_1}", "is no shard in YAML"),
     ],
 )
 def test_what_cannot_be_read_is_said(text, message):

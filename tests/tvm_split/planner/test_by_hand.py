@@ -87,13 +87,6 @@ def test_a_machine_gets_one_stage_where_that_is_possible() -> None:
     assert held(stages) == [((B,), ("right",)), ((A,), ("left", "join"))]
 
 
-def test_tables_go_with_the_layers_around_them() -> None:
-    layers = graph({"embed": [], "mask": [], "attend": ["embed", "mask"]}, independent=("mask",))
-    stages = stages_by_hand(layers, {"machine-a": ["embed"], "machine-b": ["attend"]}, MACHINES, None)
-    assert sorted(layer for stage in stages for layer in stage.layers) == ["attend", "embed", "mask"]
-    assert len(stages) == 2
-
-
 @pytest.mark.parametrize(
     ("split", "message"),
     [
