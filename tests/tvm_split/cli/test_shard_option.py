@@ -64,24 +64,6 @@ def test_a_plan_with_shards_in_all_its_forms(invoke, invoke_json, onnx_path, tmp
         assert "turns" not in shown
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--shard", ROWS, "--no-shards"], "--no-shards: a split by hand leaves nothing to search"),
-        (["--predict"], "--predict: belongs to a split or shards"),
-        (["--shard", ROWS, "--pin", f"dense={A}"], "--pin: a split by hand leaves nothing to search"),
-        (["--shard", ROWS, "--batches", "1,2"], "--shard: a split by hand leaves nothing to search"),
-        (["--shard", ROWS, "--write-annotations", "annotated.onnx"], "machine-a, machine-b compute stage_0 together"),
-    ],
-)
-def test_wrong_use(invoke, onnx_path, tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    result = invoke("plan", onnx_path, *options, code=2)
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not list(tmp_path.iterdir())
-
-
 def test_compiled_measured_and_not_improved(invoke, invoke_json, onnx_path, tmp_path):
     plan, report = tmp_path / "plan.json", tmp_path / "report.json"
     invoke("plan", onnx_path, "--shard", ROWS, "--output", plan)

@@ -100,16 +100,6 @@ def test_sessions_of_one_cluster_have_workers_of_their_own() -> None:
     assert launcher.find() == cluster
 
 
-def test_inside_with_the_cluster_itself_shares_the_workers() -> None:
-    launcher = Scripted()
-    cluster = launcher.find()
-    with cluster as workers:
-        with cluster.start() as shared:
-            assert shared.endpoints() == workers.endpoints()
-        assert launcher.counts == {"started": 1, "ended": 0}
-    assert launcher.counts == {"started": 1, "ended": 1}
-
-
 def test_nccl_is_for_two_gpus_and_takes_no_codec() -> None:
     gpus = tuple(Machine(name, target={"kind": "cuda", "arch": "sm_90"}) for name in "AB")
     linked = Cluster(gpus, (Link("A", "B", transport="nccl", codec="auto"),), launcher=Local())

@@ -151,12 +151,9 @@ def test_one_shard_needs_no_list() -> None:
     "value",
     [
         "conv1..relu:rows",
-        [("conv1", "relu")],
         {A: 0.5},
-        1,
         shard("conv1", "fc", [A, B]),
         shard("conv1", "fc", {A: 1.0, B: 0.0}),
-        shard("conv1", "fc", {A: 0.5, B: math.nan}),
         shard("conv1", 3),  # type: ignore[arg-type]
         shard("conv1", "fc", axis="row"),  # type: ignore[arg-type]
         Shard("conv1", "fc", "rows", MORE_OF_B, "all"),  # type: ignore[arg-type]
