@@ -233,7 +233,7 @@ class Search:
         search = PricedSearch(instance, self._budget.until(0.6), known=self._plans)
         search.search()
         self._raise_bound(search.bound, "what the machines' time is worth")
-        self._keep(search.found[len(self._plans) :])
+        self._keep(search.plans[len(self._plans) :])
 
     def _improve(self) -> None:
         """Run local searches from the best few plans on different machines; half the budget is for the best result."""
