@@ -28,7 +28,7 @@ from tvm_split.planner.request import PlanRequest
 from tvm_split.profiling.codec_trials import CodecTrial, CodecTrials
 from tvm_split.profiling.link_probing import probe_links
 from tvm_split.profiling.store import default_folder
-from tvm_split.steps import StepProgress
+from tvm_split.progress import StepProgress
 from tvm_split.units import short_list
 
 LEAST_GAIN = 0.05

@@ -33,7 +33,7 @@ from tvm_split.planner.prediction import LinkPrediction, MachinePrediction
 from tvm_split.planner.problem import CoresLoad
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replan import Measured
-from tvm_split.shown import Shown
+from tvm_split.units import Shown
 from tvm_split.values import read
 
 CLOCK_ERROR = 5_000_000

@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from rpc_runtime.program.codecs import CODECS
-from tvm_split.display.links import transport_lines
+from tvm_split.display.cluster import transport_lines
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.model import Model
 from tvm_split.planner.baselines import one_machine_advice

@@ -19,8 +19,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Objective, Precision, Stage
 from tvm_split.planner.request import PlanRequest
-from tvm_split.shown import Shown
-from tvm_split.units import short_list
+from tvm_split.units import Shown, short_list
 from tvm_split.values import Document, content_of, write
 
 FORMAT = "tvm-split plan"

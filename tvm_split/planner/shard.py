@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Axis, Exchange, Share, Stage
-from tvm_split.shown import ShownFields
+from tvm_split.units import ShownFields
 
 FORM = "FIRST..LAST:AXIS:MACHINE=SHARE,MACHINE=SHARE[:EXCHANGE]"
 """The text form of a shard, for command lines."""

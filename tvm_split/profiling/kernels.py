@@ -21,11 +21,9 @@ from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.blocks import without_symbol
 from schedules.tuning import TuningDatabase
-from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.compiler.build_cache import keep, key_of, recall
+from tvm_split.compiler.build_cache import BlobFolder, keep, key_of, recall
 from tvm_split.compiler.describe import size_bytes, tensors_in
-from tvm_split.compiler.kernels import Kernel, kernels_of
-from tvm_split.compiler.stage import StageCompiler
+from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
 from tvm_split.model import Model
 
 

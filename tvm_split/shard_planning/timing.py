@@ -19,8 +19,8 @@ from tvm_split.profiling.kernel_timing import time_kernels
 from tvm_split.profiling.kernels import KernelCall, TargetCode, scheduled_calls, shared_weight_bytes, untimeable_in
 from tvm_split.profiling.machine_times import CallSeconds
 from tvm_split.profiling.machines import MachineFacts
+from tvm_split.progress import StepProgress
 from tvm_split.shard_planning.estimates import PartEstimates, transfers_of
-from tvm_split.steps import StepProgress
 
 
 def profile_parts(

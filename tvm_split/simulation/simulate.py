@@ -17,11 +17,11 @@ from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan
-from tvm_split.shown import Shown
+from tvm_split.progress import StepProgress
 from tvm_split.simulation.actors import ACTIVITIES, Client, Clock, Link, Trace, Worker
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import AS_PLANNED, NO_TIME, Loss, MachineTimes, Scenario, WhatIf, scenario_of_plan
-from tvm_split.steps import StepProgress
+from tvm_split.units import Shown
 
 MICRO_BATCHES = 300
 """Default length of a stream."""

@@ -11,6 +11,7 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.request import PlanRequest
 
 A, B = "machine-a", "machine-b"
+ROWS = f"conv_1..conv_2:rows:{A}=0.5,{B}=0.5"
 
 
 @pytest.fixture
@@ -126,6 +127,14 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
         (["--batches", "1,2", "--batch", "2"], "--batch, --batches"),
         (["--batches", "1,2", "--write-problem", "p.json"], "--batches, --write-problem"),
         (["--split", "machine-a=conv_1", "--replicas"], "a split by hand leaves nothing to search"),
+        (["--split", "machine-a=conv_1", "--split", "machine-b=conv_9"], "'conv_9'"),
+        (["--split", "conv_1"], "MACHINE=LAYER"),
+        (["--cluster", "no.yaml", "--workers", "2"], "--workers"),
+        (["--dimension", "batch"], "NAME=SIZE"),
+        (["--input-shape", "1,2"], "--batch or"),
+        (["--predict"], "--predict: belongs to a split or shards"),
+        (["--shard", ROWS, "--no-shards"], "--no-shards: a split by hand leaves nothing to search"),
+        (["--shard", ROWS, "--write-annotations", "annotated.onnx"], "machine-a, machine-b compute stage_0 together"),
     ],
 )
 def test_wrong_use(invoke, onnx_path, options, message):

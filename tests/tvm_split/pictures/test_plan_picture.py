@@ -13,8 +13,8 @@ import tvm_split
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.models.small_onnx_model import small_model
 from tvm_split.errors import PlanError
-from tvm_split.pictures.colours import COLOURS
 from tvm_split.pictures.plan_picture import MOST_NODES, PictureGraph, draw_plan, picture_graph
+from tvm_split.pictures.timeline import COLOURS
 from tvm_split.planner.problem import Sharding
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -41,13 +40,6 @@ def profile_of(model: tvm_split.Model, cluster: tvm_split.Cluster) -> ClusterPro
 
 def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, *shards: tvm_split.Shard) -> Plan:
     return tvm_split.plan(model, cluster, shards=shards)
-
-
-def seconds_by_machine(estimates: PartEstimates, plan: Plan) -> dict[str, float]:
-    seconds: Counter[str] = Counter()
-    for step in estimates.steps_of(plan).steps:
-        seconds[step.machines[0]] += step.seconds[0]
-    return dict(seconds)
 
 
 def test_a_machine_twice_as_slow_takes_twice_as_long(model: tvm_split.Model, cluster: tvm_split.Cluster) -> None:

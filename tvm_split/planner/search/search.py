@@ -33,7 +33,7 @@ CLOSED = 2 * SOLVER_TOLERANCE
 RESOLVED = 0.01
 """Relative gap at which the search ends, since no measurement resolves it.
 
-Of four profiles in a row, each predicts another period for one split of ResNet-50 over two workers: 36.7 to 38.1 ms.
+Of three profiles in a row, each predicts another period for one split of ResNet-50 over two workers: 36.7 to 38.1 ms.
 """
 ROUNDING = 1e-8
 """Relative difference of a bound and a value that is only rounding, because the sums have another order."""
