@@ -123,7 +123,7 @@ def plan_parts(plan: Plan, shares: Sequence[float], *, details: bool = False) ->
     for name, plans in compared.items():
         if plans:
             yield _comparison_table(name, plan, prediction, plans)
-            yield from (f"• {lost.name}: {lost.why}" for lost in plans if lost.why)
+            yield from (f"• {rejected.name}: {rejected.why}" for rejected in plans if rejected.why)
 
 
 def _stage_rows(plan: Plan, shares: Sequence[float]) -> Iterator[Sequence[str]]:
@@ -139,7 +139,7 @@ def _stage_rows(plan: Plan, shares: Sequence[float]) -> Iterator[Sequence[str]]:
             work = share * part if stage.sharding else share
             estimated = [NOTHING if math.isnan(work) else f"{work:.1%}"]
             yield stage.name, name, layers, *(predicted.pop(name, [""] * 5) if prediction else estimated)
-            layers = f"shares the {stage.sharding.axis}" if stage.sharding else "takes turns"
+            layers = f"shares the {stage.sharding.axis}" if stage.sharding else "replica of the stage"
 
 
 def _cells(machine: MachinePrediction) -> list[str]:

@@ -165,7 +165,10 @@ class TargetCode:
         return "cuda" if self.target["kind"] == "cuda" else "cpu"
 
     def build(self, digests: frozenset[str], blobs: BlobFolder) -> BlobSpec:
-        """Build a library of the kernels with these digests, unless it, or for one kernel that of all, is kept."""
+        """Return a library that has the kernels with these digests; build it unless the cache has one.
+
+        For a single kernel, the cached library of all kernels serves, too.
+        """
         everything = self.distinct.keys() - self.untimeable
         for kernels in (digests, everything) if len(digests) == 1 else (digests,):
             if (kept := recall(self._library_key(kernels), blobs)) is not None:

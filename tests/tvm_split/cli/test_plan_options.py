@@ -105,7 +105,7 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
     first = invoke_json("plan", onnx_path, "--estimate", "--output", plan)
     report.write_text(json.dumps(report_of(first["plan"], {first["stages"][0]["machine"]: 1e4})))
     neither.write_text("{}")
-    swapped = f"--plan, --measured: {plan} is the plan, and {report} is none; give --plan {plan} --measured {report}"
+    swapped = f"--plan, --measured: {plan} is the plan, and {report} is not one; give --plan {plan} --measured {report}"
     for files, message in (
         ((report, plan), swapped),
         ((neither, report), f"{neither} is no plan, which `tvm-split plan --output` writes: it should say format"),

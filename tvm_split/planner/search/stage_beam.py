@@ -45,7 +45,9 @@ class ClassCosts:
 
 
 class OrderCosts:
-    """Transfers and sizes of stages along one topological order; row: first cut of a stage, column: its last cut.
+    """Tables of the transfers and sizes of stages along one topological order.
+
+    Row: first cut of a stage; column: its last cut.
 
     A sent tensor counts once per reader outside the stage, as if all readers were in different stages. With
     ``together``, it counts once.
