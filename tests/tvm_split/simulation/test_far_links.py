@@ -28,17 +28,6 @@ def test_a_stream_is_as_fast_as_its_slowest_stage_or_link(
     assert simulation.period_seconds == pytest.approx(busiest(scenario), rel=0.05)
 
 
-def test_a_pipeline_of_32_stages_over_20_ms_is_full() -> None:
-    """Some 100 micro-batches are in flight: the client does not limit them."""
-    scenario = even(32, 0.01, 0.05, 0.02)
-    simulation = simulate(scenario, micro_batches=300, shown=0)
-    assert simulation.period_seconds == pytest.approx(0.01, rel=0.05)
-    assert simulation.streamed is not None
-    assert simulation.single is not None
-    assert simulation.streamed.mean_seconds > simulation.single.mean_seconds > 32 * 0.03
-    assert simulation.under_way > 2 * simulation.single.mean_seconds / 0.01
-
-
 def around(stages: int, seconds: float, far: float, *, returns: bool, slow: int | None = None) -> Scenario:
     """A chain with a skip connection from the first stage to the last: over a fast link, or local (``returns``).
 
