@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import tvm
 from tvm import relax
 from tvm.relax import op
-from tvm.script import ir as I, relax as R
 
 from relay_passes.ir import (
     bindings_of,
@@ -20,59 +18,6 @@ from relay_passes.sharding.region import ShardAxis, ShardError
 from tests.helpers.shard_networks import Network, require_same
 from tests.helpers.sharded_graphs import region_of
 from tests.helpers.split_costs import crossing_bytes
-
-MATRIX1 = relax.const(np.arange(2 * 4, dtype=np.float32).reshape(2, 4))
-MATRIX2 = relax.const(np.arange(4 * 2, dtype=np.float32).reshape(4, 2))
-BIAS1, BIAS2 = relax.const(np.arange(4, dtype=np.float32)), relax.const(np.arange(2, dtype=np.float32))
-
-
-def part(constant: relax.Expr, *index: slice) -> relax.Expr:
-    return relax.const(np.ascontiguousarray(constant.value.numpy()[index]))
-
-
-FIRST, LAST = slice(0, 3), slice(3, 4)
-
-
-@I.ir_module
-class Perceptron:
-    @R.function
-    def main(x: R.Tensor((1, 2), "float32")) -> R.Tuple(R.Tensor((1, 2), "float32")):
-        with R.dataflow():
-            fc1 = R.matmul(x, MATRIX1)
-            bias1 = R.add(fc1, BIAS1)
-            gelu = R.nn.gelu(bias1)
-            fc2 = R.matmul(gelu, MATRIX2)
-            bias2 = R.add(fc2, BIAS2)
-            residual = R.add(x, bias2)
-            outputs = (residual,)
-            R.output(outputs)
-        return outputs
-
-
-@I.ir_module
-class PerceptronFused:
-    @R.function
-    def main(x: R.Tensor((1, 2), "float32")) -> R.Tuple(R.Tensor((1, 2), "float32")):
-        with R.dataflow():
-            fc1_machine_a = R.matmul(x, part(MATRIX1, slice(None), FIRST))
-            fc1_machine_b = R.matmul(x, part(MATRIX1, slice(None), LAST))
-            bias1_machine_a = R.add(fc1_machine_a, part(BIAS1, FIRST))
-            bias1_machine_b = R.add(fc1_machine_b, part(BIAS1, LAST))
-            gelu_machine_a = R.nn.gelu(bias1_machine_a)
-            gelu_machine_b = R.nn.gelu(bias1_machine_b)
-            fc2_machine_a = R.matmul(gelu_machine_a, part(MATRIX2, FIRST))
-            fc2_machine_b = R.matmul(gelu_machine_b, part(MATRIX2, LAST))
-            bias2_machine_a = R.add(fc2_machine_a, BIAS2)
-            residual_machine_a = R.add(x, bias2_machine_a)
-            residual = R.add(residual_machine_a, fc2_machine_b)
-            outputs = (residual,)
-            R.output(outputs)
-        return outputs
-
-
-def test_the_first_machine_adds_biases_and_residuals_to_its_partial_sum() -> None:
-    sharded = shard(Perceptron, region_of(Perceptron, (0.7, 0.3)), axis="channels", exchange="fused")
-    tvm.ir.assert_structural_equal(sharded.module, PerceptronFused)
 
 
 def test_a_cut_takes_only_the_channels_that_a_machine_needs() -> None:
