@@ -84,7 +84,7 @@ def test_a_watched_failure_is_cleaned(hostile: Any, kind: Any) -> None:
         watching = WorkerWatch("0" * 32, {"box": connection}, raised.append)
         with contextlib.closing(watching):
             try:
-                watching.start(10)
+                watching.start()
                 eventually(lambda: bool(raised), "the failure is reported")
             except TvmSplitError as error:  # before the start has finished
                 raised.append(error)

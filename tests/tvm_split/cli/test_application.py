@@ -20,17 +20,6 @@ def test_help_lists_all_commands(invoke):
     assert "Exit codes" in text
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_a_command(invoke, command):
-    text = invoke(command, "-h").stdout
-    assert f"tvm-split {command}" in text.replace("root", "tvm-split")
-    assert "--json" in text
-
-
-def test_version(invoke):
-    assert invoke("--version").stdout.strip() == tvm_split.__version__
-
-
 def test_as_a_module():
     command = [sys.executable, "-m", "tvm_split", "--version"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == tvm_split.__version__

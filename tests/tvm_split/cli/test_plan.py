@@ -78,25 +78,6 @@ def test_model_from_a_python_function(invoke_json, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--split", "machine-a=conv_1", "--split", "machine-b=conv_9"], "'conv_9'"),
-        (["--split", "machine-z=conv_1"], "machine-z"),
-        (["--split", "conv_1"], "MACHINE=LAYER"),
-        (["--stages", "40"], "40 stages"),
-        (["--cluster", "no.yaml"], "no.yaml"),
-        (["--cluster", "no.yaml", "--workers", "2"], "--workers"),
-        (["--dimension", "batch"], "NAME=SIZE"),
-        (["--input-shape", "1,2"], "--batch or"),
-    ],
-)
-def test_wrong_use(invoke, onnx_path, options, message):
-    result = invoke("plan", onnx_path, *options, code=2)
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-@pytest.mark.parametrize(
     ("model", "message"),
     [
         ("missing.onnx", "missing.onnx"),

@@ -11,6 +11,7 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.request import PlanRequest
 
 A, B = "machine-a", "machine-b"
+ROWS = f"conv_1..conv_2:rows:{A}=0.5,{B}=0.5"
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
     first = invoke_json("plan", onnx_path, "--estimate", "--output", plan)
     report.write_text(json.dumps(report_of(first["plan"], {first["stages"][0]["machine"]: 1e4})))
     neither.write_text("{}")
-    swapped = f"--plan, --measured: {plan} is the plan, and {report} is none; give --plan {plan} --measured {report}"
+    swapped = f"--plan, --measured: {plan} is the plan, and {report} is not one; give --plan {plan} --measured {report}"
     for files, message in (
         ((report, plan), swapped),
         ((neither, report), f"{neither} is no plan, which `tvm-split plan --output` writes: it should say format"),
@@ -126,6 +127,14 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
         (["--batches", "1,2", "--batch", "2"], "--batch, --batches"),
         (["--batches", "1,2", "--write-problem", "p.json"], "--batches, --write-problem"),
         (["--split", "machine-a=conv_1", "--replicas"], "a split by hand leaves nothing to search"),
+        (["--split", "machine-a=conv_1", "--split", "machine-b=conv_9"], "'conv_9'"),
+        (["--split", "conv_1"], "MACHINE=LAYER"),
+        (["--cluster", "no.yaml", "--workers", "2"], "--workers"),
+        (["--dimension", "batch"], "NAME=SIZE"),
+        (["--input-shape", "1,2"], "--batch or"),
+        (["--predict"], "--predict: belongs to a split or shards"),
+        (["--shard", ROWS, "--no-shards"], "--no-shards: a split by hand leaves nothing to search"),
+        (["--shard", ROWS, "--write-annotations", "annotated.onnx"], "machine-a, machine-b compute stage_0 together"),
     ],
 )
 def test_wrong_use(invoke, onnx_path, options, message):

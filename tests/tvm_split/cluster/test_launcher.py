@@ -19,7 +19,7 @@ from rpc_runtime.worker.config import config_from_arguments
 from tests.helpers.toy import toy_plugin_installed
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.launcher import LAUNCHERS, launcher_at
+from tvm_split.cluster.launcher import launcher_at
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError
 
@@ -101,11 +101,6 @@ def test_credentials_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_wrong_locations(location: str, message: str) -> None:
     with pytest.raises(ClusterError, match=message):
         Cluster.at(location)
-
-
-def test_launchers_are_listed() -> None:
-    with toy_plugin_installed():
-        assert {"local", "in-process", "file", "at", "tracker", "kubernetes", "ray", "toy"} <= set(LAUNCHERS)
 
 
 @pytest.mark.parametrize(("text", "right"), [("::1:7312", "[::1]:7312"), ("http://desk:7001", "desk:7001")])

@@ -167,14 +167,6 @@ def test_a_local_cluster_deploys_again_after_a_worker_has_died(bundle: tvm_split
             deployment.run(X)
 
 
-def test_deployments_on_a_plain_cluster_have_workers_of_their_own(bundle: tvm_split.Bundle) -> None:
-    cluster = tvm_split.Cluster.local(2)
-    with tvm_split.deploy(bundle, cluster) as first:
-        with tvm_split.deploy(bundle, cluster) as second:
-            second.run(X)
-        first.run(X)
-
-
 def test_wrong_inputs_are_refused_at_once(deployment: tvm_split.Deployment) -> None:
     with pytest.raises(tvm_split.InputError, match="dtype is int64"):
         deployment.submit(np.ones((1, 8), np.int64))

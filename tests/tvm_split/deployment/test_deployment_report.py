@@ -155,12 +155,6 @@ def test_replicas_are_measured_by_their_share_of_the_stream():
         assert between[A, end].seconds.measured == pytest.approx(0.002 * share)
 
 
-def test_a_machine_with_a_stage_of_its_own_and_a_replica():
-    machine = unpredicted(taking_turns(stage(0, B, ("x",), ("y",)), 0, 1), (3, 6, 12)).machines[0]
-    assert (machine.stages, machine.shares) == (("stage_0", "stage_1"), (1.0, 0.5))
-    assert machine.compute.measured == pytest.approx(0.003 + 0.006 / 2)
-
-
 @pytest.mark.parametrize(
     ("first", "transfer", "milliseconds", "ratio"),
     [

@@ -51,11 +51,6 @@ def test_memory_is_shown_beside_its_limit(limit, text):
     assert text in shown(dataclasses.replace(plan(), prediction=prediction(machines)))
 
 
-def test_print_and_notebooks_show_a_plan():
-    assert "Predicted: 83.33 micro-batches a second" in str(plan())
-    assert "Predicted: 83.33 micro-batches a second" in plan()._repr_html_()
-
-
 def test_without_a_prediction_the_stages_are_shown():
     text = shown(dataclasses.replace(plan(), prediction=None))
     assert "40.0%" in text

@@ -65,40 +65,6 @@ def test_a_diamond_over_three_machines() -> None:
     assert evaluation.latency_seconds == 1.125 + 1.0 + 1.5 + 2.0 + 2.0 + 3.0 + 4.0
 
 
-def test_a_shared_tensor_crosses_once_to_a_machine_and_others_each_time() -> None:
-    stages = [stage("a", "p"), stage("c", "q", "r")]
-    assert evaluate_stages(DIAMOND, stages).loads[1].bytes_received == 100.0
-    edges = tuple(Edge(edge.source, edge.destination, edge.bytes) for edge in DIAMOND.edges)
-    separate = Problem("throughput", MACHINES, LINKS, DIAMOND.pieces, edges)
-    assert evaluate_stages(separate, stages).loads[1].bytes_received == 200.0
-
-
-def test_one_machine_has_no_contention_and_pays_for_the_client() -> None:
-    problem = Problem(
-        "throughput",
-        (ProblemMachine("b", transfer_seconds=0.25, transfer_seconds_per_byte=0.01, contention=1.5),),
-        (ProblemLink("client", "b", 10.0), ProblemLink("b", "client", 4.0, 1.0)),
-        (Piece("p", {"b": 2.0}), Piece("q", {"b": 1.0})),
-        (Edge("client", "p", 100.0), Edge("p", "q", 7.0), Edge("q", "client", 50.0)),
-    )
-    evaluation = evaluate_stages(problem, [stage("b", "p", "q")])
-    assert evaluation.loads[0].compute_seconds == 3.0 + 2 * 0.25 + 150 * 0.01
-    assert evaluation.period_seconds == 12.5
-    assert evaluation.limiting == "sending on b over the link to the client"
-    assert evaluation.latency_seconds == 10.0 + 3.0 + 13.5
-
-
-def test_replicas_compute_together_and_pay_for_the_slowest_link() -> None:
-    problem = Problem("throughput", MACHINES, LINKS, pieces("p", "q"), (Edge("p", "q", 100.0),), replicas=True)
-    evaluation = evaluate_stages(problem, [stage("a", "p"), Stage(("b", "c"), ("q",), ())])
-    loads = {load.machine: load for load in evaluation.loads}
-    # b takes 2 × 1.5 of contention, c 3: one every 1.5 seconds together; 100 bytes at 100/s and at 200/s.
-    assert loads["b"].compute_seconds == loads["c"].compute_seconds == pytest.approx(1.5)
-    assert loads["c"].receive_seconds == 1.0
-    assert evaluation.limiting == "compute of b and c together (replicas)"
-    assert evaluation.latency_seconds == 1.0 + 1.5 + 3.0
-
-
 @pytest.mark.parametrize(
     ("stages", "message"),
     [

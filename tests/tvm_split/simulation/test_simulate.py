@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
-from tests.helpers.planner.steps import evaluate_stages
 from tests.helpers.scenarios import busiest, chain, scenario_of_problem
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
@@ -35,18 +34,6 @@ def planned(problem: Problem) -> tuple[Stage, ...]:
     except PlanError:
         assume(False)
         raise
-
-
-@settings(max_examples=60)
-@given(SEEDS, st.integers(1, 6), st.integers(1, 4), st.booleans())
-def test_the_first_result_takes_the_sum_of_the_parts(seed: int, pieces: int, machines: int, is_chain: bool) -> None:
-    problem = random_problem(seed, pieces=pieces, machines=machines, chain=is_chain, plain=True)
-    stages = planned(problem)
-    simulation = simulate(scenario_of_problem(problem, stages), micro_batches=2)
-    assert simulation.single is not None
-    assert simulation.single.mean_seconds == pytest.approx(
-        evaluate_stages(problem, stages).latency_seconds, rel=1e-9, abs=1e-12
-    )
 
 
 @settings(max_examples=60)

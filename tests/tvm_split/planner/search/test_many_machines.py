@@ -22,7 +22,6 @@ from tests.helpers.planner.oracle import best, graph_plans, judge
 from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Objective, Problem, ProblemLink, ProblemMachine, Solution
 from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.candidate import one_machine_candidates
@@ -80,11 +79,6 @@ def test_what_the_client_sends_is_a_bound_however_many_machines_there_are() -> N
     assert solution.gap == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("kinds", ["equal", "three kinds", "unlike"])
-def test_ten_pieces_a_machine_end_near_the_bound(kinds: MachineKinds) -> None:
-    assert solved(many_machines_problem(12, 120, kinds=kinds, seed=1), 4 * LITTLE).gap <= 0.06
-
-
 @settings(max_examples=60)
 @given(SEEDS, st.integers(2, 6), st.integers(2, 3), st.booleans(), st.booleans(), st.booleans())
 @example(971, 2, 2, False, False, False)  # pieces take no time
@@ -109,11 +103,11 @@ def test_plans_hold_and_bounds_are_below_every_plan(
     search.search()
     expected = best(problem, graph_plans(problem))
     if expected is None:
-        assert not search.found
+        assert not search.plans
         return
     alone = [plan.flow.period_seconds for plan in one_machine_candidates(instance)]
     assert min([search.bound, *alone]) <= expected[0] * (1 + 1e-9)
-    for plan in search.found:
+    for plan in search.plans:
         judged = judge(problem, [(stage.machines, list(stage.layers)) for stage in plan.named(instance)])
         assert judged is not None
         assert judged[0] >= expected[0] * (1 - 1e-9)
@@ -137,16 +131,6 @@ def test_limits_are_kept_by_many_machines() -> None:
     assert len(quick.stages) > 1
 
 
-def test_too_few_machines_for_the_stages_are_counted() -> None:
-    problem = many_machines_problem(16, 40)
-    able = {machine.name for machine in problem.machines[:10]}
-    pieces = tuple(
-        dataclasses.replace(piece, seconds={name: piece.seconds[name] for name in able}) for piece in problem.pieces
-    )
-    with pytest.raises(PlanError, match="no plan has 16 stages: only 10 machines have seconds for any piece"):
-        solve(dataclasses.replace(problem, pieces=pieces, stages=16), budget=Budget(work=LITTLE))
-
-
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
 def test_machines_are_filled_as_far_as_their_memory_goes(objective: Objective) -> None:
     """Including activations and buffers: no machine can hold a third of everything."""
@@ -159,13 +143,6 @@ def test_machines_are_filled_as_far_as_their_memory_goes(objective: Objective) -
     )
     problem = dataclasses.replace(problem, machines=machines, objective=objective)
     assert solve(problem, budget=Budget(work=0.0)).stages
-
-
-def test_the_bound_knows_how_many_machines_may_be_used() -> None:
-    problem = dataclasses.replace(many_machines_problem(30, 150, seed=2), maximum_machines=8)
-    solution = solved(problem, 4 * LITTLE)
-    assert len(solution.stages) == 8
-    assert solution.gap < 0.1
 
 
 def oversubscribed(problem: Problem, machines_a_host: int, cores: int) -> Problem:

@@ -1,6 +1,6 @@
-"""Conversions of indexing, scatter, concatenation, reductions, scans and sorting.
+"""Conversions of indexing, scatter, concatenation, windows, reductions and scans.
 
-TVM's importer reads outside the tensor for negative indices.
+All indices are made non-negative, because TVM's importer reads outside the tensor for negative ones.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from tvm_split.frontends.torch.conversions import TorchCall
 
 
 def _places(op: Operators, index: relax.Expr, size: int) -> relax.Expr:
+    """Return non-negative indices for an axis of ``size`` elements. Raises ModelImportError for a mask."""
     if dtype_of(index) in ("bool", "uint8"):
         raise ModelImportError("a mask as an index gives a shape that depends on the values; use torch.where instead")
     return compositions.counted_from_front(op, index, size)
 
 
 def _own_places(op: Operators, call: TorchCall) -> relax.Expr:
-    """The non-negative indices in the argument ``index`` for axis ``dim``."""
+    """Return the non-negative indices in the argument ``index`` for axis ``dim``."""
     return _places(op, call["index"], shape_of(call["self"])[call["dim"]])
 
 
@@ -104,8 +105,8 @@ def _index_put(op: Operators, call: TorchCall) -> relax.Expr:
     index_shape, sizes = shape_of(places), [shape[axis] for axis in rest]
     count, rank = math.prod(index_shape), len(index_shape)
     source = op.repeated(op.cast(call["values"], dtype_of(data)), [*sizes[:first], *index_shape, *sizes[first:]])
-    others = [place for place in range(rank + len(rest)) if not first <= place < first + rank]
-    source = op.shaped(op.transposed(source, [*range(first, first + rank), *others]), [count, *sizes])
+    rest_places = [place for place in range(rank + len(rest)) if not first <= place < first + rank]
+    source = op.shaped(op.transposed(source, [*range(first, first + rank), *rest_places]), [count, *sizes])
     mode = "add" if call["accumulate"] else "update"
     written = op.scatter_nd(_merged(op, data, axes, rest), op.reshape(places, [count, 1]), source, mode)
     order = [*axes, *rest]

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from rpc_runtime.program.turns import DIVISIBLE, turns_by_share
-from tests.helpers.planner.oracle import best, best_of_any_shares, chain_plans, judge
+from tests.helpers.planner.oracle import best, chain_plans, judge
 from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Stage
-from tvm_split.planner.round_robin import fairest_turns, with_turns
 from tvm_split.planner.search import Budget, solve
+from tvm_split.planner.search.candidate import fairest_turns, with_turns
 
 SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 
@@ -102,28 +102,6 @@ def one_piece(slowness):
         edges=(),
         replicas=True,
     )
-
-
-@pytest.mark.parametrize("slowness", [[1.0, 90.0], [1.0, 2.7, 5.31], [1.0 + place / 7 for place in range(20)]])
-def test_what_is_promised_is_what_turns_deliver(slowness):
-    """After a whole number of schedules every replica has computed exactly its turns."""
-    problem = one_piece(slowness)
-    ideal = best_of_any_shares(problem)
-    promised = solve(problem, budget=Budget(work=1e8))
-    (stage,) = promised.stages
-    seconds = problem.pieces[0].seconds
-    slowest = max(stage.turns.count(place) * seconds[name] for place, name in enumerate(stage.machines))
-    assert promised.evaluation.period_seconds == pytest.approx(slowest / len(stage.turns), rel=1e-12)
-    assert ideal is not None
-    assert ideal.chosen is not None
-    assert promised.evaluation.period_seconds > ideal.chosen.flow.period_seconds * 1.0001
-    assert promised.lower_bound_seconds == ideal.lower_bound_seconds
-    assert promised.gap > 0
-    assert promised.method.endswith("round-robin schedule")
-    assert tuple(load.share for load in promised.evaluation.loads) == stage.shares
-    for alternative in promised.alternatives:
-        assert alternative.period_seconds >= promised.evaluation.period_seconds
-        assert evaluate_stages(problem, alternative.stages).period_seconds == alternative.period_seconds
 
 
 @settings(max_examples=60)
