@@ -20,8 +20,7 @@ from tvm_split.planner.baselines import one_machine_advice
 from tvm_split.planner.problem import Objective
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import SplitLike, plan, request_for
-from tvm_split.progress import step_progress
-from tvm_split.steps import StepProgress
+from tvm_split.progress import StepProgress, step_progress
 
 
 @takes_options(PlanRequest)

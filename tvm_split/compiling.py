@@ -16,16 +16,14 @@ from rpc_runtime.program.program import Program, RouteCodec, StageSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.tuning import TuningDatabase
 from tvm_split.arguments import ModelLike, PlanLike, as_model, as_plan
-from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.compiler.build_cache import keep, key_of, recall
+from tvm_split.compiler.build_cache import BlobFolder, keep, key_of, recall
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, needs_of
 from tvm_split.compiler.describe import tensor_spec
-from tvm_split.compiler.kernels import Kernel, kernels_of
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.precision import in_precision
 from tvm_split.compiler.sharding import partition
-from tvm_split.compiler.stage import StageCompiler
+from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
 from tvm_split.compiler.targets import target_text
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verify_bundle
@@ -33,8 +31,7 @@ from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.outputs import write_text
 from tvm_split.planner.plan import Plan
-from tvm_split.progress import says_progress
-from tvm_split.steps import StepProgress
+from tvm_split.progress import StepProgress, says_progress
 from tvm_split.values import content_of
 
 

@@ -28,17 +28,15 @@ from tvm_split.planner.request import PlanRequest
 from tvm_split.profiling.codec_trials import CodecTrial, CodecTrials
 from tvm_split.profiling.link_probing import probe_links
 from tvm_split.profiling.store import default_folder
-from tvm_split.steps import StepProgress
+from tvm_split.progress import StepProgress
 from tvm_split.units import short_list
 
 LEAST_GAIN = 0.05
 """Share of a tensor's transfer time that a codec must save; a smaller gain is below the noise of measurements."""
-PredictCoded = Callable[[Mapping[tuple[str, str], CodedLink]], Prediction]
-"""Function from the effect of codecs on links, by (source, destination), to the plan's prediction."""
-
-
 Ends = tuple[str, str]
 """Source and destination of a link."""
+PredictCoded = Callable[[Mapping[Ends, CodedLink]], Prediction]
+"""Function from the effect of codecs on links to the plan's prediction."""
 Choices = Mapping[Route, CodecTrial]
 """The trial of the chosen codec of each route."""
 
@@ -62,7 +60,8 @@ def with_codecs(
     coding time. ``workers`` are the descriptions of reached workers, if they are already known.
 
     Raises:
-        PlanError: a link leaves the choice, and there are no inputs to try codecs on, or a link's speed is unknown.
+        PlanError: a link's codec is ``auto``, and the model has no inputs to try codecs on or the link's speed is
+            unknown.
     """
     if cluster.launcher.in_process or all(link.codec == NONE for link in cluster.links):
         return plan
@@ -112,9 +111,10 @@ def _runnable_here(plan: Plan) -> Plan:
 def _links_without_codecs(
     cluster: Workers, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
 ) -> Callable[[Ends], bool]:
-    """Return whether a link uses no codec, because its ends share memory or GPUs send directly.
+    """Return a function that tells whether a link uses no codec: its ends share memory, or GPUs send directly.
 
-    It uses the transport that the cluster names or that was measured, else the hosts that reachable workers report.
+    The function decides by the link's transport: the one that the cluster names, else the measured one, else the one
+    that the hosts allow which reachable workers report.
     """
     settings = cluster.link_settings
     links = () if profile is None else profile.links
@@ -139,26 +139,25 @@ def _links_without_codecs(
 
 def _remarks(routes: Mapping[Route, Link], has_no_codec: Callable[[Ends], bool]) -> Iterator[str]:
     """Yield remarks about named codecs that have no effect, and why."""
-    passed_over: dict[str, list[str]] = {}
+    unused: dict[str, list[str]] = {}
     for route, link in routes.items():
         if link.codec == AUTO_CODEC:
             continue
         ends, why = f"{route.source} → {route.destination}", CODECS[link.codec](route.tensor).unfit
         if why:
-            yield f"{ends}: {route.tensor.name} travels as it is: {why}"
+            yield f"{ends}: {route.tensor.name} is sent without a codec: {why}"
         elif has_no_codec(_ends(route)):
-            passed_over.setdefault(f"{ends}: {link.codec}", []).append(route.tensor.name)
-    for codec, tensors in passed_over.items():
-        whole = short_list(tensors)
-        yield f"{codec} is passed over if both ends share memory, as is expected: {whole} then stays exact"
+            unused.setdefault(f"{ends}: {link.codec}", []).append(route.tensor.name)
+    for codec, tensors in unused.items():
+        yield f"{codec} is not used if both ends share memory, which is expected; {short_list(tensors)} is then exact"
 
 
 def _untried(route: Route, link: Link) -> CodecTrial:
     """Return the named codec without a trial, for a model without inputs; the size of lossy ones is known."""
     if link.codec == AUTO_CODEC:
         raise PlanError(
-            f"the link from {link.source!r} to {link.destination!r} leaves its codec to the plan, which tries "
-            "codecs on example inputs, and the model has none: load it with example_inputs, or name a codec"
+            f"the codec of the link from {link.source!r} to {link.destination!r} is {AUTO_CODEC}, and the model has "
+            "no example inputs to try codecs on: load it with example_inputs, or name a codec"
         )
     codec = fitting(link.codec, route.tensor)
     return dataclasses.replace(_plain(route), codec=codec, encoded_bytes=CODECS[codec](route.tensor).encoded_bytes)
@@ -237,8 +236,8 @@ class _Choosing:
             self._speeds.update({**self._probe(), **self._speeds})
         if ends not in self._speeds:
             raise PlanError(
-                f"nothing is known of the speed of the link from {ends[0]!r} to {ends[1]!r}, by which its codec is "
-                "chosen: give its bytes_per_second, name a codec, or let the plan be measured"
+                f"no codec can be chosen for the link from {ends[0]!r} to {ends[1]!r}, since its speed is unknown: "
+                "give its bytes_per_second, name a codec, or plan with measurements"
             )
         return self._speeds[ends]
 
@@ -253,10 +252,8 @@ def _coded_links(choices: Choices, speeds: Mapping[Ends, float]) -> dict[Ends, C
     """The effect of codecs on the links whose speed is known."""
     coded_links = {}
     for ends in dict.fromkeys(map(_ends, choices)):
-        link_choices, speed = (
-            {route: trial for route, trial in choices.items() if _ends(route) == ends},
-            speeds.get(ends),
-        )
+        link_choices = {route: trial for route, trial in choices.items() if _ends(route) == ends}
+        speed = speeds.get(ends)
         size = sum(route.tensor.size_bytes for route in link_choices)
         if speed and size:
             coded = sum(trial.seconds(speed) * route.when.share for route, trial in link_choices.items())
@@ -275,8 +272,8 @@ def fastest(
     """
     allowed = [trial for trial in trials if trial.output_error <= largest_error or not CODECS[trial.codec].is_lossy]
     best = min(allowed, key=lambda trial: trial.seconds(bytes_per_second), default=plain)
-    worth = best.seconds(bytes_per_second) < (1 - LEAST_GAIN) * plain.seconds(bytes_per_second)
-    return best if worth else plain
+    is_worth_it = best.seconds(bytes_per_second) < (1 - LEAST_GAIN) * plain.seconds(bytes_per_second)
+    return best if is_worth_it else plain
 
 
 def may_limit(prediction: Prediction | None, objective: str, source: str, destination: str) -> bool:

@@ -18,7 +18,7 @@ from rpc_runtime.program.program import TensorSpec
 from tvm_split.compiler.describe import describe, layer_graph
 from tvm_split.errors import PlanError
 from tvm_split.planner.graph import LayerGraph, ModelDescription
-from tvm_split.shown import Shown
+from tvm_split.units import Shown
 
 
 class Reference(Protocol):

@@ -26,9 +26,8 @@ from tvm_split.planner.replan import DEFAULT_THRESHOLD, Change, Measured
 from tvm_split.planner.request import PlanRequest, split_by_position
 from tvm_split.planner.strategy import require_strategy
 from tvm_split.planning_problem import PlanningProblem, build_planning_problem, plan_of_stages
-from tvm_split.progress import says_progress
+from tvm_split.progress import StepProgress, says_progress
 from tvm_split.shard_planning.choice import Choice
-from tvm_split.steps import StepProgress
 
 SplitLike = Mapping[str, Sequence[str]] | Sequence[Sequence[str]] | str
 

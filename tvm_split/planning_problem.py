@@ -26,9 +26,9 @@ from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search import solve
 from tvm_split.planner.strategy import solve_by
 from tvm_split.profiling.cluster_profile import profile_model
+from tvm_split.progress import StepProgress
 from tvm_split.shard_planning.candidates import ShardCandidates
 from tvm_split.shard_planning.choice import Choice, ShardChoice
-from tvm_split.steps import StepProgress
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, elsewhere a line every ten seconds.
+"""Progress in steps, shown on stderr: a bar on a terminal, elsewhere a line every ten seconds.
 
 The variable TVM_SPLIT_PROGRESS=0 turns both off.
 """
@@ -24,7 +24,28 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from tvm_split.steps import StepProgress
+StepProgress = Callable[[str, int, int], None]
+"""Callback with the current step, the number of steps done and of all steps; called from one thread at a time."""
+
+
+class Steps:
+    """Counts and reports steps; ``total`` may grow during the operation. Thread-safe."""
+
+    def __init__(self, report: StepProgress | None) -> None:
+        self._report = report or (lambda what, done, steps: None)
+        self._lock = threading.Lock()
+        self._begun = 0
+        self.total = 0
+
+    def begin(self, what: str) -> None:
+        with self._lock:
+            self._report(what, self._begun, max(self.total, self._begun + 1))
+            self._begun += 1
+
+    def done(self) -> None:
+        self.total = max(self.total, self._begun)
+        self._report("done", self.total, self.total)
+
 
 STDERR = Console(stderr=True)
 PROGRESS_VARIABLE = "TVM_SPLIT_PROGRESS"

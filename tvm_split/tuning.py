@@ -36,7 +36,7 @@ from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planning import plan as make_plan
 from tvm_split.profiling.kernels import is_safe_to_time
-from tvm_split.shown import Shown
+from tvm_split.units import Shown
 
 
 @dataclass(frozen=True, repr=False)

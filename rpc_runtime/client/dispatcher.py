@@ -27,29 +27,31 @@ from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 logger = logging.getLogger(__name__)
 
 CLOSED = WorkerError("this pipeline is closed")
-UNDER_WAY_PER_LEAD = 4
-"""Factor of the default limit of micro-batches in flight; more than all queues of a path can hold.
-
-It is multiplied by ``results_lead`` and the most replicas of a stage. `MOST_MORE` per link of a chain of all stages is
-added for windows that links of high latency have widened.
-"""
+IN_FLIGHT_PER_LEAD = 4
+"""The default limit of micro-batches in flight, as a multiple of ``results_lead`` times the replicas of a stage."""
 
 
-def most_under_way(program: Program) -> int:
+def default_in_flight(program: Program) -> int:
     """Return the default limit of micro-batches in flight: more than all queues of the pipeline can hold."""
     replicas = max(map(len, program.replicas.values()), default=1)
-    return UNDER_WAY_PER_LEAD * program.results_lead * replicas + MOST_MORE * (len(program.replicas) + 1)
+    # Links of high latency may widen their windows, each by MOST_MORE; a chain has one link more than stages.
+    return IN_FLIGHT_PER_LEAD * program.results_lead * replicas + MOST_MORE * (len(program.replicas) + 1)
 
 
 @dataclass(eq=False)
 class _Stream:
-    """A stream: its micro-batches that were fed and not taken, and how many of them have their result."""
+    """The state of a stream.
+
+    ``pending`` are the micro-batches that were fed and whose results the caller has not taken; ``ready`` of them have
+    their result. ``is_fed``: no more micro-batches come; ``error`` is what the caller's iterable raised. ``is_over``:
+    the caller takes no more results.
+    """
 
     pending: deque[_MicroBatch] = field(default_factory=deque)
     ready: int = 0
-    fed: bool = False
+    is_fed: bool = False
     error: BaseException | None = None
-    over: bool = False
+    is_over: bool = False
 
 
 @dataclass(eq=False, repr=False)
@@ -96,7 +98,7 @@ class Dispatcher:
         self._timeout_seconds = timeout_seconds
         self._waited_for = waited_for
         self._results = ResultQueue(program)
-        self._limit = most_under_way(program) if in_flight is None else in_flight
+        self._limit = default_in_flight(program) if in_flight is None else in_flight
         self._waiting: deque[_MicroBatch] = deque()
         self._in_flight: deque[_MicroBatch] = deque()
         self._thread: threading.Thread | None = None
@@ -141,7 +143,7 @@ class Dispatcher:
             self._require_usable_locked()
             self._waiting.append(batch)
             done, _ = self._dispatch_locked()
-            self._attend_locked()
+            self._start_feeding_locked()
         self._pass_on(done)
         return batch.future
 
@@ -150,14 +152,14 @@ class Dispatcher:
         self.own_process.require()
         stream = _Stream()
         with self.lock:
-            self._attend_locked()
-        threading.Thread(target=self._feed, args=(stream, batches), name="feed", daemon=True).start()
+            self._start_feeding_locked()
+        threading.Thread(target=self._feed_stream, args=(stream, batches), name="feed", daemon=True).start()
         try:
             yield from self._drain(stream)
         finally:
             self.own_process.require()
             with self.lock:
-                stream.over = True
+                stream.is_over = True
                 stream.pending.clear()
                 self._notify_locked()
 
@@ -232,7 +234,8 @@ class Dispatcher:
         """Return True: results are returned at once, so the client always waits for the next tensor."""
         return True
 
-    def _feed(self, stream: _Stream, batches: Iterable[Sequence[Any]]) -> None:
+    def _feed_stream(self, stream: _Stream, batches: Iterable[Sequence[Any]]) -> None:
+        """Feed the micro-batches of a stream until they end, one raises an error, or the stream has ended."""
         error: BaseException | None = None
         try:
             for batch in batches:
@@ -243,7 +246,7 @@ class Dispatcher:
         except BaseException as raised:
             error = raised
         with self.lock:
-            stream.fed, stream.error = True, error
+            stream.is_fed, stream.error = True, error
             self._changed.notify_all()
 
     def _put(self, stream: _Stream, batch: _MicroBatch) -> bool:
@@ -254,7 +257,7 @@ class Dispatcher:
             while True:
                 with self.lock:
                     self._require_usable_locked()
-                    if stream.over:
+                    if stream.is_over:
                         return False
                     done, has_fed = self._dispatch_locked()
                     is_fed = batch not in self._waiting
@@ -327,9 +330,9 @@ class Dispatcher:
             with self.lock:
                 while not stream.pending:
                     self._require_usable_locked()
-                    if stream.fed and stream.error is not None:
+                    if stream.is_fed and stream.error is not None:
                         raise stream.error
-                    if stream.fed:
+                    if stream.is_fed:
                         return
                     self._changed.wait()
                 batch = stream.pending[0]
@@ -340,13 +343,13 @@ class Dispatcher:
                 self._notify_locked()
             yield result
 
-    def _attend_locked(self) -> None:
-        """Start the thread that feeds waiting calls and fails what is late, unless it runs."""
+    def _start_feeding_locked(self) -> None:
+        """Start the thread of `_feed_calls`, unless it runs."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._attend, name="attend", daemon=True)
+            self._thread = threading.Thread(target=self._feed_calls, name="feed-calls", daemon=True)
             self._thread.start()
 
-    def _attend(self) -> None:
+    def _feed_calls(self) -> None:
         """Feed calls that had to wait for room, and fail micro-batches that take too long, until the pipeline ends."""
         while True:
             with self.lock:
@@ -358,7 +361,7 @@ class Dispatcher:
                     self._calls_changed.wait(seconds)
             self._pass_on(done)
             for batch in late:
-                _settle(batch.future, self._late(batch))
+                _settle(batch.future, self._deadline_error(batch))
 
     def _late_locked(self) -> tuple[list[_MicroBatch], float]:
         """Return the micro-batches that are late, and the seconds until the next one may be. Unqueue late calls."""
@@ -375,11 +378,11 @@ class Dispatcher:
         """Return the seconds until a result is late: the timeout after the last activity, or after ``batch.since``."""
         return max(self._last_activity, batch.since) + self._timeout_seconds - time.monotonic()
 
-    def _late(self, batch: _MicroBatch) -> DeadlineError:
+    def _deadline_error(self, batch: _MicroBatch) -> DeadlineError:
         sequence = self._results.taken if batch.sequence is None else batch.sequence
         return DeadlineError(
             f"nothing has moved for {self._timeout_seconds:g} seconds; waiting for {self._waited_for(sequence)}. "
-            "If it only is slow, open the pipeline with a longer timeout"
+            "If it is only slow, open the pipeline with a longer timeout"
         )
 
     def _require_usable_locked(self) -> None:

@@ -53,7 +53,7 @@ class Report:
     peer: str = ""
 
 
-_TOLD = {
+_KIND_OF = {
     pb.Failure.STAGE: ReportKind.STAGE,
     pb.Failure.LINK: ReportKind.LINK,
     pb.Failure.PROTOCOL: ReportKind.PROTOCOL,
@@ -209,7 +209,7 @@ class WorkerWatch:
             self._changed.notify_all()
         if event.HasField("failure"):
             failure = event.failure
-            kind = _TOLD.get(failure.kind, ReportKind.INTERNAL)
+            kind = _KIND_OF.get(failure.kind, ReportKind.INTERNAL)
             self._report(Report(kind, machine, failure.message, failure.peer))
         elif moved:
             self._on_activity()

@@ -144,7 +144,7 @@ def _problem(code: int, seconds: float) -> str:
         return f"ended its process with exit code {code} {_HOW}: it is damaged. Compile again"
     number = -code
     if number == signal.SIGALRM:
-        return f"did not come to an end within {seconds:.0f} s {_HOW}. If it only is slow, deploy with a longer timeout"
+        return f"did not come to an end within {seconds:.0f} s {_HOW}. If it is only slow, deploy with a longer timeout"
     if number == signal.SIGILL:
         return (
             f"crashed with SIGILL {_HOW}: it was compiled for a processor that has more instructions than this one. "

@@ -12,15 +12,13 @@ from tvm.target import Target
 from schedules.cpu.blocked_channels import carry_blocked_channels
 from schedules.cpu.convolution import CONV2D, DEPTHWISE_CONV2D, legalize_conv2d
 from schedules.cpu.elementary import ELEMENTARY, legalize_elementary
-from schedules.cpu.elementwise import schedule_elementwise, schedule_fallback
+from schedules.cpu.elementwise import schedule_elementwise, schedule_fallback, schedule_pooling, schedule_reduction
 from schedules.cpu.matmul import MATMUL, PackMatmul, legalize_matmul
 from schedules.cpu.narrow_groups import WidenGroups
 from schedules.cpu.normalization import legalize_groups, legalize_rows
 from schedules.cpu.one_dimensional import raise_to_two_dimensions
-from schedules.cpu.reduction import schedule_pooling, schedule_reduction
 from schedules.cpu.softmax import legalize_softmax, schedule_columns
-from schedules.cpu.winograd.layout import UseWinograd
-from schedules.cpu.winograd.schedule import schedule_winograd
+from schedules.cpu.winograd import UseWinograd, schedule_winograd
 from schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
 from schedules.relax_tools import Legalization
 from schedules.template import Template

@@ -17,14 +17,12 @@ from tvm.target import Target
 from schedules.blocks import reduced_types
 from schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
 from schedules.gpu.attention import FuseAttention
-from schedules.gpu.default_rules import apply_default, apply_reduction
-from schedules.gpu.elementwise import schedule_elementwise
-from schedules.gpu.lowering.convolution import CONVOLUTIONS, legalize_convolution
-from schedules.gpu.lowering.matmul import legalize_matmul
-from schedules.gpu.lowering.scan import SCANS, legalize_scan
+from schedules.gpu.default_rules import apply_default, apply_reduction, schedule_elementwise, schedule_whole_reduction
+from schedules.gpu.lower_contraction import legalize_matmul
+from schedules.gpu.lower_convolution import CONVOLUTIONS, legalize_convolution
+from schedules.gpu.scan import SCANS, legalize_scan
 from schedules.gpu.tile import Gpu, gpu_of
 from schedules.gpu.tiling_space import TEMPLATES
-from schedules.gpu.whole_reduction import schedule_whole_reduction
 from schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
 from schedules.relax_tools import Legalization
 from schedules.template import Template

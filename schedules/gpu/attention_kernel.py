@@ -34,6 +34,7 @@ from schedules.relax_tools import ravel, unravel
 LOWEST = -3.4028234663852886e38
 """The lowest float32, which is the maximum before the first score; with -inf the difference would be NaN."""
 LANES_OF_ROW = 2
+"""The number of lanes (threads of a warp) that share a row of scores."""
 RUN = 4
 """The number of adjacent elements that one lane of a row takes, before those of the other lane."""
 
@@ -63,7 +64,7 @@ def attention(
     scale: float,
     dtype: str,
 ) -> te.Tensor:
-    """``softmax(query @ key^T * scale + mask) @ value``, [*outer, rows, value_width], in ``dtype``."""
+    """Return ``softmax(query @ key^T * scale + mask) @ value``, [*outer, rows, value_width], in ``dtype``."""
 
     def body(inputs: Sequence[tirx.Buffer], outputs: Sequence[tirx.Buffer]) -> tirx.Stmt:
         return _Kernel(inputs, outputs[0], operands, sizes, tile, scale).body()

@@ -20,7 +20,7 @@ from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.blocks import Block, Parts, inline_tail
-from schedules.gpu.elementwise import bind_elements
+from schedules.gpu.default_rules import bind_elements
 from schedules.gpu.tile import DEPTH_FIRST, FETCH, STORE, AnyTile, Tile, Tiling
 
 logger = logging.getLogger(__name__)

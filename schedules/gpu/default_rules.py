@@ -1,6 +1,8 @@
-"""TVM's own rules (dlight) in the form of this package's rules."""
+"""Schedule what is no product: element by element, sums of all elements, and the rest by TVM's own rules (dlight)."""
 
 from __future__ import annotations
+
+from math import prod
 
 import tvm_ffi
 from tvm import s_tir, tirx
@@ -8,7 +10,8 @@ from tvm.s_tir import dlight
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from schedules.blocks import new_schedule
+from schedules.blocks import Block, inline_between, inline_into_outputs, new_schedule
+from schedules.gpu.tile import MOST_THREADS, WARP
 
 
 def apply_default(rule: ScheduleRule, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
@@ -116,3 +119,54 @@ def _bindings(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> dict[
         for loop in loops
         if loop.thread_binding is not None and isinstance(loop.extent, tirx.IntImm)
     }
+
+
+THREADS = 256
+
+
+def schedule_elementwise(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+    """Schedule a function without reductions: inline intermediate blocks, make each output a separate kernel."""
+    schedule = new_schedule(in_loops(function))
+    remaining = inline_into_outputs(schedule, function)
+    if remaining is None or not all(block.statement.iter_vars for block in remaining):
+        return None  # blocks without axes bind threads themselves
+    for block in remaining:
+        bind_elements(schedule, block.handle)
+    return schedule.mod["main"]
+
+
+def bind_elements(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> s_tir.schedule.LoopRV:
+    """Bind threads along the innermost axis, so that neighbours write neighbouring elements; return their loop."""
+    loops = schedule.get_loops(block) or [schedule.add_unit_loop(block)]
+    iterations = prod(int(schedule.get(loop).extent) for loop in loops)
+    outer, threads = schedule.split(schedule.fuse(*loops), [None, min(THREADS, -(-iterations // WARP) * WARP)])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(threads, "threadIdx.x")
+    return threads
+
+
+def uses(expression: tirx.Expr, variable: tirx.Var) -> bool:
+    return any(variable.same_as(used) for used in tirx.analysis.undefined_vars(expression))
+
+
+def schedule_whole_reduction(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+    """Schedule functions whose reductions all cover all elements."""
+    schedule = new_schedule(in_loops(function))
+    remaining = inline_between(schedule, function)
+    reductions = [block for block in remaining or () if block.is_reduction]
+    if not reductions or any(prod(block.extents[: block.spatial]) != 1 for block in reductions):
+        return None
+    for block in remaining or ():
+        if block.is_reduction:
+            _reduce(schedule, block)
+        else:
+            bind_elements(schedule, block.handle)
+    return schedule.mod["main"]
+
+
+def _reduce(schedule: s_tir.Schedule, block: Block) -> None:
+    loop = schedule.fuse(*schedule.get_loops(block.handle)[block.spatial :])
+    threads = min(MOST_THREADS, 1 << (block.iterations - 1).bit_length())
+    _, thread = schedule.split(loop, [None, threads])
+    schedule.bind(thread, "threadIdx.x")
+    schedule.bind(schedule.add_unit_loop(schedule.get_loops(block.handle)[0]), "blockIdx.x")

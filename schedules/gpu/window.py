@@ -12,7 +12,7 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 from schedules.blocks import Block, blocks_of, finished_block, new_schedule
-from schedules.gpu.elementwise import bind_elements, uses
+from schedules.gpu.default_rules import bind_elements, uses
 from schedules.gpu.tile import DEPTHWISE
 
 LARGEST_WINDOW = 64

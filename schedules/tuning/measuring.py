@@ -37,9 +37,13 @@ from schedules.tuning.devices import (
 from schedules.tuning.errors import DeviceError, TuningError
 
 MAIN = "main"
+"""The name of the function in a library with one kernel."""
 POLL_SECONDS = 0.05
+"""Interval between checks whether measurements or processes have ended."""
 BUILDS_PER_PROCESS = 50
+"""Number of builds after which a process is replaced, because it leaks memory."""
 LOOK_SECONDS = 2.0
+"""Interval between requests to the tracker for its number of devices."""
 NVCC_SECONDS = 120.0
 """The deadline to compile one CUDA kernel, in seconds, on a busy machine; TVM's part takes tenths of a second."""
 
@@ -71,7 +75,7 @@ class Timing:
 
 
 class _Processes(PopenPoolExecutor):  # type: ignore[misc]
-    """Processes that only this one ends: signals to the whole process group would end them in the midst of a trial."""
+    """Processes that block SIGINT and SIGTERM: these signals go to the whole process group and would break a trial."""
 
     def _worker_run(self, *task: Any) -> Any:
         # A process that starts inherits the mask of the thread that starts it.
@@ -128,8 +132,8 @@ class Measurer:
         # One measurement waits for at most one other, and for its device to register again.
         run_seconds = self.effort.run_timeout_seconds if tracker is None else 2 * tracker.session_timeout_seconds + 10.0
         prepare = prepare_process(threads_of(target), str(folder))
-        # MetaSchedule's builder starts new processes for every batch, because they leak, which takes seconds. These are
-        # replaced only now and then.
+        # MetaSchedule's builder starts new processes for every batch, because they leak. This takes seconds, so these
+        # processes are replaced less often.
         self._builders = _Processes(
             build_processes,
             self.effort.build_timeout_seconds,

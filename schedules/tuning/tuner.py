@@ -28,7 +28,9 @@ from schedules.tuning.decisions import ROUNDS, divide_trials, judge, propose
 from schedules.tuning.measuring import MAIN, Built, Measurer
 
 BATCH = 12
+"""The least number of candidates that are built and measured together."""
 CONTENDERS = 3
+"""The most candidates that are compared with the default in a duel."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class Tuner:
         missing = [state for state in self._states if state.default_text not in state.history]
         if not missing:
             return
-        self._tell("measuring defaults", missing[0])
+        self._show_progress("measuring defaults", missing[0])
         built = self._measurer.build([{MAIN: self._kernel(state, state.space.default)} for state in missing])
         batches = [
             _Batch(state, (state.default_text,), (library,)) for state, library in zip(missing, built, strict=True)
@@ -213,7 +215,7 @@ class Tuner:
         started = [self._measurer.start(batch.built, batch.state.kernel.function) for batch in batches]
         for batch, futures in zip(batches, started, strict=True):
             self._finish(batch, futures)
-            self._tell("measuring defaults", batch.state)
+            self._show_progress("measuring defaults", batch.state)
 
     def _measure_fixed(self) -> None:
         if not self._fixed:
@@ -253,19 +255,19 @@ class Tuner:
             if not self._measurer.is_remote:
                 self._finish(*running)
                 running = None
-            self._tell("searching", state)
+            self._show_progress("searching", state)
 
     def _duel(self, state: _State) -> None:
         """Measure the best candidates against the default on one device; keep one that is faster beyond the noise."""
         challengers = [text for text in state.ranking() if text != state.default_text][:CONTENDERS]
         default = state.default_seconds
-        hopeful = [
+        faster = [
             text for text in challengers if default is not None and (state.history[text].seconds or default) < default
         ]
-        if state.decided or not any(len(state.history[text].rounds) < ROUNDS for text in hopeful):
+        if state.decided or not any(len(state.history[text].rounds) < ROUNDS for text in faster):
             return
-        self._tell("comparing with the default", state)
-        texts = [state.default_text, *hopeful]
+        self._show_progress("comparing with the default", state)
+        texts = [state.default_text, *faster]
         functions = [self._kernel(state, choices_from(text)) for text in texts]
         rounds = self._measurer.duel(functions, state.kernel.function, ROUNDS)
         if rounds is None:
@@ -329,7 +331,7 @@ class Tuner:
             failures=state.failures,
         )
 
-    def _tell(self, doing: str, state: _State) -> None:
+    def _show_progress(self, doing: str, state: _State) -> None:
         done = sum(len(kernel_state.history) for kernel_state in self._states)
         trials = sum(max(kernel_state.budget, len(kernel_state.history)) for kernel_state in self._states)
         elapsed = time.monotonic() - self._began

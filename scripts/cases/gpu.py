@@ -23,7 +23,7 @@ from scripts.harness import Case, Limit, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared
 from scripts.sides import RUNS, difference, network, timed, torch_outputs
 from tests.helpers.relay import Relay
-from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.build_cache import BlobFolder
 from tvm_split.profiling.kernels import target_code
 
 OURS, TORCH = "tvm-split", "torch"

@@ -139,7 +139,7 @@ def test_where_memory_is_shared_codecs_are_passed_over_and_that_is_said(
     plan = tvm_split.plan(model, cluster, split=SPLIT)
     ((tensor, codec),) = [(route.tensor, route.codec) for route in plan.codecs]
     assert codec == "int8"
-    remark = f"{A} → {B}: int8 is passed over if both ends share memory, as is expected: {tensor} then stays exact"
+    remark = f"{A} → {B}: int8 is not used if both ends share memory, which is expected; {tensor} is then exact"
     assert plan.remarks == (remark,)
     with tvm_split.deploy(tvm_split.compile(model, plan), cluster) as deployment, torch.no_grad():
         assert error_of(deployment.run(x)[0], network(x).numpy()) <= EXACT
@@ -158,7 +158,7 @@ def test_a_codec_that_fits_no_tensor_is_told_with_the_reason() -> None:
     plan = tvm_split.plan(model, cluster, split={A: ["0", "1"]})
     (input_name,) = [tensor.name for tensor in model.inputs]
     why = "fp16 is for float32 and float64, and this is int64"
-    assert plan.remarks == (f"{CLIENT} → {A}: {input_name} travels as it is: {why}",)
+    assert plan.remarks == (f"{CLIENT} → {A}: {input_name} is sent without a codec: {why}",)
     assert [(route.source, route.destination) for route in plan.codecs] == [(A, CLIENT)]  # the way back
 
 

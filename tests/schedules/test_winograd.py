@@ -6,9 +6,8 @@ from hypothesis import given, settings, strategies as st
 from tvm import relax
 
 import schedules
-from schedules.cpu.winograd import layout
-from schedules.cpu.winograd.lowering import Winograd
-from schedules.cpu.winograd.transform import input_matrix, output_matrix, weight_matrix
+from schedules.cpu import winograd
+from schedules.cpu.winograd_lowering import Winograd, input_matrix, output_matrix, weight_matrix
 from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.properties import TOLERANCE
 from tests.helpers.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal, rules, run
@@ -40,7 +39,7 @@ def test_every_size_padding_and_structure(channels, size, padding, batch, output
     x, weight, bias = normal(0, batch, channels[0], *size), normal(1, *reversed(channels), 3, 3), normal(2, channels[1])
     added = [normal(3, batch, channels[1], height, width)] if residual else []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "choose_winograd", lambda *_: Winograd(outputs, *group, staged))
+        patch.setattr(winograd, "choose_winograd", lambda *_: Winograd(outputs, *group, staged))
         actual, chosen = evaluate(convolution(weight, bias, padding=padding), [x, *added])
     top, left, bottom, right = padding
     padded = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))

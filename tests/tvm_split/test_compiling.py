@@ -69,13 +69,6 @@ def test_a_bundle_is_not_written_over_other_files(bundle: tvm_split.Bundle, tmp_
         bundle.save(tmp_path)
 
 
-def test_weights_are_apart_from_code(bundle: tvm_split.Bundle) -> None:
-    for stage in bundle.program.stages:
-        assert stage.weights
-        for weight in stage.weights:
-            assert bundle.blob_path(weight.blob.sha256).stat().st_size == weight.tensor.size_bytes
-
-
 def test_every_phase_can_be_dumped(model: tvm_split.Model, tmp_path: Path) -> None:
     planned = tvm_split.plan(model, Cluster.local(2), split=SPLIT)
     tvm_split.compile(model, planned, verify=False, dump_folder=tmp_path)

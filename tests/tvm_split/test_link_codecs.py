@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, strategies as st
 
 from rpc_runtime.program.codecs import CODECS, NONE
@@ -12,25 +11,6 @@ from tvm_split.profiling.codec_trials import CodecTrial
 
 MEGABYTE = 1_000_000
 PLAIN = CodecTrial("cut", NONE, MEGABYTE, MEGABYTE)
-LZ4 = CodecTrial("cut", "lz4", MEGABYTE, 600_000, 0.001, 0.001)
-ZSTD = CodecTrial("cut", "zstd", MEGABYTE, 500_000, 0.010, 0.005)
-INT8 = CodecTrial("cut", "int8", MEGABYTE, 250_000, 0.002, 0.001, 0.02)
-TRIALS = (LZ4, ZSTD, INT8)
-
-
-@pytest.mark.parametrize(
-    ("bytes_per_second", "largest_error", "expected"),
-    [
-        (1e6, 0.0, ZSTD),  # 1 s; 0.602; 0.515
-        (1e7, 0.0, LZ4),  # 0.1 s; 0.062; 0.065
-        (1e9, 0.0, PLAIN),  # 1 ms; 2.6 ms
-        (1e6, 0.05, INT8),
-        (1e6, 0.01, ZSTD),
-        (1e9, 1.0, PLAIN),
-    ],
-)
-def test_what_takes_least(bytes_per_second: float, largest_error: float, expected: CodecTrial) -> None:
-    assert fastest(PLAIN, TRIALS, bytes_per_second, largest_error) is expected
 
 
 @given(

@@ -21,7 +21,7 @@ from tvm_split.errors import OutputError
 from tvm_split.frontends.onnx.annotations import save_model
 from tvm_split.outputs import PREFIX, write_text
 from tvm_split.pictures.plan_picture import draw_plan
-from tvm_split.pictures.timeline_picture import draw_picture
+from tvm_split.pictures.timeline import draw_picture
 from tvm_split.worker_kit.distributions import Platform
 from tvm_split.worker_kit.kit import write_kit
 

@@ -140,16 +140,6 @@ def test_limits_and_counts(wide):
     assert going_round.prediction is None
 
 
-def test_memory_of_the_cluster(wide):
-    tight = tuple(Machine(name, memory_bytes=4_000_000) for name in (A, B))
-    plan = tvm_split.plan(wide, tvm_split.Cluster(tight, launcher=Local()), objective="latency", estimate=True)
-    assert len(plan.stages) == 2
-    assert not any(baseline.name.startswith("one machine") for baseline in plan.prediction.baselines)
-    smaller = tuple(Machine(name, memory_bytes=1_500_000) for name in (A, B))
-    with pytest.raises(PlanError, match="memory"):
-        tvm_split.plan(wide, tvm_split.Cluster(smaller, launcher=Local()), estimate=True)
-
-
 @pytest.mark.parametrize(
     ("demand", "message"),
     [

@@ -41,7 +41,7 @@ class PlanOutput:
     def require_possible(self, source: str) -> None:
         """Raise a `WrongUseError` for an output that the model that ``source`` names cannot have."""
         if self.write_annotations is not None and Path(source).suffix.lower() != ".onnx":
-            text = f"only ONNX files have annotations of devices; {source!r} is none"
+            text = f"only ONNX files have annotations of devices; {source!r} is not one"
             raise WrongUseError(text, "--write-annotations")
         if self.picture is not None and self.picture.suffix.lower() != ".svg":
             raise WrongUseError(f"the picture is an SVG file; {str(self.picture)!r} does not end in .svg", "--picture")
@@ -94,7 +94,7 @@ def plan(
         for value, flag in ((shapes.batch, "--batch"), (write_problem, "--write-problem")):
             if value is not None:
                 both = ", ".join(sorted([flag, "--batches"]))
-                raise WrongUseError("every size is a batch and a problem of its own", both)
+                raise WrongUseError("each micro-batch size has its own batch and problem", both)
         best, *other_results = _sizes(model, batches, shapes, request, cluster)
         shown.show(model, best.model, best.plan, len(cluster.machines), (best, *other_results))
         return
@@ -114,7 +114,7 @@ def _sizes(
 ) -> Sequence[Any]:
     """Return plans for every micro-batch size in a comma-separated list, the best first."""
     load_tvm()
-    from tvm_split.planner.micro_batches import plan_sizes
+    from tvm_split.planner.plan import plan_sizes
 
     try:
         sizes = [int(size) for size in batches.split(",")]
@@ -127,7 +127,7 @@ def _sizes(
     )
     for size in sizes:
         if size not in {result.size for result in results}:
-            print_note(f"micro-batches of {size}: no plan keeps to what is demanded")
+            print_note(f"micro-batches of {size}: no plan fits the constraints")
     return results
 
 
@@ -168,11 +168,13 @@ def replan(
     measurements = read_measured(measured, current.model)
     better, change = tvm_split.replan(loaded, cluster, current, measurements, threshold, new_request)
     if not change.changed:
-        print_note(f"the plan stays: another gains {change.gain:.1%}, no more than {threshold:.1%}")
+        print_note(
+            f"the plan stays: another one gains {change.gain:.1%}, which is not above the threshold of {threshold:.1%}"
+        )
     elif change.gain > threshold:
         print_note(f"the plan changes: it gains {change.gain:.1%}, more than the threshold of {threshold:.1%}")
     else:
-        print_note(f"the plan changes: the old one does not keep to what is demanded (gain: {change.gain:.1%})")
+        print_note(f"the plan changes: the old one breaks its constraints (gain: {change.gain:.1%})")
     shown.show(model, loaded, better, len(cluster.machines))
 
 
@@ -183,6 +185,6 @@ def _read_plan(plan: Path, measured: Path) -> tvm_split.Plan:
     except PlanError:
         with suppress(PlanError):
             tvm_split.Plan.load(measured)
-            text = f"{measured} is the plan, and {plan} is none; give --plan {measured} --measured {plan}"
+            text = f"{measured} is the plan, and {plan} is not one; give --plan {measured} --measured {plan}"
             raise WrongUseError(text, "--plan, --measured") from None
         raise

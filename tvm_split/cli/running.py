@@ -81,7 +81,7 @@ def run(
     ),
     json: bool = options.JSON,
 ) -> None:
-    """Stream inputs through the pipeline and say how fast each stage was.
+    """Stream inputs through the pipeline and show how fast each stage was.
 
     Example: tvm-split run bundle --cluster lab.yaml --inputs images.npz --output scores.npz
     """
@@ -129,7 +129,9 @@ def bench(
     request: Annotated[PlanRequest, HIDDEN],
     running: RunOptions,
     rounds: int = option(5, "Rounds to take the medians of.", minimum=1),
-    micro_batches: int = option(100, "Micro-batches of the stream of each round; the inputs take turns.", minimum=3),
+    micro_batches: int = option(
+        100, "Micro-batches of the stream of each round; the inputs are used in turn.", minimum=3
+    ),
     json: bool = options.JSON,
 ) -> None:
     """Measure latency, throughput, every machine and every link, and compare them with the plan's prediction.

@@ -16,16 +16,14 @@ from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 from tvm_split.deployment.deployment_report import read_computing
 from tvm_split.display.console import STDOUT, print_error, print_json, print_note
-from tvm_split.display.simulate import SimulatedPlan
-from tvm_split.display.solution import SolvedProblem
+from tvm_split.display.simulate import SimulatedPlan, SolvedProblem
 from tvm_split.display.view import show, write
 from tvm_split.errors import PlanError
-from tvm_split.pictures.timeline_picture import SUFFIXES, draw_picture, require_matplotlib
-from tvm_split.pictures.timeline_text import columns_in, drawn_timeline
+from tvm_split.pictures.timeline import SUFFIXES, columns_in, draw_picture, drawn_timeline, require_matplotlib
 from tvm_split.planner.predict import Certificate, predict
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS
 from tvm_split.planner.problem_file import read_problem_file, read_solution_file, solution_to_dict
-from tvm_split.planner.round_robin import with_turns
+from tvm_split.planner.search.candidate import with_turns
 from tvm_split.planner.step_graph import lower
 from tvm_split.progress import step_progress
 from tvm_split.simulation.scenario import (

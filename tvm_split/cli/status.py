@@ -22,8 +22,8 @@ from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.source import MachineOptions, load_tvm
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.launcher import AskedMachine, asked, launcher_at
+from tvm_split.display.cluster import transport_lines
 from tvm_split.display.console import STDOUT, print_error, print_json, print_line
-from tvm_split.display.links import transport_lines
 from tvm_split.units import bytes_text, number_text, short_list
 
 

@@ -16,8 +16,7 @@ from tvm_split.cluster.launcher import Launcher, Started, launcher_at, make_laun
 from tvm_split.cluster.machine import Link, Machine, faults
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
-from tvm_split.shown import Shown
-from tvm_split.units import short_list
+from tvm_split.units import Shown, short_list
 
 
 @dataclass(frozen=True, repr=False)

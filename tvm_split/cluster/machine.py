@@ -19,8 +19,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import require_options
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
-from tvm_split.shown import ShownFields
-from tvm_split.units import MOST_AMOUNT, SLOWEST, short_list
+from tvm_split.units import MOST_AMOUNT, SLOWEST, ShownFields, short_list
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """How values are read from files."""

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 from rpc_runtime.hardware import HostCores, own_cores, usable_together
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.addresses import Address
-from tvm_split.shown import ShownFields
+from tvm_split.units import ShownFields
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster

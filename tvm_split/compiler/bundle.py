@@ -29,13 +29,13 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.messages import message_of, value_of
-from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.build_cache import BlobFolder
 from tvm_split.compiler.cuda_code import CudaNeeds
-from tvm_split.compiler.kernels import Kernel
+from tvm_split.compiler.stage import Kernel
 from tvm_split.errors import BundleError
 from tvm_split.outputs import is_unfinished, written
 from tvm_split.planner.plan import Plan, with_machine_names
-from tvm_split.shown import Shown
+from tvm_split.units import Shown
 
 FORMAT = "tvm-split bundle"
 VERSION = 6

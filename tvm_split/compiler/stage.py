@@ -1,4 +1,4 @@
-"""Compile the pure function of a stage into a shared library and prepacked weights."""
+"""Compile the pure function of a stage into a shared library and prepacked weights, and list its kernels."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
+from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.support.cc import get_cc
 
 import schedules
+from relay_passes.ir import bindings_of, main_function, operator_name
+from relay_passes.kernel_sources import kernel_sources
 from relay_passes.lift_weights import lift_weights
 from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from relay_passes.pipeline import stage_phases
 from tvm_split.compiler.cuda_code import machine_code
+from tvm_split.compiler.describe import calls, size_bytes, tensors_in
 from tvm_split.compiler.targets import cpu_part, tvm_target
 from tvm_split.errors import CompileError, last_line
 from tvm_split.units import bytes_text
@@ -164,3 +170,77 @@ def _cross_linker(architecture: str) -> list[str] | None:
     if importlib.util.find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "cc", "-target", f"{architecture}-linux-gnu"]
     return None
+
+
+SLOW_RULES = ("fallback", "none")
+"""Rules that leave a kernel as plain loops, which are correct but slow."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One call of a compiled function.
+
+    ``function`` is its symbol in the library; equal kernels share it. ``layers`` are the source's names of the layers
+    that it computes, empty for a change of layout. ``rule`` is the schedule rule, and ``choices`` its parameters
+    (``tile=14x2 unroll=4``), which tuning may have measured. ``operations`` counts the operations by the layers'
+    definition (a multiplication and an addition are two), independent of the algorithm; ``moved_bytes`` counts every
+    operand and result once.
+    """
+
+    function: str
+    layers: tuple[str, ...]
+    rule: str
+    choices: str
+    operations: float
+    moved_bytes: int
+
+    @property
+    def is_slow(self) -> bool:
+        return self.rule in SLOW_RULES
+
+
+def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) -> tuple[Kernel, ...]:
+    """List a stage's kernels from its module after each phase; ``layers`` maps variables to layers of the source."""
+    works = {name: work for name, work, _ in calls(phases["simplify"])}
+    origins = schedules.origins_of(main_function(phases["layout"]))
+    sources = {
+        name: tuple(dict.fromkeys(origins.get(variable, variable) for variable in behind))
+        for name, behind in kernel_sources(phases["lower"], phases["group"]).items()
+    }
+    scheduled = phases["schedule"]
+    rules = schedules.chosen_rules(scheduled)
+    kernel_calls = {
+        binding.var.name: binding.value
+        for binding in bindings_of(main_function(scheduled))
+        if operator_name(binding.value) == "relax.call_tir"
+    }
+    functions = {name: str(call.args[0].name_hint) for name, call in kernel_calls.items()}
+    computed_by: dict[str, list[str]] = {}
+    for name in kernel_calls:
+        for variable in sources.get(name, ()):
+            computed_by.setdefault(variable, []).append(name)
+
+    def most_work(names: Sequence[str]) -> str:
+        # Padding and changes of layout map to their layer's variable too; its operations belong to one kernel.
+        if len(names) == 1:
+            return names[0]
+        return max(names, key=lambda name: estimate_tir_flops(tvm.IRModule({"main": phases["fuse"][functions[name]]})))
+
+    works_of: defaultdict[str, float] = defaultdict(float)
+    for variable, names in computed_by.items():
+        works_of[most_work(names)] += works.get(variable, 0.0)
+    kernels = []
+    for name, call in kernel_calls.items():
+        function = functions[name]
+        operands = [tensor for argument in call.args[1].fields for tensor in tensors_in(argument.ty)]
+        kernels.append(
+            Kernel(
+                function=function,
+                layers=tuple(dict.fromkeys(layers[behind] for behind in sources.get(name, ()) if behind in layers)),
+                rule=rules.get(function, "none"),
+                choices=str(scheduled[function].attrs.get(schedules.CHOICES_ATTRIBUTE, "")),
+                operations=works_of[name],
+                moved_bytes=sum(size_bytes(tensor) for tensor in [*operands, *tensors_in(call.ty)]),
+            )
+        )
+    return tuple(kernels)

@@ -19,7 +19,7 @@ from tvm_split.deployment.deployment import Deployment, deploy
 from tvm_split.errors import VerificationError
 from tvm_split.frontends import load_model
 from tvm_split.planning import plan
-from tvm_split.steps import StepProgress
+from tvm_split.progress import StepProgress
 
 SEED = 0
 MICRO_BATCH = 120

@@ -8,10 +8,10 @@ from typing import Any
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.measurements import now
+from tvm_split.arguments import inputs_of_batch
 from tvm_split.deployment.deployment import Deployment
 from tvm_split.deployment.deployment_report import DeploymentReport
-from tvm_split.deployment.inputs import inputs_of_batch
-from tvm_split.steps import StepProgress
+from tvm_split.progress import StepProgress
 
 RUNS_PER_ROUND = 5
 WARM_UP_RUNS = 3

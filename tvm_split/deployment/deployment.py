@@ -23,7 +23,7 @@ from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, Tr
 from rpc_runtime.program.program import Program, StageSpec, weight_bytes
 from rpc_runtime.program.runner import Outputs, Runner
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.arguments import BundleLike, ClusterLike, as_bundle, as_cluster
+from tvm_split.arguments import BundleLike, ClusterLike, as_bundle, as_cluster, inputs_of_batch, inputs_of_call
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.cluster.machine import AUTO_CODEC
 from tvm_split.compiler.bundle import Bundle, kernels_key
@@ -31,11 +31,9 @@ from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.machine_targets import require_fit
 from tvm_split.compiler.targets import require_executable
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
-from tvm_split.deployment.inputs import inputs_of_batch, inputs_of_call
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.errors import BundleError, ClusterError
-from tvm_split.shown import Shown
-from tvm_split.units import short_list
+from tvm_split.units import Shown, short_list
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 

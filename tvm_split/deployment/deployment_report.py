@@ -33,7 +33,7 @@ from tvm_split.planner.prediction import LinkPrediction, MachinePrediction
 from tvm_split.planner.problem import CoresLoad
 from tvm_split.planner.profile import Corrections
 from tvm_split.planner.replan import Measured
-from tvm_split.shown import Shown
+from tvm_split.units import Shown
 from tvm_split.values import read
 
 CLOCK_ERROR = 5_000_000
@@ -252,8 +252,10 @@ def _link_report(
 def _own_events(program: Program, link: Sequence[Route], when: Recurrence) -> Iterator[tuple[str, set[str], str]]:
     """The ends of a link whose events belong to this link alone: machine, stages, and kind of the events."""
     source, destination = link[0].source, link[0].destination
-    sent = [(route, _maker(program, route)) for route in program.routes if route.source == source]
-    received = [(route, _taker(program, route)) for route in program.routes if route.destination == destination]
+    sent = [(route, _sending_stage(program, route)) for route in program.routes if route.source == source]
+    received = [
+        (route, _receiving_stage(program, route)) for route in program.routes if route.destination == destination
+    ]
     for machine, kind, recorded in ((source, SEND, sent), (destination, RECEIVE, received)):
         stages = {stage for route, stage in recorded if route in link and stage is not None}
         other_routes = [route for route, stage in recorded if stage in stages and route not in link]
@@ -261,13 +263,13 @@ def _own_events(program: Program, link: Sequence[Route], when: Recurrence) -> It
             yield machine, stages, kind
 
 
-def _maker(program: Program, route: Route) -> str | None:
-    """The stage that records the sending; None for the client."""
+def _sending_stage(program: Program, route: Route) -> str | None:
+    """Return the name of the stage that records the sending of a route's tensor; None for the client."""
     return next((stage.name for stage in program.producers[route.tensor.name] if stage.machine == route.source), None)
 
 
-def _taker(program: Program, route: Route) -> str | None:
-    """The stage that records the receiving: the first on its machine that takes the tensor; None for the client."""
+def _receiving_stage(program: Program, route: Route) -> str | None:
+    """Return the stage that records the receiving: the first at the destination with this input; None: the client."""
     stages = program.stages_on(route.destination)
     return next((stage.name for stage in stages if route.tensor in stage.inputs), None)
 

@@ -21,8 +21,7 @@ from tvm_split.display.console import STDOUT
 from tvm_split.display.report import statistics_table
 from tvm_split.display.view import as_json, print_parts, show
 from tvm_split.outputs import write_text
-from tvm_split.pictures.timeline_picture import draw_picture
-from tvm_split.pictures.timeline_text import LANES, columns_in, drawn_timeline, machines_at_once
+from tvm_split.pictures.timeline import LANES, columns_in, draw_picture, drawn_timeline, machines_at_once
 from tvm_split.units import seconds_text
 
 COMMENT_COLUMN = 56

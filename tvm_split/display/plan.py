@@ -12,16 +12,15 @@ from typing import Any
 from rich.text import Text
 
 from rpc_runtime.program.codecs import CODECS
-from tvm_split.display.links import transport_lines
+from tvm_split.display.cluster import transport_lines
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.model import Model
 from tvm_split.planner.baselines import one_machine_advice
+from tvm_split.planner.by_hand import sharding_words
 from tvm_split.planner.estimate import estimated_seconds
-from tvm_split.planner.micro_batches import SizedPlan
-from tvm_split.planner.plan import Plan
+from tvm_split.planner.plan import Plan, SizedPlan
 from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
 from tvm_split.planner.problem import objective_seconds
-from tvm_split.planner.shard import sharding_words
 from tvm_split.units import age_text, bytes_text, count_text, number_text, short_list
 
 NOTHING = "–"
@@ -124,7 +123,7 @@ def plan_parts(plan: Plan, shares: Sequence[float], *, details: bool = False) ->
     for name, plans in compared.items():
         if plans:
             yield _comparison_table(name, plan, prediction, plans)
-            yield from (f"• {lost.name}: {lost.why}" for lost in plans if lost.why)
+            yield from (f"• {rejected.name}: {rejected.why}" for rejected in plans if rejected.why)
 
 
 def _stage_rows(plan: Plan, shares: Sequence[float]) -> Iterator[Sequence[str]]:
@@ -140,7 +139,7 @@ def _stage_rows(plan: Plan, shares: Sequence[float]) -> Iterator[Sequence[str]]:
             work = share * part if stage.sharding else share
             estimated = [NOTHING if math.isnan(work) else f"{work:.1%}"]
             yield stage.name, name, layers, *(predicted.pop(name, [""] * 5) if prediction else estimated)
-            layers = f"shares the {stage.sharding.axis}" if stage.sharding else "takes turns"
+            layers = f"shares the {stage.sharding.axis}" if stage.sharding else "replica of the stage"
 
 
 def _cells(machine: MachinePrediction) -> list[str]:

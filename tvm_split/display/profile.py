@@ -51,7 +51,7 @@ def view_of_kernels(profile: ModelProfile, *, details: bool = False) -> View:
     for place, call in enumerate(profile.kernels):
         calls.setdefault(place if details else call.kernel.function, []).append(call)
     order = calls.values() if details else sorted(calls.values(), key=_seconds, reverse=True)
-    rows = [_row(profile, equal) for equal in order]
+    rows = [_row(profile, same_kernel) for same_kernel in order]
     share = _share_of_peak(profile, profile.operations, profile.seconds)
     lines = [
         f"{profile.operations / 1e9:.2f} GFLOP at {profile.operations / profile.seconds / 1e9:.0f} GFLOP/s, "
@@ -63,14 +63,18 @@ def view_of_kernels(profile: ModelProfile, *, details: bool = False) -> View:
             ("besides these kernels", "", f"{other * 1e3:.3f}", f"{profile.share_of_time(other):.1%}", *[""] * 3)
         )
     elif profile.kernels:
-        lines.append(f"one by one the kernels take {profile.kernel_seconds * 1e3:.2f} ms, of which the shares are")
+        lines.append(
+            f"timed one by one, the kernels take {profile.kernel_seconds * 1e3:.2f} ms; the shares are of this time"
+        )
     if any(str(text).endswith(ABOVE_PEAK) for text in (share, *(row[5] for row in rows))):
         lines.append(
             f"{ABOVE_PEAK} faster than the measured peak: the algorithm needs fewer operations than the layer's "
             "definition (Winograd), or other programs slowed the measurement of the peak"
         )
     if profile.untimed:
-        lines.append(f"{count_text(profile.untimed, 'call')} not listed: their kernels need not end on made-up values")
+        lines.append(
+            f"{count_text(profile.untimed, 'call')} not listed: the kernels could not be timed with random values"
+        )
     slow = _seconds([call for call in profile.kernels if call.kernel.is_slow])
     if slow > 0:
         share = f"{profile.share_of_time(slow):.1%}"
@@ -135,7 +139,8 @@ def view_of_cluster(measured: MeasuredCluster, *, details: bool = False) -> View
     ]
     lines = [
         *(
-            f"{machine.machine}: a stream takes {machine.streaming.transfer_seconds * 1e3:.2f} ms of it per tensor"
+            f"{machine.machine}: each transferred tensor takes {machine.streaming.transfer_seconds * 1e3:.2f} ms "
+            "of its computing time"
             for machine in profile.machines
         ),
         *(
@@ -143,8 +148,9 @@ def view_of_cluster(measured: MeasuredCluster, *, details: bool = False) -> View
             for report in measured.reports
             for problem in report.problems
         ),
-        *["what is cached is measured again with --refresh"] * any(report.cached for report in measured.reports),
     ]
+    if any(report.cached for report in measured.reports):
+        lines.append("cached times are measured again with --refresh")
     return [
         Table(title, ("machine", "kernels"), numbers, machines),
         Table("links", ("from", "to", "origin"), ("latency, ms", "MB/s"), links),

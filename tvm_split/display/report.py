@@ -13,7 +13,7 @@ from rpc_runtime.program.program import weight_bytes
 from tvm_split.deployment.deployment import Deployment, DeploymentStatistics
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison, parted, tells_of_a_link
-from tvm_split.display.links import transport_lines
+from tvm_split.display.cluster import transport_lines
 from tvm_split.display.view import Row, Table, View, view
 from tvm_split.units import bytes_text, count_text, seconds_text, short_list
 

@@ -19,7 +19,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from tvm_split.display.console import STDOUT, print_json
-from tvm_split.shown import ShownFields
+from tvm_split.units import ShownFields
 
 MODULES = {
     "tvm_split.cluster": "cluster",

@@ -100,7 +100,7 @@ class Call:
         return self.attributes[name]
 
     def get(self, name: str, otherwise: Any = None) -> Any:
-        """An attribute that may be absent."""
+        """Return an attribute, or ``otherwise`` if the call has none of this name."""
         return self.attributes.get(name, otherwise)
 
     def numbers(self, place: int, what: str = "input") -> Any:

@@ -12,7 +12,7 @@ from tvm_split.frontends import ImportRequest
 
 Array = np.ndarray[Any, Any]
 Specs = Sequence[tuple[str, Sequence[int | str | None], str]]
-"""The name, sizes and dtype of each input; an open size is its symbol, or None if it has no name but its place."""
+"""The name, sizes and dtype of each input; an open size is its symbol, or None if it has no name."""
 
 
 def with_rows(arrays: list[Array], batch: int | None) -> list[Array]:
@@ -39,16 +39,16 @@ def as_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(example_inputs) if isinstance(example_inputs, list | tuple) else (example_inputs,)), {}
 
 
-def in_order(names: Sequence[str], given: Any) -> list[Any]:
+def in_order(names: Sequence[str], example_inputs: Any) -> list[Any]:
     """Return example inputs in the inputs' order, from a dict by name, a sequence or a single one.
 
     Raises ModelImportError for other names or another number of inputs.
     """
-    if isinstance(given, Mapping):
-        if set(given) != set(names):
-            raise ModelImportError(f"the model's inputs are {names}, example_inputs has {sorted(given)}")
-        return [given[name] for name in names]
-    values = list(given) if isinstance(given, list | tuple) else [given]
+    if isinstance(example_inputs, Mapping):
+        if set(example_inputs) != set(names):
+            raise ModelImportError(f"the model's inputs are {names}, example_inputs has {sorted(example_inputs)}")
+        return [example_inputs[name] for name in names]
+    values = list(example_inputs) if isinstance(example_inputs, list | tuple) else [example_inputs]
     if len(values) != len(names):
         raise ModelImportError(
             f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(values)}"
@@ -80,9 +80,9 @@ def bound_inputs(specs: Specs, request: ImportRequest) -> tuple[list[list[int]],
     return shapes, examples if fits else None
 
 
-def checked_examples(specs: Specs, given: Any) -> list[Array]:
+def checked_examples(specs: Specs, example_inputs: Any) -> list[Array]:
     """Return the examples as arrays. Raises ModelImportError if a shape or dtype does not fit its input."""
-    arrays = [np.asarray(value, order="C") for value in in_order([name for name, _, _ in specs], given)]
+    arrays = [np.asarray(value, order="C") for value in in_order([name for name, _, _ in specs], example_inputs)]
     for array, (name, shape, dtype) in zip(arrays, specs, strict=True):
         fits = array.ndim == len(shape) and all(
             not isinstance(size, int) or size == example_size
@@ -103,11 +103,13 @@ def bound_sizes(
     derived: Mapping[str, str] | None = None,
     symbols_are_names: bool = True,
 ) -> dict[str, Bound]:
-    """Return the size of each symbol. A size "" follows from others.
+    """Return the size of each symbol; an open size "" is ignored, because it follows from others.
 
-    ``derived`` has further symbols, and an axis whose size follows from each. Errors call symbols by their axes unless
-    ``symbols_are_names``, which a person chose. Raises OpenAxesError for open sizes, and ModelImportError for names in
-    ``dimensions`` that no axis has, and for two sizes of one axis.
+    ``derived`` has further symbols, and an axis whose size follows from each. Errors name a symbol if
+    ``symbols_are_names`` that a person chose, else by its axis.
+
+    Raises OpenAxesError for open sizes, and ModelImportError for names in ``dimensions`` that no axis has, and for two
+    sizes of one axis.
     """
     wanted = request.dimensions
     axes = [(f"{name}[{axis}]", axis, size) for name, shape, _ in specs for axis, size in enumerate(shape)]

@@ -13,7 +13,7 @@ from rpc_runtime.execution.kernel_timer import undisturbed_seconds
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.shared_cores import shared_cores
 from tvm_split.compiler.bundle import Bundle
-from tvm_split.compiler.kernels import Kernel
+from tvm_split.compiler.stage import Kernel
 from tvm_split.compiler.targets import runs_here
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verification_inputs
@@ -27,8 +27,8 @@ from tvm_split.profiling.link_probing import probe_links
 from tvm_split.profiling.machine_times import CallSeconds, MachineTimes
 from tvm_split.profiling.peaks import Ceilings
 from tvm_split.profiling.store import default_folder
-from tvm_split.shown import Shown
-from tvm_split.steps import StepProgress, Steps
+from tvm_split.progress import StepProgress, Steps
+from tvm_split.units import Shown
 
 
 def profile_model(

@@ -25,7 +25,7 @@ from rpc_runtime.hardware import usable_together
 from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelTime, TimingEffort
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.cluster.cluster import Cluster, Workers
-from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.build_cache import BlobFolder
 from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import ProfileError
 from tvm_split.profiling.kernels import TargetCode
@@ -34,7 +34,7 @@ from tvm_split.profiling.machines import MachineFacts, machine_facts
 from tvm_split.profiling.peaks import EFFORT as PEAK_EFFORT, CeilingCode, ceiling_code
 from tvm_split.profiling.rounds import ROUNDS, WITHIN, confirmed_fastest, first_of
 from tvm_split.profiling.store import Store, default_folder
-from tvm_split.steps import StepProgress, Steps
+from tvm_split.progress import StepProgress, Steps
 
 ROUND_EFFORT = TimingEffort(minimum_rounds=2, minimum_seconds=0.12)
 CHECK_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.05)

@@ -21,11 +21,9 @@ from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.blocks import without_symbol
 from schedules.tuning import TuningDatabase
-from tvm_split.compiler.blobs import BlobFolder
-from tvm_split.compiler.build_cache import keep, key_of, recall
+from tvm_split.compiler.build_cache import BlobFolder, keep, key_of, recall
 from tvm_split.compiler.describe import size_bytes, tensors_in
-from tvm_split.compiler.kernels import Kernel, kernels_of
-from tvm_split.compiler.stage import StageCompiler
+from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
 from tvm_split.model import Model
 
 
@@ -167,7 +165,10 @@ class TargetCode:
         return "cuda" if self.target["kind"] == "cuda" else "cpu"
 
     def build(self, digests: frozenset[str], blobs: BlobFolder) -> BlobSpec:
-        """Build a library of the kernels with these digests, unless it, or for one kernel that of all, is kept."""
+        """Return a library that has the kernels with these digests; build it unless the cache has one.
+
+        For a single kernel, the cached library of all kernels serves, too.
+        """
         everything = self.distinct.keys() - self.untimeable
         for kernels in (digests, everything) if len(digests) == 1 else (digests,):
             if (kept := recall(self._library_key(kernels), blobs)) is not None:

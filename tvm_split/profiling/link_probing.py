@@ -44,7 +44,7 @@ from tvm_split.profiling.machines import bus_of
 from tvm_split.profiling.probe_programs import ProbePrograms
 from tvm_split.profiling.rounds import first_of, rounds_of
 from tvm_split.profiling.store import Store, entry_key
-from tvm_split.steps import StepProgress, Steps
+from tvm_split.progress import StepProgress, Steps
 
 SERIES_SECONDS = 0.04
 """Seconds of single runs, and of a stream, per size on a fast link."""

@@ -14,7 +14,7 @@ from rpc_runtime.program.kernel_times import NETWORK, KernelSet, TimedKernel, Ti
 from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.ceilings import CeilingKernel, memory_read_kernel, multiply_add_kernel, smallest_kernel
-from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.build_cache import BlobFolder
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import target_text, tvm_target
 from tvm_split.profiling.kernels import kernel_digest, symbol

@@ -14,7 +14,7 @@ from relay_passes.ir import new_function
 from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
-from tvm_split.compiler.blobs import BlobFolder
+from tvm_split.compiler.build_cache import BlobFolder
 from tvm_split.compiler.stage import StageCompiler
 
 

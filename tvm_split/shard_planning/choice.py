@@ -15,8 +15,8 @@ from tvm_split.planner.prediction import ComparedPlan, Prediction
 from tvm_split.planner.problem import Problem, Stage, Timed, gap_of, objective_seconds
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.bounds import division_bound
+from tvm_split.progress import StepProgress
 from tvm_split.shard_planning.candidates import ShardCandidates, ShardPlan
-from tvm_split.steps import StepProgress
 from tvm_split.units import names_of, seconds_text
 
 DIVIDED = "every piece divided over the machines at will, with nothing exchanged"

@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 
 import simpy
 
-from rpc_runtime.client.dispatcher import most_under_way
+from rpc_runtime.client.dispatcher import default_in_flight
 from rpc_runtime.program.measurements import TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan
-from tvm_split.shown import Shown
+from tvm_split.progress import StepProgress
 from tvm_split.simulation.actors import ACTIVITIES, Client, Clock, Link, Trace, Worker
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import AS_PLANNED, NO_TIME, Loss, MachineTimes, Scenario, WhatIf, scenario_of_plan
-from tvm_split.steps import StepProgress
+from tvm_split.units import Shown
 
 MICRO_BATCHES = 300
 """Default length of a stream."""
@@ -124,7 +124,7 @@ def simulate(
     turns = _turns(scenario.program)
     if micro_batches is None:
         # Fast replicas run ahead until the limit in flight is reached; only then do they wait for the slowest one.
-        ahead = (in_flight or most_under_way(scenario.program)) if turns > 1 else 0
+        ahead = (in_flight or default_in_flight(scenario.program)) if turns > 1 else 0
         micro_batches = max(MICRO_BATCHES, 2 * turns, min(2 * ahead, MOST_AHEAD))
     if micro_batches > MOST_MICRO_BATCHES:
         raise PlanError(
@@ -171,13 +171,13 @@ class _Run:
                 touching[end].append(route)
             if route.source != route.destination:
                 between[route.source, route.destination].append(route)
-        self._under_way = most_under_way(program) if in_flight is None else in_flight
+        self._limit = default_in_flight(program) if in_flight is None else in_flight
         self._client = Client(
             clock,
             program,
             MachineProgram.of(CLIENT, (), touching[CLIENT]),
             processors,
-            self._under_way,
+            self._limit,
             scenario.client_seconds if streamed else 0.0,
             self._look,
         )
@@ -244,7 +244,7 @@ class _Run:
             submitted=len(self._client.submitted),
             results=len(done),
             turns=turns,
-            under_way=self._under_way,
+            under_way=self._limit,
             first_seconds=done[0] if done else None,
             seconds=done[-1] if done else 0.0,
             period_seconds=(done[-1] - done[first]) / whole if whole > 0 else None,

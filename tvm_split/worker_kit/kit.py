@@ -23,7 +23,7 @@ import rpc_runtime
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.errors import KitError
 from tvm_split.outputs import written
-from tvm_split.steps import StepProgress
+from tvm_split.progress import StepProgress
 from tvm_split.worker_kit import start
 from tvm_split.worker_kit.distributions import Distribution, Platform, downloaded, installed_for, needed_versions
 

@@ -12,7 +12,7 @@ import pytest
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.search import Budget
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.search import RESOLVED, Found, Search
+from tvm_split.planner.search.search import RESOLVED, Search, SearchResult
 
 Assignment = list[tuple[tuple[str, ...], list[str]]]
 """Stages as (machines, pieces)."""
@@ -165,7 +165,7 @@ WORK = 4.0e8
 """The work limit of a search: enough for every problem that is also searched exhaustively."""
 
 
-def best_of_any_shares(problem: Problem) -> Found | None:
+def best_of_any_shares(problem: Problem) -> SearchResult | None:
     """The result for shares of any size, for which tables are exact; None if a piece can run nowhere."""
     instance = instance_of(problem)
     if np.isinf(instance.seconds).all(axis=1).any():

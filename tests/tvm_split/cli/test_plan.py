@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 LAYERS = ["conv_1", "relu_1", "conv_2", "flatten", "dense"]
@@ -15,26 +13,9 @@ def test_plan_as_json(invoke_json, onnx_path):
     assert sum(stage["estimated_share"] for stage in content["stages"]) == pytest.approx(1.0)
 
 
-def test_plan_as_a_table(invoke, onnx_path):
-    text = invoke("plan", onnx_path, "--stages", "2", "--estimate").stdout
-    assert "machine-a" in text
-    assert "%" in text
-
-
 def test_layers(invoke, invoke_json, onnx_path):
     assert invoke("plan", onnx_path, "--layers").stdout.split() == LAYERS
     assert invoke_json("plan", onnx_path, "--layers")["layers"] == LAYERS
-
-
-def test_a_written_plan_is_what_was_shown(invoke_json, onnx_path, tmp_path):
-    content = invoke_json("plan", onnx_path, "--estimate", "--output", tmp_path / "plan.json")
-    assert json.loads((tmp_path / "plan.json").read_text()) == content["plan"]
-
-
-def test_a_picture(invoke, onnx_path, tmp_path):
-    invoke("plan", onnx_path, "--stages", "2", "--estimate", "--picture", tmp_path / "plan.svg")
-    assert "conv_1" in (tmp_path / "plan.svg").read_text()
-    assert ".svg" in invoke("plan", onnx_path, "--picture", tmp_path / "plan.png", code=2).stderr
 
 
 def test_annotations_of_an_onnx_file(invoke, invoke_json, onnx_path, tmp_path):
@@ -75,25 +56,6 @@ def test_model_from_a_python_function(invoke_json, tmp_path, monkeypatch):
     assert invoke_json("plan", "my_network:with_examples", "--workers", "1")["inputs"][0]["shape"] == [2, 4]
     content = invoke_json("plan", "my_network:Alone", "--workers", "1", "--input-shape", "7,4")
     assert content["outputs"][0]["shape"] == [7, 3]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--split", "machine-a=conv_1", "--split", "machine-b=conv_9"], "'conv_9'"),
-        (["--split", "machine-z=conv_1"], "machine-z"),
-        (["--split", "conv_1"], "MACHINE=LAYER"),
-        (["--stages", "40"], "40 stages"),
-        (["--cluster", "no.yaml"], "no.yaml"),
-        (["--cluster", "no.yaml", "--workers", "2"], "--workers"),
-        (["--dimension", "batch"], "NAME=SIZE"),
-        (["--input-shape", "1,2"], "--batch or"),
-    ],
-)
-def test_wrong_use(invoke, onnx_path, options, message):
-    result = invoke("plan", onnx_path, *options, code=2)
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(

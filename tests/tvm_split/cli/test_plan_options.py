@@ -11,6 +11,7 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.request import PlanRequest
 
 A, B = "machine-a", "machine-b"
+ROWS = f"conv_1..conv_2:rows:{A}=0.5,{B}=0.5"
 
 
 @pytest.fixture
@@ -41,13 +42,6 @@ def test_every_demand_reaches_the_planner_and_the_plan_file(planned, tmp_path):
         auto_shards=False,
         estimate=True,
     )
-
-
-def test_estimates_are_called_estimates(planned):
-    content = planned()
-    assert content["plan"]["origin"] == "estimated"
-    assert [machine["estimated_share"] for machine in content["prediction"]["machines"]] == [1.0]
-    assert content["prediction"]["profiled_at"] == 0
 
 
 def test_a_written_problem_has_the_same_plan(planned, invoke_json, tmp_path):
@@ -104,7 +98,7 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
     first = invoke_json("plan", onnx_path, "--estimate", "--output", plan)
     report.write_text(json.dumps(report_of(first["plan"], {first["stages"][0]["machine"]: 1e4})))
     neither.write_text("{}")
-    swapped = f"--plan, --measured: {plan} is the plan, and {report} is none; give --plan {plan} --measured {report}"
+    swapped = f"--plan, --measured: {plan} is the plan, and {report} is not one; give --plan {plan} --measured {report}"
     for files, message in (
         ((report, plan), swapped),
         ((neither, report), f"{neither} is no plan, which `tvm-split plan --output` writes: it should say format"),
@@ -126,6 +120,14 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
         (["--batches", "1,2", "--batch", "2"], "--batch, --batches"),
         (["--batches", "1,2", "--write-problem", "p.json"], "--batches, --write-problem"),
         (["--split", "machine-a=conv_1", "--replicas"], "a split by hand leaves nothing to search"),
+        (["--split", "machine-a=conv_1", "--split", "machine-b=conv_9"], "'conv_9'"),
+        (["--split", "conv_1"], "MACHINE=LAYER"),
+        (["--cluster", "no.yaml", "--workers", "2"], "--workers"),
+        (["--dimension", "batch"], "NAME=SIZE"),
+        (["--input-shape", "1,2"], "--batch or"),
+        (["--predict"], "--predict: belongs to a split or shards"),
+        (["--shard", ROWS, "--no-shards"], "--no-shards: a split by hand leaves nothing to search"),
+        (["--shard", ROWS, "--write-annotations", "annotated.onnx"], "machine-a, machine-b compute stage_0 together"),
     ],
 )
 def test_wrong_use(invoke, onnx_path, options, message):

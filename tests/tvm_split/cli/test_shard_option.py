@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.shard import Shard
+from tvm_split.planner.by_hand import Shard
 
 A, B = "machine-a", "machine-b"
 HALVES = {A: 0.5, B: 0.5}
@@ -38,12 +38,8 @@ def test_what_a_text_says(text, shard):
     [
         ("conv_1..conv_2", "'conv_1..conv_2' is not FIRST..LAST:AXIS:MACHINE=SHARE,MACHINE=SHARE[:EXCHANGE]"),
         (f"conv_1:row:{A}=1", "AXIS is rows, columns, channels, heads, batch; EXCHANGE fused or each"),
-        (f":rows:{A}=0.5", "is not FIRST..LAST"),
-        (f"{ROWS}:all", "has the exchange 'all'; it can be fused or each"),
         (f"conv_1:rows:{A}=0.5,{B}", f"has '{B}', which is not MACHINE=SHARE"),
-        (f"conv_1:rows:{A}=half,{B}=0.5", f"gives '{A}' 'half', which is no share"),
         (f"conv_1:rows:{A}=0.5,{A}=0.5", f"has two shares for '{A}'"),
-        ("{first: conv_1}", "is no shard in YAML"),
     ],
 )
 def test_what_cannot_be_read_is_said(text, message):
@@ -66,24 +62,6 @@ def test_a_plan_with_shards_in_all_its_forms(invoke, invoke_json, onnx_path, tmp
     for shown in (invoke(*options).stdout, picture.read_text()):
         assert "machine-a 0.5 and machine-b 0.5 of the rows" in " ".join(shown.split())
         assert "turns" not in shown
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--shard", ROWS, "--no-shards"], "--no-shards: a split by hand leaves nothing to search"),
-        (["--predict"], "--predict: belongs to a split or shards"),
-        (["--shard", ROWS, "--pin", f"dense={A}"], "--pin: a split by hand leaves nothing to search"),
-        (["--shard", ROWS, "--batches", "1,2"], "--shard: a split by hand leaves nothing to search"),
-        (["--shard", ROWS, "--write-annotations", "annotated.onnx"], "machine-a, machine-b compute stage_0 together"),
-    ],
-)
-def test_wrong_use(invoke, onnx_path, tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    result = invoke("plan", onnx_path, *options, code=2)
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not list(tmp_path.iterdir())
 
 
 def test_compiled_measured_and_not_improved(invoke, invoke_json, onnx_path, tmp_path):

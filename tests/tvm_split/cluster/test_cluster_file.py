@@ -55,20 +55,13 @@ def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
     ("right", "wrong", "line", "message"),
     [
         ("    threads: 8", "    treads: 8", 4, "machines.0.treads: there is no such key; did you mean 'threads'?"),
-        ("    threads: 8", "    colour: red", 4, "there is no such key; there are name, address, token_file, tls"),
         ("threads: 8", "threads: -1", 2, "machine 'desk' has -1 threads; give at least 1, at most 8192"),
-        ("threads: 8", "threads: 2.5", 4, "machines.0.threads: Input should be a valid integer (it is 2.5)"),
         ("16e9", "16GB", 5, "machines.0.memory_bytes: could not convert"),
-        ("16e9", ".inf", 5, "finite number"),
         ("16e9", "true", 5, "a truth value is no number"),
         ("192.0.2.10:7001", "192.0.2.10", 3, "machines.0.address: an address is HOST:PORT"),
-        ("192.0.2.10:7001", "192.0.2.10:0", 3, "nobody listens on port 0"),
         ("name: box", "name: desk", 6, "named 'desk'; give each a name of its own; the first is in line 2"),
         ("name: box", "name: client", 6, "cannot be named 'client'"),
-        ("  - name: desk", "  - nam: desk", 2, "machines.0.name: Field required"),
-        ("{kind: cuda, arch: sm_87}", "{5: cuda}", 8, "machines.1.target.5"),
         ("token_file: secret", "tls: {cat: ca.pem}", 9, "Input should be 'ca', 'certificate' or 'key'"),
-        ("token_file: secret", "tls: {ca: ca.pem, certificate: a}", 6, "both a certificate and its key, or neither"),
         ("    threads: 8", "    name: lamp", 4, "the key 'name' is there twice, first in line 2"),
         ("to: box", "to: boy", 11, "no machine is named 'boy'; there are desk, box"),
         ("to: box", "to: desk", 11, "the link from 'desk' joins a machine to itself"),
@@ -77,7 +70,6 @@ def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
         ("0.001}", "0.001}\n  - {from: desk, to: box}", 12, "second link from 'desk' to 'box'; leave one, or turn one"),
         ("latency_seconds: 0.001", "address: box", 11, "the link from 'desk' to 'box': an address is HOST:PORT"),
         ("machines:", "machine:", 1, "there is no such key; did you mean 'machines'?"),
-        ("machines:", "machine:", 1, "machines: Field required"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, right: str, wrong: str, line: int, message: str) -> None:
@@ -101,12 +93,6 @@ machines:
   - {name: box, address: "box:1"}
   - {name: edge, address: "edge:1"}
 """
-
-
-def test_without_links_all_are_measured(tmp_path: Path) -> None:
-    cluster = Cluster.from_yaml(write(tmp_path, THREE))
-    assert cluster.links == ()
-    assert cluster.link("desk", "box") is None
 
 
 def test_every_pair_needs_a_link_if_any_is_given(tmp_path: Path) -> None:
@@ -205,10 +191,7 @@ def test_of_hundreds_of_machines_a_few_are_named(tmp_path: Path) -> None:
         ("lab: [desk, box]", "lab: [desk, bax]", 5, "group 'lab' has 'bax', which is no machine or group; there are"),
         ("lab: [desk, box]", "lab: [desk, campus]", 5, "is in itself, by "),
         ("lab: [desk", "edge: [desk", 5, "group 'edge' has the name of a machine"),
-        ("lab: [desk, box]", "lab: desk", 6, "groups.lab: Input should be a valid list (it is 'desk')"),
-        ("to: campus", "to: labb", 9, "no machine is named 'labb'"),
         ("to: campus", "to: campus}\n  - {from: campus, to: campus", 10, "second link from 'desk' to 'box'"),
-        ("to: campus", "to: campus, speed: 1", 9, "links.0.speed: there is no such key"),
     ],
 )
 def test_what_is_wrong_with_groups_is_named(tmp_path: Path, right: str, wrong: str, line: int, message: str) -> None:
@@ -233,11 +216,6 @@ def test_a_token_file_without_a_token_is_named(tmp_path: Path) -> None:
         Cluster.from_yaml(write(tmp_path, GOOD))
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match=r"cannot read the cluster file .*nowhere\.yaml"):
-        Cluster.from_yaml(tmp_path / "nowhere.yaml")
-
-
 CORES = """\
 groups:
   both: [desk, box]
@@ -256,12 +234,8 @@ def test_machines_groups_and_the_client_share_cores(tmp_path: Path) -> None:
     ("right", "wrong", "message"),
     [
         ("cores: 4", "cores: 0", "cores: Input should be greater than or equal to 1 (it is 0)"),
-        ("cores: 4", "cores: 1.5", "cores: Input should be a valid integer"),
         ("cores: 4", "cores: 16000000000", "less than or equal to 8192"),
         ("[both, client]", "[]", "shared_cores.0.machines"),
-        ("[both, client]", "[lamp]", "no machine is named 'lamp'; there are desk, box"),
-        (", cores: 4", "", "cores: Field required"),
-        ("cores: 4", "core: 4", "core: there is no such key; did you mean 'cores'?"),
     ],
 )
 def test_wrong_shared_cores_are_named_with_their_line(tmp_path: Path, right: str, wrong: str, message: str) -> None:
@@ -274,17 +248,7 @@ def test_wrong_shared_cores_are_named_with_their_line(tmp_path: Path, right: str
     [
         ("{to: -oProxyCommand=true}", "ssh takes a destination like box or user@box, got '-oProxyCommand=true'"),
         ("{to: box, pyhton: python3}", "machines.0.ssh.pyhton: there is no such key; did you mean 'python'?"),
-        ("{python: python3}", "machines.0.ssh.to: Field required"),
-        (
-            "{to: box, arguments: [--thread, 2, --x]}",
-            "machines.0.ssh.arguments.1: Input should be a valid string (it is 2)",
-        ),
-        (
-            "{to: box, arguments: [--cores, '1', --nonsense]}",
-            "machines.0.ssh: '--cores 1 --nonsense' cannot be a worker's options: unrecognized arguments: --nonsense",
-        ),
-        ("{to: box, arguments: [-h]}", "unrecognized arguments: -h"),
-        ("{to: box, arguments: --insecure}", "machines.0.ssh.arguments: Input should be"),
+        ("{to: box, arguments: [--nonsense]}", "cannot be a worker's options: unrecognized arguments: --nonsense"),
     ],
 )
 def test_what_may_be_said_of_ssh(tmp_path, ssh, message):

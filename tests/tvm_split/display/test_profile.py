@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tvm_split.compiler.kernels import Kernel
+from tvm_split.compiler.stage import Kernel
 from tvm_split.display.profile import ABOVE_PEAK
 from tvm_split.display.view import Table, as_json, view
 from tvm_split.profiling.cluster_profile import KernelProfile, ModelProfile

@@ -74,10 +74,6 @@ def test_the_light_models_load_with_names(path: Path) -> None:
         assert set(names) <= set(model.layer_names)
 
 
-def test_there_are_nine_light_models() -> None:
-    assert len(LIGHT) == 9
-
-
 def test_reference_values_are_those_of_the_nodes() -> None:
     model = load_model(conv_net())
     inputs = [np.random.default_rng(0).standard_normal((1, 3, 4, 4)).astype("float32")]
@@ -213,14 +209,6 @@ def test_no_node_at_all() -> None:
     model = load_model(proto([], {"x": [2]}, ["x"]))
     assert model.layer_names == ("output_0",)
     assert_equal_to_source(model, [np.float32([-1, 1])])
-
-
-@pytest.mark.parametrize("element", [TensorProto.FLOAT16, TensorProto.INT64, TensorProto.INT32, TensorProto.DOUBLE])
-def test_dtypes_stay(element: int) -> None:
-    model = load_model(proto([helper.make_node("Add", ["x", "x"], ["y"])], {"x": [3]}, ["y"], element=element))
-    dtype = helper.tensor_dtype_to_np_dtype(element)
-    assert model.inputs[0].dtype == model.outputs[0].dtype == str(dtype)
-    assert_equal_to_source(model, [np.arange(3).astype(dtype)])
 
 
 class Samples(CalibrationDataReader):

@@ -13,8 +13,8 @@ import tvm_split
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.models.small_onnx_model import small_model
 from tvm_split.errors import PlanError
-from tvm_split.pictures.colours import COLOURS
 from tvm_split.pictures.plan_picture import MOST_NODES, PictureGraph, draw_plan, picture_graph
+from tvm_split.pictures.timeline import COLOURS
 from tvm_split.planner.problem import Sharding
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -131,22 +131,6 @@ def edges_of(graph: PictureGraph):
         return layers[0] if layers else ("inputs" if number == 0 else "outputs")
 
     return {(name(edge.source), name(edge.destination)): edge for edge in graph.edges}
-
-
-def test_every_layer_of_a_small_network_is_a_node():
-    graph = drawn(Branches(), (torch.zeros(2, 4),), split={A: ["first", "left", "relu"], B: ["right", "tanh", "add"]})
-    assert [node.layers for node in graph.nodes[1:-1]] == [
-        ("first",), ("left",), ("relu",), ("right",), ("tanh",), ("add",), ("last",)
-    ]  # fmt: skip
-    assert {node.machines for node in graph.nodes[1:4]} == {(A,)}
-    assert {node.machines for node in graph.nodes[4:-1]} == {(B,)}
-    edges = edges_of(graph)
-    crossing = {ends: edge.bytes for ends, edge in edges.items() if edge.crosses}
-    assert crossing == dict.fromkeys(
-        [("inputs", "first"), ("first", "right"), ("relu", "add"), ("last", "outputs"), ("first", "outputs")], 32
-    )
-    assert not edges["first", "left"].crosses
-    assert edges["first", "left"].bytes == 0
 
 
 def test_what_passes_between_stages_that_machines_share_crosses():

@@ -13,9 +13,8 @@ from tvm import tirx
 
 import tvm_split
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.compiler.kernels import kernels_of
 from tvm_split.compiler.sharding import partition
-from tvm_split.compiler.stage import StageCompiler
+from tvm_split.compiler.stage import StageCompiler, kernels_of
 from tvm_split.compiler.targets import host_target
 
 LAYERS = 4

@@ -48,7 +48,9 @@ def test_codecs_stand_in_the_file_in_plain_words(tmp_path: Path) -> None:
         PlannedCodec("layer_1", "machine-a", "machine-b", "int8", 3.99, 0.004),
         PlannedCodec("layer_1", "machine-a", "machine-c", "zstd"),
     )
-    plan = dataclasses.replace(planned(), codecs=codecs, prediction=PREDICTION, remarks=("layer_2 travels as it is",))
+    plan = dataclasses.replace(
+        planned(), codecs=codecs, prediction=PREDICTION, remarks=("layer_2 is sent without a codec",)
+    )
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     content = json.loads((tmp_path / "plan.json").read_text())

@@ -40,12 +40,6 @@ def test_first_fit_is_no_better_than_the_best(seed: int) -> None:
     assert best <= simple * (1 + 1e-9)
 
 
-def test_first_fit_divides_a_chain() -> None:
-    solution = solve_by("first-fit", chain_problem(chain_profile({A: [0.01] * 4, B: [0.01] * 4})), 1.0)
-    assert [len(stage.layers) for stage in solution.stages] == [2, 2]
-    assert solution.lower_bound_seconds == 0.0
-
-
 def test_a_package_adds_a_strategy() -> None:
     with toy_plugin_installed():
         assert "toy" in STRATEGIES

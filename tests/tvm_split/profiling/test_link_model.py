@@ -4,8 +4,6 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 from tvm_split.profiling.link_model import (
-    LARGEST_BYTES,
-    LEAST_LARGEST_BYTES,
     WORTHWHILE_SECONDS,
     LinkSample,
     ProbedLink,
@@ -55,14 +53,6 @@ def test_a_disturbed_round_trip_makes_no_link_of_endless_bandwidth() -> None:
 def test_a_link_that_slows_down_in_a_stream_is_as_fast_as_the_stream() -> None:
     samples = [LinkSample(64, 0.0, 0.0), LinkSample(1 << 16, 0.001, 0.01), LinkSample(1 << 20, 0.016, 0.16)]
     assert fitted_line(samples)[1] == pytest.approx(6.55e6, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("tensor_sizes", "largest"),
-    [([], LEAST_LARGEST_BYTES), ([10, 2000], LEAST_LARGEST_BYTES), ([3_000_000], 1 << 22), ([1 << 30], LARGEST_BYTES)],
-)
-def test_the_largest_size_to_probe(tensor_sizes: list[int], largest: int) -> None:
-    assert probe_sizes(tensor_sizes)[-1] == largest
 
 
 @given(speeds, st.floats(0.0, 0.05))

@@ -174,12 +174,8 @@ def _put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
     [
         (_put("steps", 0, "name", value="b0"), "two steps have the same name"),
         (_put("steps", 0, "shares", value=[0.5, 0.5]), "step 'a0' has not one value for each of its machines"),
-        (_put("transfers", 0, "targets", value=["lamp"]), "x_a goes from client to lamp"),
         (_put("transfers", 2, "source", value="lamp"), "half_a goes from lamp to a1, which does not follow it"),
-        (_put("transfers", 2, "source", value="a1"), "half_a goes from a1 to a1, which does not follow it"),
-        (_put("transfers", 4, "source", value="lamp"), "y goes from lamp to client"),
         (_put("transfers", 3, "tensor", value="half_a"), "half_a is made by a0 and by b0"),
-        (_put("transfers", 2, "targets", value=["client"]), "half_a goes from a0 to client"),
         (_put("links", value=[]), "nothing is predicted of the link from client to machine-a"),
         (_put("machines", value=[]), "nothing is predicted of machine 'machine-a'"),
     ],

@@ -43,11 +43,13 @@ MOST_OPERATIONS = 200_000
 _QUIET = frozenset(
     f"stablehlo.{name}" for name in ("constant", "iota", "broadcast_in_dim", "reshape", "convert", "transpose", "slice")
 )
+"""Operations that do not start a new call of a layer (`Origin.is_quiet`)."""
 
 _KEPT_WHOLE = frozenset({"chlo.erf", "chlo.top_k", "chlo.asin", "chlo.acos", "chlo.atan"})
 """Composite operations that are imported as one operation; others are replaced by their decomposition."""
 
 _WITHOUT_EFFECT = frozenset({"Sharding", "shape_assertion", "annotate_device_placement", "SPMDFullToShardShape"})
+"""Custom calls whose results are their operands, or that have none."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def flattened(module: ir.Module, weights: Mapping[int, Array], naming: Naming = 
 
 @dataclass
 class _Flattening:
+    """The state of `flattened`: ``operations`` with their ``origins``, and ``problems``: what is refused, and where."""
+
     source: ir.Module
     weights: Mapping[int, Array]
     naming: Naming
@@ -102,7 +106,7 @@ class _Flattening:
         layers = layers_of([*self.origins, *(origin for _, origin in self.problems)], self.naming)
         of_problems = layers[len(self.origins) :]
         refuse((what, layer) for (what, _), layer in zip(self.problems, of_problems, strict=True))
-        steps = tuple(zip(self.operations, layers, strict=False))
+        steps = tuple(zip(self.operations, layers, strict=False))  # without the layers of the problems
         return Program(flat, steps, arguments, tuple(results), self.known)
 
     def _block(self, block: Any, arguments: Sequence[ir.Value], frame: Frame, outer: Any = None) -> list[ir.Value]:
@@ -114,13 +118,14 @@ class _Flattening:
             operands = [values[operand] for operand in operation.operands]
             if operation.name in ("func.return", "stablehlo.return"):
                 return operands
-            results = self._written(operation, operands, frame, values)
+            results = self._flattened(operation, operands, frame, values)
             values.update(zip(operation.results, results, strict=True))
         return []
 
-    def _written(
+    def _flattened(
         self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
     ) -> Sequence[ir.Value]:
+        """Append an operation, or the operations inside of it, to the program, and return its results there."""
         words = frame.words_within(words_of(operation.location))
         kind = operation.name
         if kind in ("func.call", "stablehlo.composite"):
@@ -146,10 +151,11 @@ class _Flattening:
     def _cloned(
         self, operation: ir.Operation, operands: list[ir.Value], origin: Origin, values: Mapping[ir.Value, ir.Value]
     ) -> list[ir.Value]:
+        """Append a copy of an operation to the program; fold it if all its operands are known."""
         if len(self.operations) >= MOST_OPERATIONS:
             raise ModelImportError(
-                f"written out, the model's loops have more than {MOST_OPERATIONS} operations; "
-                "give a part of the model without its longest loop"
+                f"with its loops unrolled, the model has more than {MOST_OPERATIONS} operations; "
+                "import a part of it without the longest loop"
             )
         clone = operation.clone(ip=self.point)
         for place, operand in enumerate(operands):
@@ -176,6 +182,7 @@ class _Flattening:
     def _loop(
         self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
     ) -> list[ir.Value]:
+        """Unroll a loop while its condition is known, and return its results."""
         condition, body = (region.blocks[0] for region in operation.regions)
         for count in itertools.count():
             (goes_on,) = self._evaluated(condition, operands, frame, values)
@@ -190,6 +197,7 @@ class _Flattening:
     def _branch(
         self, operation: ir.Operation, operands: list[ir.Value], frame: Frame, values: Mapping[ir.Value, ir.Value]
     ) -> Sequence[ir.Value]:
+        """Append the chosen branch if the choice is known, and return its results."""
         chosen = self.known.get(operands[0])
         if chosen is None:
             return self._refused(operation, f"{operation.name.partition('.')[2]} ({BRANCH})", frame)
@@ -199,6 +207,7 @@ class _Flattening:
         return self._block(region.blocks[0], [], frame, values)
 
     def _refused(self, operation: ir.Operation, what: str, frame: Frame) -> list[ir.Value]:
+        """Note a problem; return placeholders for the operation's results."""
         self.problems.append((what, self._origin(operation, frame.words, frame.outer or Frame())))
         return [
             ir.Operation.create("builtin.unrealized_conversion_cast", [result.type], [], ip=self.point).results[0]

@@ -17,13 +17,13 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.problem import TOLERANCE, Alternative, Problem, ProblemLink
 from tvm_split.planner.search.candidate import Candidate, delivered, lack_of, within_limits
 from tvm_split.planner.search.instance import Instance, instance_of
-from tvm_split.planner.search.search import Found
+from tvm_split.planner.search.search import SearchResult
 from tvm_split.units import count_text, names_of, precise_bytes_text, seconds_text
 
 MOST_ALTERNATIVES = 4
 MOST_IDLE = 12
 """Most idle machines that get a reason each; the others are only counted."""
-Find = Callable[[Problem], Found]
+Find = Callable[[Problem], SearchResult]
 """Function that searches a problem in which a demand is left out."""
 
 

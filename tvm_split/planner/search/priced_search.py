@@ -17,8 +17,7 @@ from tvm_split.planner.search.bounds import Prices, client_bound, fair_prices, l
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
 from tvm_split.planner.search.candidate import Candidate, Placement, candidate, delivered, fits
 from tvm_split.planner.search.instance import Instance
-from tvm_split.planner.search.order_costs import ClassCosts, OrderCosts
-from tvm_split.planner.search.stage_beam import StageBeam
+from tvm_split.planner.search.stage_beam import ClassCosts, OrderCosts, StageBeam
 
 WIDTH = 4
 """Number of partial plans that the beam search keeps."""
@@ -34,7 +33,7 @@ Counts = npt.NDArray[np.intp]
 
 
 class PricedSearch:
-    """Searches plans of one instance within a budget: ``found`` has them, ``bound`` is the lower bound in seconds.
+    """Searches plans of one instance within a budget: ``plans`` has them, ``bound`` is the lower bound in seconds.
 
     The period of a plan with replicas is that of its round-robin schedules (`delivered`).
 
@@ -51,13 +50,13 @@ class PricedSearch:
         worth = float(_fastest(machines.counts, prices, self._most_machines) @ prices.classes)
         self.bound = prices.bound / max(worth / float(machines.counts @ prices.classes), 1e-12) * (1 - 1e-9)
         self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
-        self.found: list[Candidate] = [*known]
+        self.plans: list[Candidate] = [*known]
         periods = (delivered(instance, plan).flow.period_seconds for plan in known)
         self._shortest = min(periods, default=math.inf)
         self._longest = longest_latency(instance)
 
     def search(self) -> None:
-        """Add the plans that fit to ``found``, and raise ``bound``."""
+        """Add the plans that fit to ``plans``, and raise ``bound``."""
         instance = self._instance
         order = range(len(instance.pieces))
         costs = OrderCosts(instance, order)
@@ -70,13 +69,13 @@ class PricedSearch:
 
     def _place(self, costs: OrderCosts) -> None:
         """Search the period of plans on all machines, or on the fastest ones if not all may be used."""
-        counts, prices, plan_count = self._machines.counts, self._prices, len(self.found)
+        counts, prices, plan_count = self._machines.counts, self._prices, len(self.plans)
         beam = StageBeam(costs, self._machines, prices, WIDTH)
         usable = _fastest(_with_own_cores(self._instance, counts, prices), prices, self._most_machines)
-        self._halve(beam, usable)
-        is_none = len(self.found) == plan_count
-        if is_none and (usable != counts).any():  # some must be on slow machines, or share cores
-            self._halve(beam, counts)
+        self._bisect(beam, usable)
+        has_no_plan = len(self.plans) == plan_count
+        if has_no_plan and (usable != counts).any():  # some must be on slow machines, or share cores
+            self._bisect(beam, counts)
 
     @property
     def _most_stages(self) -> int:
@@ -87,19 +86,19 @@ class PricedSearch:
     def _most_machines(self) -> int:
         return self._instance.machine_limit if self._instance.problem.replicas else self._most_stages
 
-    def _halve(self, beam: StageBeam, usable: Counts) -> None:
-        """Search periods between the lower bound and the shortest known period; upwards while no plan is known.
+    def _bisect(self, beam: StageBeam, usable: Counts) -> None:
+        """Bisect the periods between the lower bound and the shortest known one; try longer ones while none is known.
 
         At the end, try slightly less than the best period, as long as that succeeds. While no plan is known, continue
         in long steps after the budget is used up: one machine alone may be hundreds of times slower.
         """
         low, high, step = max(self.bound, self._longest * SHORTEST), self._shortest, COARSE
-        while low < self._longest and high > self.bound and (not self.found or not self._budget.is_used_up):
+        while low < self._longest and high > self.bound and (not self.plans or not self._budget.is_used_up):
             if self._budget.is_used_up:
                 step = max(step, LONG)
             is_near = high <= low * (1 + FINE)
             period = high * (1 - SLIGHT) if is_near else min(low * (1 + step), math.sqrt(low * high))
-            stages = beam.stages(period, self._most_stages, usable, self._budget if self.found else Budget())
+            stages = beam.stages(period, self._most_stages, usable, self._budget if self.plans else Budget())
             plan_period = None if stages is None else self._keep(stages)
             if is_near and (plan_period is None or plan_period > period):
                 return
@@ -119,7 +118,7 @@ class PricedSearch:
             return None
         if not fits(instance, plan):
             return None
-        self.found.append(plan)
+        self.plans.append(plan)
         period = delivered(instance, plan).flow.period_seconds
         self._shortest = min(self._shortest, period)
         return period

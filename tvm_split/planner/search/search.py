@@ -50,11 +50,11 @@ BEST_FOUND = "the best plan found"
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Result of a search: the best plan with replica shares of any size, all plans, and the lower bound.
 
-    ``chosen`` is None if no plan was found. ``plans`` are all plans found within the limits. ``exact`` if it is proven
-    that no better plan exists, or none at all if ``chosen`` is None.
+    ``chosen`` is None if no plan was found. ``plans`` are all plans found within the limits. ``exact``: it is proven
+    that no better plan exists, or no plan at all if ``chosen`` is None.
     """
 
     chosen: Candidate | None
@@ -80,7 +80,7 @@ class Search:
         self._spread_bound = 0.0
         self._source = ""
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Return the best plan; ends when it reaches the lower bound or the budget is used up."""
         self._keep([*self._alone, *simple_plans(self._instance)])
         for method in (self._search_tables, self._search_orders, self._improve):
@@ -92,7 +92,7 @@ class Search:
             value = chosen.value(self._problem)
             bound = value if value <= bound * (1 + ROUNDING) else bound
         text = (REACHED if exact else BEST_FOUND) + (f"; bound: {self._source}" if self._source else "")
-        return Found(chosen, tuple(self._plans), bound, text, exact)
+        return SearchResult(chosen, tuple(self._plans), bound, text, exact)
 
     def _best(self) -> Candidate | None:
         return best_of(self._problem, self._plans)
@@ -191,8 +191,8 @@ class Search:
         """
         lowest = min(self._table(costs, "period").best().values(), default=math.inf)
         links = np.unique(costs.groups.seconds_per_byte[:-1, :-1])[:, None] * costs.crossing.bytes
-        every = np.unique(np.concatenate([values[values >= lowest] for values in (*costs.period, links)]))
-        periods = every[np.isfinite(every)]
+        candidates = np.unique(np.concatenate([values[values >= lowest] for values in (*costs.period, links)]))
+        periods = candidates[np.isfinite(candidates)]
         low, high, probe = 0, len(periods), len(periods) - 1
         while low < high:
             table = self._table(costs, "latency", float(periods[probe]))
@@ -232,8 +232,8 @@ class Search:
             return
         search = PricedSearch(instance, self._budget.until(0.6), known=self._plans)
         search.search()
-        self._raise_bound(search.bound, "what the machines' time is worth")
-        self._keep(search.found[len(self._plans) :])
+        self._raise_bound(search.bound, "prices of the machines' time")
+        self._keep(search.plans[len(self._plans) :])
 
     def _improve(self) -> None:
         """Run local searches from the best few plans on different machines; half the budget is for the best result."""

@@ -21,7 +21,7 @@ from tvm_split.planner.search.explain import (
     why_no_more_machines,
 )
 from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.search.search import Found, Search
+from tvm_split.planner.search.search import Search, SearchResult
 from tvm_split.planner.strategy import Strategy, solution_of
 from tvm_split.units import seconds_text
 
@@ -84,7 +84,7 @@ def solve(
 def _why_impossible(problem: Problem, *, is_proven: bool) -> str:
     budget = Budget(work=2 * DIAGNOSIS_WORK)
 
-    def search(relaxed: Problem) -> Found:
+    def search(relaxed: Problem) -> SearchResult:
         budget.require()
         return Search(instance_of(relaxed), budget.rest(0.5)).run()
 

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 
 from tests.helpers.planner.many_machines import many_machines_problem
@@ -20,14 +18,6 @@ def test_work_is_counted_in_all_parts_of_a_budget():
     assert whole.used_share == 0.5
     with pytest.raises(OutOfBudgetError):
         half.require()
-
-
-def test_time_is_over_when_it_is_over():
-    assert Budget(0.0).is_used_up
-    assert Budget(0.0).rest().is_used_up
-    assert not Budget(1e9).is_used_up
-    assert Budget(1e9, 0.0).is_used_up
-    assert Budget().whole_work == Budget().seconds_left == math.inf
 
 
 @pytest.mark.parametrize("network", ["chain", "branches"])

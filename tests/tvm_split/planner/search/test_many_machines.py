@@ -103,11 +103,11 @@ def test_plans_hold_and_bounds_are_below_every_plan(
     search.search()
     expected = best(problem, graph_plans(problem))
     if expected is None:
-        assert not search.found
+        assert not search.plans
         return
     alone = [plan.flow.period_seconds for plan in one_machine_candidates(instance)]
     assert min([search.bound, *alone]) <= expected[0] * (1 + 1e-9)
-    for plan in search.found:
+    for plan in search.plans:
         judged = judge(problem, [(stage.machines, list(stage.layers)) for stage in plan.named(instance)])
         assert judged is not None
         assert judged[0] >= expected[0] * (1 - 1e-9)

@@ -1,6 +1,6 @@
-"""Conversions of indexing, scatter, concatenation, reductions, scans and sorting.
+"""Conversions of indexing, scatter, concatenation, windows, reductions and scans.
 
-TVM's importer reads outside the tensor for negative indices.
+All indices are made non-negative, because TVM's importer reads outside the tensor for negative ones.
 """
 
 from __future__ import annotations
@@ -21,19 +21,45 @@ from tvm_split.frontends.torch.conversions import TorchCall
 
 
 def _places(op: Operators, index: relax.Expr, size: int) -> relax.Expr:
+    """Return non-negative indices for an axis of ``size`` elements. Raises ModelImportError for a mask."""
     if dtype_of(index) in ("bool", "uint8"):
         raise ModelImportError("a mask as an index gives a shape that depends on the values; use torch.where instead")
     return compositions.counted_from_front(op, index, size)
 
 
 def _own_places(op: Operators, call: TorchCall) -> relax.Expr:
-    """The non-negative indices in the argument ``index`` for axis ``dim``."""
+    """Return the non-negative indices in the argument ``index`` for axis ``dim``."""
     return _places(op, call["index"], shape_of(call["self"])[call["dim"]])
 
 
 def _select(op: Operators, call: TorchCall) -> relax.Expr:
     data, axis = call["self"], call["dim"]
     return op.take(data, constant(call["index"] % shape_of(data)[axis], "int64"), axis)
+
+
+def _rows(call: TorchCall) -> range:
+    """The rows of axis ``dim`` that a slice takes, with bounds clamped like Python's."""
+    return range(shape_of(call["self"])[call["dim"]])[call["start"] : call["end"] : call["step"]]
+
+
+def _slice(op: Operators, call: TorchCall) -> relax.Expr:
+    # TVM's importer gives an axis of negative size if the end is before the start.
+    data, axis, rows = call["self"], call["dim"], _rows(call)
+    if rows == range(shape_of(data)[axis]):
+        return data
+    return op.strided_slice(data, [axis], [rows.start], [max(rows.start, rows.stop)], [rows.step])
+
+
+def _slice_scatter(op: Operators, call: TorchCall) -> relax.Expr:
+    """Replace rows of a tensor: concatenate it with the source, and take each row from one of the two."""
+    # TVM's importer requires an end, and does not clamp the bounds to the axis.
+    data, axis, places = call["self"], call["dim"], list(_rows(call))
+    if not places:
+        return data
+    rows = np.arange(shape_of(data)[axis])
+    rows[places] = len(rows) + np.arange(len(places))
+    joined = op.concat([data, op.cast(call["src"], dtype_of(data))], axis)
+    return op.take(joined, constant(rows, "int64"), axis)
 
 
 def _indexed_axes(call: TorchCall) -> tuple[list[int], list[int], int]:
@@ -79,8 +105,8 @@ def _index_put(op: Operators, call: TorchCall) -> relax.Expr:
     index_shape, sizes = shape_of(places), [shape[axis] for axis in rest]
     count, rank = math.prod(index_shape), len(index_shape)
     source = op.repeated(op.cast(call["values"], dtype_of(data)), [*sizes[:first], *index_shape, *sizes[first:]])
-    others = [place for place in range(rank + len(rest)) if not first <= place < first + rank]
-    source = op.shaped(op.transposed(source, [*range(first, first + rank), *others]), [count, *sizes])
+    rest_places = [place for place in range(rank + len(rest)) if not first <= place < first + rank]
+    source = op.shaped(op.transposed(source, [*range(first, first + rank), *rest_places]), [count, *sizes])
     mode = "add" if call["accumulate"] else "update"
     written = op.scatter_nd(_merged(op, data, axes, rest), op.reshape(places, [count, 1]), source, mode)
     order = [*axes, *rest]
@@ -196,6 +222,8 @@ def _scan(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
 CONVERSIONS: dict[str, Conversion] = {
     operator.getitem.__name__: _item_of_tuple,
     "select.int": _select,
+    "slice.Tensor": _slice,
+    "slice_scatter.default": _slice_scatter,
     "index.Tensor": _index,
     "index_put.default": _index_put,
     "index_select.default": lambda op, call: op.take(call["self"], _own_places(op, call), call["dim"]),

@@ -17,7 +17,7 @@ from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
 from schedules.blocks import ANCHOR
-from schedules.gpu.lowering.contraction import Contraction, Operand, contract, uses_tensor_cores
+from schedules.gpu.lower_contraction import Contraction, Operand, contract, uses_tensor_cores
 from schedules.gpu.tile import DEPTHWISE, Extents, Gpu
 from schedules.relax_tools import (
     FUSABLE,

@@ -1,9 +1,12 @@
+from __future__ import annotations
+
 import math
+from pathlib import Path
 
 import pytest
 
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
-from tvm_split.pictures.timeline_text import LANES, drawn_timeline, machines_at_once
+from tvm_split.pictures.timeline import LANES, draw_picture, drawn_timeline, machines_at_once
 
 MACHINES = ("a", "b")
 
@@ -65,3 +68,18 @@ def test_machines_at_once(two_machines):
     assert computing == {0: pytest.approx(8 / 26), 1: pytest.approx(12 / 26), 2: pytest.approx(6 / 26)}
     assert math.isclose(sum(machines_at_once(two_machines, LANES).values()), 1.0)
     assert machines_at_once([], (COMPUTE,)) == {}
+
+
+@pytest.mark.parametrize("machines", [2, 400])
+def test_the_picture_of_many_machines_has_a_size_that_can_be_written(tmp_path: Path, machines: int) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    names = [f"machine-{number}" for number in range(machines)]
+    events = [
+        TraceEvent(name, "stage", 0, kind, number * 10**6, (number + 1) * 10**6, 0)
+        for number, name in enumerate(names)
+        for kind in (COMPUTE, SEND)
+    ]
+    draw_picture(events, names, "many", [tmp_path / "work.png"])
+    height, width, _ = image.imread(tmp_path / "work.png").shape
+    assert 100 < height < 8000
+    assert width == 1650
