@@ -81,7 +81,7 @@ def random_problem(
         buffers=generator.choice([0, 0, 2]),
     )
     if plain:
-        return _with(problem, _cores(generator, problem) | settings if shared_cores else settings)
+        return replace(problem, **(_cores(generator, problem) if shared_cores else {}) | settings)  # type: ignore[arg-type]
     pins = tuple(
         _pin(f"layer-{generator.randrange(pieces)}", generator.choice(names), generator.random() < 0.6)
         for _ in range(generator.choice([0, 0, 0, 1, 2]))
@@ -97,7 +97,7 @@ def random_problem(
         choices["maximum_latency_seconds"] = generator.uniform(0.05, 0.5)
     if generator.random() < 0.2:
         choices["maximum_period_seconds"] = generator.uniform(0.02, 0.3)
-    return _with(problem, choices | settings)
+    return replace(problem, **choices | settings)  # type: ignore[arg-type]
 
 
 def on_one_host(workers: int, pieces: int, cores: int, **settings: object) -> Problem:
@@ -162,10 +162,6 @@ def _edges(generator: random.Random, pieces: int, chain: bool) -> tuple[Edge, ..
     if not chain and generator.random() < 0.2:
         edges.append(Edge(f"layer-{generator.randrange(pieces)}", "client", size()))
     return tuple(edges)
-
-
-def _with(problem: Problem, settings: dict[str, object]) -> Problem:
-    return replace(problem, **settings)  # type: ignore[arg-type]
 
 
 def _pin(piece: str, machine: str, forbidden: bool) -> Pin:

@@ -189,11 +189,6 @@ def test_weights_of_rare_dtypes_are_computed_on_import(is_parameter: bool) -> No
             X,
             r"layer 'mul' reads 'w', which has the dtype complex64.*real",
         ),
-        (
-            Weights(ANGLES, lambda x, w: (x[:, :2] * w).real, True),
-            X,
-            r"layer 'mul' reads 'w', which has the dtype complex64",
-        ),
         (Function(lambda x: torch.fft.rfft(x).abs()), X, r"_fft_r2c.*complex64.*in fft_rfft"),
         (Function(torch.abs), torch.ones(2, dtype=torch.complex64), "input .* has the dtype complex64"),
         (Function(lambda x: x.float()), FLOAT8, "input .* has the dtype float8_e4m3fn"),

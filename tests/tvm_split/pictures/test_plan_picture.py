@@ -133,22 +133,6 @@ def edges_of(graph: PictureGraph):
     return {(name(edge.source), name(edge.destination)): edge for edge in graph.edges}
 
 
-def test_every_layer_of_a_small_network_is_a_node():
-    graph = drawn(Branches(), (torch.zeros(2, 4),), split={A: ["first", "left", "relu"], B: ["right", "tanh", "add"]})
-    assert [node.layers for node in graph.nodes[1:-1]] == [
-        ("first",), ("left",), ("relu",), ("right",), ("tanh",), ("add",), ("last",)
-    ]  # fmt: skip
-    assert {node.machines for node in graph.nodes[1:4]} == {(A,)}
-    assert {node.machines for node in graph.nodes[4:-1]} == {(B,)}
-    edges = edges_of(graph)
-    crossing = {ends: edge.bytes for ends, edge in edges.items() if edge.crosses}
-    assert crossing == dict.fromkeys(
-        [("inputs", "first"), ("first", "right"), ("relu", "add"), ("last", "outputs"), ("first", "outputs")], 32
-    )
-    assert not edges["first", "left"].crosses
-    assert edges["first", "left"].bytes == 0
-
-
 def test_what_passes_between_stages_that_machines_share_crosses():
     halves = {A: 0.5, B: 0.5}
     shards = [

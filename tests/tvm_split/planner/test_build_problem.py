@@ -15,26 +15,12 @@ from hypothesis import given, strategies as st
 from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, graph_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.build_problem import BUFFERS, stages_of_layers, stages_of_pieces, with_identical_averaged
+from tvm_split.planner.build_problem import stages_of_layers, stages_of_pieces, with_identical_averaged
 from tvm_split.planner.problem import Pin, Stage
 from tvm_split.planner.profile import Bus, ClusterProfile, ModelPiece, StreamingCost
 from tvm_split.planner.search.instance import instance_of
 
 TWO = {A: [0.001, 0.002, 0.003], B: [0.002, 0.004, 0.006]}
-
-
-def test_numbers_are_taken_over():
-    problem = chain_problem(chain_profile(TWO), memory={A: 5000})
-    assert [machine.memory_bytes for machine in problem.machines] == [5000, math.inf]
-    assert [piece.seconds for piece in problem.pieces] == [
-        {A: 0.001, B: 0.002},
-        {A: 0.002, B: 0.004},
-        {A: 0.003, B: 0.006},
-    ]
-    ends = [("client", "layer_0"), ("layer_0", "layer_1"), ("layer_1", "layer_2"), ("layer_2", "client")]
-    assert sorted((edge.source, edge.destination) for edge in problem.edges) == sorted(ends)
-    assert len(problem.links) == 6
-    assert problem.buffers == BUFFERS
 
 
 def with_bus(profile, machine, bus):

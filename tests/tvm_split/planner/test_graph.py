@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given, strategies as st
 
 from tvm_split.planner.by_hand import with_independent_layers
-from tvm_split.planner.graph import LayerGraph, Value, piece_edges, pieces_of, pieces_of_kernels
-from tvm_split.planner.problem import Edge
+from tvm_split.planner.graph import LayerGraph, Value, pieces_of, pieces_of_kernels
 
 
 def graph_of(
@@ -63,25 +62,6 @@ def test_what_is_no_tensor_does_not_travel() -> None:
     values = [Value(8, "split", frozenset({"left", "right"}), "parts", is_tensor=False)]
     graph = graph_of({"split": [], "left": ["split"], "right": ["split"]}, values=values)
     assert pieces_of(graph, [("split",), ("left",), ("right",)]) == (("split", "left", "right"),)
-
-
-def test_edges_name_their_tensors() -> None:
-    values = [
-        Value(4, "a", frozenset({"a", "b", "c"}), "va"),
-        Value(8, "b", frozenset({"c"}), "vb", is_output=True),
-        Value(16, "c", frozenset(), "vc", is_output=True),
-    ]
-    inputs = [Value(2, "client", frozenset({"a", "c"}), "x")]
-    graph = graph_of({"a": [], "b": ["a"], "c": ["a", "b"]}, values=values, inputs=inputs)
-    assert piece_edges(graph, [("a",), ("b",), ("c",)]) == (
-        Edge("client", "a", 2.0, "x"),
-        Edge("client", "c", 2.0, "x"),
-        Edge("a", "b", 4.0, "va"),
-        Edge("a", "c", 4.0, "va"),
-        Edge("b", "client", 8.0, "vb"),
-        Edge("b", "c", 8.0, "vb"),
-        Edge("c", "client", 16.0, "vc"),
-    )
 
 
 def test_a_layout_change_is_paid_for_by_who_needs_it() -> None:
