@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.planner.predict import Certificate, predict
 from tvm_split.planner.problem import Problem, Stage
-from tvm_split.planner.round_robin import with_turns
+from tvm_split.planner.search.candidate import with_turns
 from tvm_split.planner.step_graph import lower
 from tvm_split.simulation.scenario import LinkTimes, MachineTimes, Scenario, StageTimes, program_of, scenario_of
 

@@ -1,17 +1,21 @@
-"""``tvm-split compile``: write a bundle with one library per stage."""
+"""``tvm-split compile`` and ``tune``: write a bundle with one library per stage, and measure better kernels."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
+
+import typer
 
 import tvm_split
 from rpc_runtime.option import option
 from tvm_split.cli import options
-from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named
-from tvm_split.cli.source import MachineOptions, ModelOptions, planned
-from tvm_split.display.console import print_json, print_note
-from tvm_split.display.view import as_json, print_parts, view
+from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named, target_of
+from tvm_split.cli.source import MachineOptions, ModelOptions, load_tvm, planned
+from tvm_split.display.console import print_json, print_note, print_unwrapped, tuning_progress
+from tvm_split.display.view import as_json, print_parts, view, write
+from tvm_split.launchers.local import InProcess
 from tvm_split.planner.request import PlanRequest
 
 
@@ -58,3 +62,86 @@ def compile(
             check = f"`tvm-split deploy {output}{where}`"
             print_note(f"no worker was asked whether it is what the plan says: {check} does that, and runs nothing")
         print_note(f"written to {output}; `tvm-split run {output}{where}` runs it")
+
+
+def tune(
+    shapes: ModelOptions,
+    request: Annotated[PlanRequest, HIDDEN],
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help=options.MODEL_HELP, show_default=False)] = None,
+    cluster: Path | None = option(None, "A cluster file (YAML) whose machines the kernels are for.", metavar="FILE"),
+    target: str | None = option(
+        None,
+        "Instead of a cluster: one machine of this TVM target, for example "
+        '\'{"kind": "llvm", "mcpu": "cortex-a72", "mtriple": "aarch64-linux-gnu"}\' (default: this host).',
+        metavar="JSON",
+    ),
+    threads: int | None = option(None, "Threads of each kernel, without a cluster (default: 1).", minimum=1),
+    machine: str | None = option(None, "Of a cluster with different targets: tune for machines like this."),
+    tracker: str | None = option(None, "Measure on devices of this TVM RPC tracker.", metavar="HOST:PORT"),
+    key: str | None = option(None, "The key of the devices at the tracker."),
+    trials: int = option(200, "Measurements over all kernels, those of earlier runs included.", minimum=0),
+    merge: Path | None = option(None, "Take over another database; tunes nothing.", metavar="FOLDER"),
+    list_only: bool = option(
+        False, "Only measure every kernel once, and list their shares of the time.", flag="--list"
+    ),
+    json: bool = options.JSON,
+) -> None:
+    """Tune a model's kernels by measuring, here or on devices of a TVM RPC tracker; `compile` uses what is found.
+
+    Ctrl-C keeps everything that was measured; the same command goes on from there.
+
+    Example: tvm-split tune net.onnx --trials 500
+    """
+    if merge is not None:
+        if model is not None:
+            raise WrongUseError("it tunes nothing; leave the model out", "--merge")
+        _merge(request.database, merge, json)
+        return
+    if model is None:
+        raise WrongUseError("give one", "MODEL")
+    machines = _cluster(cluster, target, threads)
+    load_tvm()
+    from tvm_split.tuning import ask_first
+
+    ask_first(machines, tracker, key)
+    loaded = shapes.load(model)
+    existing_database = request.database if request.database is not None and request.database.is_dir() else None
+    chosen_plan = planned(loaded, machines, replace(request, database=existing_database))
+    with tuning_progress() as report:
+        result = tvm_split.tune(
+            loaded,
+            chosen_plan,
+            database=request.database,
+            trials=0 if list_only else trials,
+            machine=machine,
+            tracker=tracker,
+            key=key,
+            on_progress=report,
+        )
+    write(result, json=json)
+
+
+def _cluster(file: Path | None, target: str | None, threads: int | None) -> tvm_split.Cluster:
+    if file is not None:
+        if target is not None:
+            raise WrongUseError("a cluster file says this for each machine", "--target")
+        return MachineOptions(str(file), threads=threads).machines()
+    from tvm_split.cluster.machine import Machine
+
+    if target is None:
+        return tvm_split.Cluster.in_process(1, threads or 1)
+    parsed = target_of(target)
+    return tvm_split.Cluster(
+        (Machine("device", threads or int(parsed.get("num-cores", 1)), parsed),), launcher=InProcess()
+    )
+
+
+def _merge(database: Path | None, other_folder: Path, json: bool) -> None:
+    from tvm_split.compiler.tuning_folder import usable_folder
+
+    folder = usable_folder(database)
+    record_count = tvm_split.merge_databases(folder, other_folder)
+    if json:
+        print_json({"database": str(folder), "merged": str(other_folder), "records": record_count})
+    else:
+        print_unwrapped(f"{record_count} records of {other_folder} are now in {folder}")

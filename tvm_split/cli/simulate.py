@@ -23,7 +23,7 @@ from tvm_split.pictures.timeline import SUFFIXES, columns_in, draw_picture, draw
 from tvm_split.planner.predict import Certificate, predict
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS
 from tvm_split.planner.problem_file import read_problem_file, read_solution_file, solution_to_dict
-from tvm_split.planner.round_robin import with_turns
+from tvm_split.planner.search.candidate import with_turns
 from tvm_split.planner.step_graph import lower
 from tvm_split.progress import step_progress
 from tvm_split.simulation.scenario import (

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.shard import Shard
+from tvm_split.planner.by_hand import Shard
 
 IMAGE_SIZE = 8
 CHANNELS = 3

@@ -195,7 +195,7 @@ SHARES_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a stage is sharded over its machines: see `tvm_split.planner.shard.Shard`."""
+    """How a stage is sharded over its machines: see `tvm_split.planner.by_hand.Shard`."""
 
     axis: Axis
     exchange: Exchange = "fused"

@@ -23,10 +23,9 @@ from pydantic_core import ErrorDetails
 
 from rpc_runtime.option import option, options
 from tvm_split.errors import PlanError
-from tvm_split.planner.by_hand import Split
+from tvm_split.planner.by_hand import FORM, Shard, Split
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, Objective, Precision
 from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.shard import FORM, Shard
 from tvm_split.units import ShownFields, few_lines
 
 SOURCE = "source"

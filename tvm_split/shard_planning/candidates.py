@@ -39,8 +39,7 @@ from tvm_split.planner.shard_search import (
 )
 from tvm_split.planner.step_graph import StepGraph
 from tvm_split.progress import StepProgress
-from tvm_split.shard_planning.estimates import PartEstimates, transfers_of
-from tvm_split.shard_planning.timing import profile_parts
+from tvm_split.shard_planning.estimates import PartEstimates, profile_parts, transfers_of
 from tvm_split.units import names_of
 
 MOST_BALANCED = 3

@@ -13,7 +13,7 @@ from typing import Literal
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine, Stage
-from tvm_split.planner.round_robin import with_turns
+from tvm_split.planner.search.candidate import with_turns
 from tvm_split.planner.search.simple_plans import FirstFit
 
 MachineKinds = Literal["equal", "three kinds", "unlike"]

@@ -18,7 +18,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS, eventually, wait_while_runni
 WORDS = {signal.SIGINT: (130, "interrupted\n"), signal.SIGTERM: (143, "terminated\n")}
 NOBODY_READS = """
 import os, signal, threading
-from tvm_split.cli.interrupts import ended_by_signals
+from tvm_split.cli.application import ended_by_signals
 
 read, write = os.pipe()
 os.close(read)

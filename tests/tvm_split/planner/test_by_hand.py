@@ -10,11 +10,10 @@ from hypothesis import given, strategies as st
 
 from tests.helpers.planner.layer_graphs import graph
 from tvm_split.errors import PlanError
-from tvm_split.planner.by_hand import Split, assign_layers, group_stages, stages_by_hand
+from tvm_split.planner.by_hand import Shard, Split, assign_layers, group_stages, stages_by_hand
 from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.problem import Axis, Sharding, Stage
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planner.shard import Shard
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
 A, B, C = MACHINES

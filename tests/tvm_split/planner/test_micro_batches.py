@@ -6,8 +6,7 @@ import pytest
 
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tvm_split.errors import PlanError
-from tvm_split.planner.micro_batches import plan_sizes
-from tvm_split.planner.plan import Plan
+from tvm_split.planner.plan import Plan, plan_sizes
 
 PERIODS = {1: 0.010, 2: 0.016, 4: 0.036}
 """The period by micro-batch size: 100, 125 and 111 samples a second."""

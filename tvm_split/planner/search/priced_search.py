@@ -17,8 +17,7 @@ from tvm_split.planner.search.bounds import Prices, client_bound, fair_prices, l
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
 from tvm_split.planner.search.candidate import Candidate, Placement, candidate, delivered, fits
 from tvm_split.planner.search.instance import Instance
-from tvm_split.planner.search.order_costs import ClassCosts, OrderCosts
-from tvm_split.planner.search.stage_beam import StageBeam
+from tvm_split.planner.search.stage_beam import ClassCosts, OrderCosts, StageBeam
 
 WIDTH = 4
 """Number of partial plans that the beam search keeps."""

@@ -22,7 +22,7 @@ from tvm_split.planner.search.candidate import (
     within_limits,
 )
 from tvm_split.planner.search.instance import Floats, Instance, instance_of
-from tvm_split.planner.search.order_costs import OrderCosts, Stretches
+from tvm_split.planner.search.stage_beam import OrderCosts, Stretches
 from tvm_split.planner.strategy import Strategy, solution_of
 
 FINE = 1e-10

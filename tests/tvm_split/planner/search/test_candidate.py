@@ -13,8 +13,8 @@ from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Stage
-from tvm_split.planner.round_robin import fairest_turns, with_turns
 from tvm_split.planner.search import Budget, solve
+from tvm_split.planner.search.candidate import fairest_turns, with_turns
 
 SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 
