@@ -34,8 +34,7 @@ def test_a_count_of_one_is_singular():
 A, B = "machine-a", "machine-b"
 
 
-@pytest.fixture(scope="module")
-def objects() -> dict[str, Any]:
+def test_public_objects_are_short_in_a_console_and_tables_elsewhere() -> None:
     network = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(40))).eval()
     model = tvm_split.load_model(network, (torch.ones(1, 4),))
     cluster = tvm_split.Cluster.in_process(2)
@@ -43,51 +42,27 @@ def objects() -> dict[str, Any]:
     bundle = tvm_split.compile(model, plan, verify=False)
     with tvm_split.deploy(bundle, cluster) as deployment:
         deployment.run(torch.ones(1, 4))
-        return {
-            "model": model,
-            "cluster": cluster,
-            "workers": cluster.start(),
-            "plan": plan,
-            "bundle": bundle,
-            "deployment": deployment,
-            "statistics": deployment.stats(),
-            "report": deployment.report(),
-            "simulation": tvm_split.simulate(plan),
-            "machine": cluster.machines[0],
-            "link": tvm_split.Link(A, B, 1e6, 0.1),
-            "cores": SharedCores((A, B), 2),
-            "shard": tvm_split.Shard("0", "1", "rows", {A: 0.5, B: 0.5}),
-            "request": tvm_split.PlanRequest(stages=2, pin={"0": A}),
-        }
-
-
-CONTENT = {
-    "model": "layers",
-    "cluster": B,
-    "workers": B,
-    "plan": "stage_1",
-    "bundle": "stage_1",
-    "deployment": "stage_1",
-    "statistics": "stage_1",
-    "report": "predicted",
-    "simulation": "computes",
-    "machine": A,
-    "link": "1000000",
-    "cores": B,
-    "shard": "rows",
-    "request": "stages",
-}
-
-
-@pytest.mark.parametrize(("name", "content"), CONTENT.items())
-def test_short_in_a_console_and_a_table_elsewhere(objects: dict[str, Any], name: str, content: str) -> None:
-    shown = objects[name]
-    assert len(repr(shown)) < 160
-    assert "\n" not in repr(shown)
-    assert type(shown).__name__ in repr(shown)
-    assert content in str(shown)
-    assert content in shown._repr_html_()
-    assert max(map(len, str(shown).splitlines())) <= 80
+        statistics, report = deployment.stats(), deployment.report()
+    contents: list[tuple[Any, str]] = [
+        (model, "layers"),
+        (cluster, B),
+        (cluster.start(), B),
+        *((staged, "stage_1") for staged in (plan, bundle, deployment, statistics)),
+        (report, "predicted"),
+        (tvm_split.simulate(plan), "computes"),
+        (cluster.machines[0], A),
+        (tvm_split.Link(A, B, 1e6, 0.1), "1000000"),
+        (SharedCores((A, B), 2), B),
+        (tvm_split.Shard("0", "1", "rows", {A: 0.5, B: 0.5}), "rows"),
+        (tvm_split.PlanRequest(stages=2, pin={"0": A}), "stages"),
+    ]
+    for shown, content in contents:
+        assert len(repr(shown)) < 160
+        assert "\n" not in repr(shown)
+        assert type(shown).__name__ in repr(shown)
+        assert content in str(shown)
+        assert content in shown._repr_html_()
+        assert max(map(len, str(shown).splitlines())) <= 80
 
 
 def test_fields_with_their_defaults_are_left_out() -> None:

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 LAYERS = ["conv_1", "relu_1", "conv_2", "flatten", "dense"]
@@ -15,26 +13,9 @@ def test_plan_as_json(invoke_json, onnx_path):
     assert sum(stage["estimated_share"] for stage in content["stages"]) == pytest.approx(1.0)
 
 
-def test_plan_as_a_table(invoke, onnx_path):
-    text = invoke("plan", onnx_path, "--stages", "2", "--estimate").stdout
-    assert "machine-a" in text
-    assert "%" in text
-
-
 def test_layers(invoke, invoke_json, onnx_path):
     assert invoke("plan", onnx_path, "--layers").stdout.split() == LAYERS
     assert invoke_json("plan", onnx_path, "--layers")["layers"] == LAYERS
-
-
-def test_a_written_plan_is_what_was_shown(invoke_json, onnx_path, tmp_path):
-    content = invoke_json("plan", onnx_path, "--estimate", "--output", tmp_path / "plan.json")
-    assert json.loads((tmp_path / "plan.json").read_text()) == content["plan"]
-
-
-def test_a_picture(invoke, onnx_path, tmp_path):
-    invoke("plan", onnx_path, "--stages", "2", "--estimate", "--picture", tmp_path / "plan.svg")
-    assert "conv_1" in (tmp_path / "plan.svg").read_text()
-    assert ".svg" in invoke("plan", onnx_path, "--picture", tmp_path / "plan.png", code=2).stderr
 
 
 def test_annotations_of_an_onnx_file(invoke, invoke_json, onnx_path, tmp_path):

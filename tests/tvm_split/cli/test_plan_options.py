@@ -44,13 +44,6 @@ def test_every_demand_reaches_the_planner_and_the_plan_file(planned, tmp_path):
     )
 
 
-def test_estimates_are_called_estimates(planned):
-    content = planned()
-    assert content["plan"]["origin"] == "estimated"
-    assert [machine["estimated_share"] for machine in content["prediction"]["machines"]] == [1.0]
-    assert content["prediction"]["profiled_at"] == 0
-
-
 def test_a_written_problem_has_the_same_plan(planned, invoke_json, tmp_path):
     path = tmp_path / "problem.json"
     demands = ("--stages", "2", "--pin", "conv_1=machine-b", "--maximum-latency", "0.5")

@@ -6,24 +6,16 @@ import tvm_split
 from tvm_split.demo.network import DigitNetwork, shards_over
 from tvm_split.display.demo import short_form
 
-DENSE = """\
-def stage_1():
-    relu2 = receive("relu2", "machine-a")               # float32[4, 32, 8, 8]
-    flatten = reshape(relu2, shape([4, 2048]))          # float32[4, 2048]
-    fc1 = matmul(flatten, constant)                     # float32[4, 256]
-    fc1_1 = add(fc1, constant)                          # float32[4, 256]
-    relu3 = nn.relu(fc1_1)                              # float32[4, 256]
-    fc2 = matmul(relu3, constant)                       # float32[4, 10]
-    fc2_1 = add(fc2, constant)                          # float32[4, 10]
-    send(fc2_1, "fc2_1", "client")"""
-
 
 def test_a_machine_s_ir_is_shown_in_short_lines() -> None:
     model = tvm_split.load_model(DigitNetwork().eval(), (torch.zeros(4, 3, 8, 8),))
     cluster = tvm_split.Cluster.in_process(2)
     split = {"machine-a": ["conv1"], "machine-b": ["flatten"]}
     bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=split), verify=False)
-    assert short_form(bundle.ir["machine-b"]) == DENSE
+    lines = short_form(bundle.ir["machine-b"]).splitlines()
+    assert lines[1].split() == ["relu2", "=", 'receive("relu2",', '"machine-a")', "#", "float32[4,", "32,", "8,", "8]"]
+    assert lines[-1].strip() == 'send(fc2_1, "fc2_1", "client")'
+    assert max(map(len, lines)) <= 80
     shards = shards_over(("machine-a", "machine-b"))
     plan = tvm_split.plan(model, tvm_split.Cluster.local(2), shards=shards)
     text = short_form(tvm_split.compile(model, plan, verify=False).ir["machine-b"])
