@@ -55,7 +55,7 @@ CONNECT_WAIT_SECONDS = 10.0
 class LoadedProgram:
     """A worker's part of one program. Thread-safe. Call order: `keep`, `load`, `connect`, `close`.
 
-    Between `load` and `connect` it is a warm spare: its stages are loaded, and nothing is sent or received.
+    Between `load` and `connect` its stages are loaded, and nothing is sent or received.
     """
 
     def __init__(
