@@ -74,7 +74,9 @@ def required(kind: type[Value], value: Any, error: type[TvmSplitError], hint: st
     return value
 
 
-def inputs_of_call(expected: Sequence[TensorSpec], given: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+def inputs_of_call(
+    expected: Sequence[TensorSpec], positional: Sequence[Any], named: Mapping[str, Any]
+) -> Sequence[Any]:
     """Return the inputs of a call in the model's order; names are the model's own, or those of its source.
 
     A single dict, or a single tuple of arrays, stands for all inputs, as in a stream.
@@ -82,19 +84,19 @@ def inputs_of_call(expected: Sequence[TensorSpec], given: Sequence[Any], named: 
     Raises:
         InputError: a name is unknown, is missing, or is that of an input that has its value by position.
     """
-    if len(given) == 1 and not named and (isinstance(given[0], Mapping) or _has_all(expected, given[0])):
-        return inputs_of_batch(expected, given[0])
+    if len(positional) == 1 and not named and (isinstance(positional[0], Mapping) or _has_all(expected, positional[0])):
+        return inputs_of_batch(expected, positional[0])
     if not named:
-        return given
-    rest = [spec.name for spec in expected[len(given) :]]
+        return positional
+    rest = [spec.name for spec in expected[len(positional) :]]
     by_name = {identifier(str(name)): value for name, value in named.items()}
     if set(rest) != set(by_name) or len(by_name) < len(named):
-        by_position = f"{len(given)} by position and " if given else ""
+        by_position = f"{len(positional)} by position and " if positional else ""
         raise InputError(
             f"the model takes {len(expected)} inputs ({', '.join(map(str, expected))}), {by_position}those with the "
             f"names {', '.join(map(str, named))} were given"
         )
-    return [*given, *(by_name[name] for name in rest)]
+    return [*positional, *(by_name[name] for name in rest)]
 
 
 def inputs_of_batch(expected: Sequence[TensorSpec], batch: Any) -> Sequence[Any]:

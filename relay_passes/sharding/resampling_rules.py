@@ -17,20 +17,21 @@ from tvm import relax
 
 from relay_passes.ir import constant, is_tensor_constant, new_function
 from relay_passes.one_at_a_time import one_at_a_time
-from relay_passes.sharding.bounds import Range
+from relay_passes.sharding.region import Range
 from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, replaced_at, same_range
 
 Table = np.ndarray[Any, Any]
 
 
 def take(operation: Operation) -> Rule:
+    """Return the rule of a ``take``; along the sharded axis its indices must be a constant list."""
     data, index = operation.operands
     expression = operation.expression
     along = int(expression.attrs.axis or 0) % len(data.shape)
     if data.axis is None and index.axis is not None:
         return Rule((None, index.axis), (index.axis.at(along + index.axis.index),))
     if data.axis is None or index.axis is not None:
-        raise operation.refused("its indices and what it looks into are both split")
+        raise operation.refused("its indices and its data are both sharded")
     axis = data.axis
     if axis.index != along:
         return same_range(operation, axis, axis.at(axis.index + (len(index.shape) - 1 if axis.index > along else 0)))
@@ -77,6 +78,7 @@ def interpolation(operation: Operation) -> Rule:
 
 
 def resize(operation: Operation) -> Rule:
+    """Return the rule of a ``resize2d``: along rows and columns it becomes constant matrices, or indices if nearest."""
     axis, attributes = operation.only_first(), operation.expression.attrs
     layout, method = str(attributes.layout), str(attributes.method)
     is_nearest = method == "nearest_neighbor"

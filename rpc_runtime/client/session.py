@@ -32,7 +32,7 @@ from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.foreign_text import cleaned
+from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.messages import LINK_SECRET_BYTES, MAXIMUM_CONNECT_SECONDS, hello_of
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,9 @@ logger = logging.getLogger(__name__)
 TransferProgress = Callable[[str, int, int], None]
 """Called while blobs are sent, with (machine, bytes sent, total bytes)."""
 CAUSE_SECONDS = 0.5
+"""How long a failed opening waits for a report of the watch, which names the cause."""
 UNLOAD_SECONDS = 5.0
+"""Timeout of a worker's answer to Unload."""
 LAST_WORD_SECONDS = 2.0
 """Timeout of one worker's last statistics, so that a hanging worker does not delay those of the others."""
 

@@ -6,7 +6,8 @@ A link is opened by a gRPC call, the stream. It stays open with every transport,
     caller ◀── Accept: the first that is possible ── worker  `Transport.answer`, reasons for those before it
     caller ── Choice ──▶ worker                              `Transport.connect` or gRPC, then `Pending.accept`
 
-To add a transport, write one class and register it in `TRANSPORTS` or as an entry point ``tvm_split.transports``.
+To add a transport, write a `Transport` and a `Carrier`; register the first in `TRANSPORTS`, or a package names it in
+an entry point ``tvm_split.transports``.
 """
 
 from __future__ import annotations

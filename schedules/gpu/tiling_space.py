@@ -1,9 +1,9 @@
-"""The templates of tiled products: the values of their choices worth trying, and a block's limits.
+"""The templates of tiled products: their choices, a block's limits, and the schedule for tensor cores.
 
-Tiles are offered only if a block of threads can hold them: its threads, its shared memory as the schedules lay it out,
+A tile is offered only if a block of threads can hold it: its threads, its shared memory as the schedules lay it out,
 and the registers that a thread's results and operands need at least. The compiler detects other spills.
 
-Schedule half-precision products on tensor cores: warps multiply fragments of 16 x 16 x 16, and sum in float32.
+`schedule_tensor_core` is for half precision: warps multiply fragments of 16 x 16 x 16, and sum in float32.
 
     block of threads:  a tile of rows x columns (x slice of the sum, x batch)
       for each ``depth`` steps of the sum:
@@ -49,8 +49,11 @@ from schedules.gpu.tile import (
 )
 from schedules.template import Choices, Space, Template, Value, space_of
 
-# Padding elements per row of an operand in shared memory: rows start in different banks and stay aligned for fragments.
 SHIFT_OF_HALVES = 8
+"""Padding elements per row of an operand in shared memory, so that rows start in different banks.
+
+Fragments stay aligned.
+"""
 
 
 def schedule_tensor_core(schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[FragmentTile]) -> None:
@@ -127,7 +130,7 @@ def _use_instructions(
     schedule.tensorize(schedule.get_loops(product)[-3], fragments.multiply)
 
 
-# CUDA C++ Programming Guide, technical specifications per compute capability; equal for sm_50 and later.
+# CUDA C++ Programming Guide, technical specifications per compute capability: these are equal from sm_50 on.
 REGISTERS_OF_A_THREAD = 255
 REGISTERS_OF_A_BLOCK = 65536
 BYTES_OF_A_SUM = 4

@@ -1,8 +1,8 @@
-"""Keep what was compiled between runs, under a key of all that it is compiled from.
+"""Folders of blobs; and a cache of what was compiled, under a key of all that it is compiled from.
 
-A file per key, in a folder that no other user can write to, has the result and names its blobs; the newest are kept.
-Blobs are in the store that this user's workers on this host use too: it has a limit, and the blobs used least recently
-are removed first. Digests are compared, so what was changed or is unfinished counts as missing.
+The cache has a file per key, in a folder that no other user can write to; the newest are kept. A file has the result
+and names its blobs. These are in the store that this user's workers on this host use too: it has a limit, and the blobs
+used least recently are removed first. Digests are compared, so what was changed or is unfinished counts as missing.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class BlobFolder:
         return BlobSpec(digest, len(content))
 
     def add_file(self, source: Path) -> BlobSpec:
+        """Store the content of a file. Raises `OutputError` if the disk is full."""
         return self.add(source.read_bytes())
 
     def add_weight(self, name: str, weight: tvm.runtime.Tensor) -> WeightSpec:

@@ -11,7 +11,7 @@ from pydantic import Field, computed_field
 from tvm_split.planner.problem import Amount
 from tvm_split.units import seconds_text
 
-PARTED = 0.15
+RELEVANT_DIFFERENCE = 0.15
 """Relative difference that needs advice; predictions are accurate to 10 % for throughput and 15 % for latency."""
 NEGLIGIBLE = 0.02
 """Share of the period below which a user would not notice a difference, whatever its ratio."""
@@ -115,7 +115,7 @@ def advice_for(
     links: Sequence[LinkReport],
     estimated_shares: Mapping[str, float],
 ) -> tuple[str, ...]:
-    """Messages for the user, the most specific first; empty if everything is as predicted.
+    """Return messages for the user, the most specific first; empty if everything is as predicted.
 
     ``estimated_shares`` has, by machine, the share of its predicted time that was estimated and not measured.
     """
@@ -124,7 +124,7 @@ def advice_for(
         *(
             _of_machine(machine, estimated_shares.get(machine.machine, 0.0))
             for machine in machines
-            if parted(machine.compute, scale)
+            if differs(machine.compute, scale)
         ),
         *map(_of_link, changed_links(period, latency, links)),
     ]
@@ -134,35 +134,35 @@ def advice_for(
 
 
 def changed_links(period: Comparison, latency: Comparison, links: Sequence[LinkReport]) -> list[LinkReport]:
-    """The links whose measured time differs from the prediction enough to matter.
+    """Return the links whose measured time differs from the prediction enough to matter.
 
     A longer time does not matter unless the whole is slower: the ends then had time to wait.
     """
     whole, scale = latency if period.measured is None else period, _scale(period, latency)
-    is_slower = parted(whole, 0.0) and whole.difference > 0
+    is_slower = differs(whole, 0.0) and whole.difference > 0
     return [
         link
         for link in links
         if (is_slower or link.seconds.difference <= 0)
-        and tells_of_a_link(link.seconds, scale)
-        and parted(link.seconds, scale)
+        and is_long_enough(link.seconds, scale)
+        and differs(link.seconds, scale)
     ]
 
 
 def _scale(period: Comparison, latency: Comparison) -> float:
-    """The seconds to which differences are compared."""
+    """Return the seconds to which differences are compared."""
     return max(period.measured or 0.0, period.predicted or 0.0) or latency.measured or 0.0
 
 
-def parted(comparison: Comparison, scale_seconds: float) -> bool:
-    """Whether measurement and prediction differ by more than `PARTED`, and by more than is `NEGLIGIBLE`."""
+def differs(comparison: Comparison, scale_seconds: float) -> bool:
+    """Whether measurement and prediction differ by more than `RELEVANT_DIFFERENCE` and more than `NEGLIGIBLE`."""
     ratio = comparison.ratio
-    if ratio is None or 1 - PARTED <= ratio <= 1 + PARTED:
+    if ratio is None or 1 - RELEVANT_DIFFERENCE <= ratio <= 1 + RELEVANT_DIFFERENCE:
         return False
     return abs(comparison.difference) > NEGLIGIBLE * scale_seconds
 
 
-def tells_of_a_link(seconds: Comparison, scale_seconds: float) -> bool:
+def is_long_enough(seconds: Comparison, scale_seconds: float) -> bool:
     """Whether receiving or sending takes, by prediction or measurement, long enough to tell about the link."""
     longest = max(seconds.predicted or 0.0, seconds.measured or 0.0)
     return longest >= max(LEAST_WIRE_SECONDS, SMALLEST_SHARE_OF_PERIOD * scale_seconds)
@@ -179,21 +179,21 @@ def _of_machine(report: MachineReport, estimated_share: float) -> str:
 
 def _of_link(report: LinkReport) -> str:
     slower = report.seconds.difference > 0
-    why = "others may use it, or it has changed" if slower else "it can carry more than the plan gives it"
+    why = "other traffic may use it, or it has changed" if slower else "it can carry more than the plan gives it"
     return f"the link {report.source} → {report.destination} takes {_both(report.seconds)}: {why}. Probe it again"
 
 
 def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:
-    if parted(period, 0.0):
-        came = f"a result came every {_both(period)}"
+    if differs(period, 0.0):
+        text = f"a result came every {_both(period)}"
         if period.difference > 0:
             yield (
-                f"{came}, though no machine and no link is known to be slower: the inputs, or what takes the results, "
+                f"{text}, though no machine and no link is known to be slower: the inputs, or what takes the results, "
                 "may be slower than the pipeline, or the machines share cores with other programs"
             )
         else:
-            yield f"{came}: its numbers are old; {PLAN_ANEW}"
-    if parted(latency, 0.0):
+            yield f"{text}: the plan's measurements are old; {PLAN_ANEW}"
+    if differs(latency, 0.0):
         yield (
             f"a single run takes {_both(latency)}, though no machine and no link is known to differ from its "
             f"prediction: the links' latency may have changed; {PLAN_ANEW}"

@@ -12,7 +12,7 @@ from rpc_runtime.program.measurements import StageStatistics
 from rpc_runtime.program.program import weight_bytes
 from tvm_split.deployment.deployment import Deployment, DeploymentStatistics
 from tvm_split.deployment.deployment_report import DeploymentReport
-from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison, parted, tells_of_a_link
+from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison, differs, is_long_enough
 from tvm_split.display.cluster import transport_lines
 from tvm_split.display.view import Row, Table, View, view
 from tvm_split.units import bytes_text, count_text, seconds_text, short_list
@@ -141,9 +141,9 @@ def _short_name(stage: StageStatistics) -> str:
 
 def _row(name: str, what: str, compared: Comparison, scale_seconds: float, *, wire: bool = False) -> Row:
     ratio, style = NOTHING, ""
-    if not wire or tells_of_a_link(compared, scale_seconds):
+    if not wire or is_long_enough(compared, scale_seconds):
         if compared.ratio is not None:
-            ratio, style = f"{compared.ratio:.2f}", "red" if parted(compared, scale_seconds) else ""
+            ratio, style = f"{compared.ratio:.2f}", "red" if differs(compared, scale_seconds) else ""
         elif compared.inconclusive:
             ratio = UNSURE
     predicted = _milliseconds(compared.predicted)

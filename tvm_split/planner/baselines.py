@@ -1,6 +1,6 @@
 """Plans by simple rules: one machine, or all with equal layers, equal parameters, or equal estimated cost.
 
-And whether more machines than one are worth it: fewer are preferred if the gain cannot be measured.
+They are compared with searched plans. Fewer machines are preferred if the gain of more cannot be measured.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
         stages=chosen.stages,
         evaluation=evaluation,
         gap=gap_of(value, solution.lower_bound_seconds),
-        method=f"{solution.method}; machines were spared",
+        method=f"{solution.method}; fewer machines preferred",
         why_no_more_machines=f"{_machines(solution.stages)} machines would gain {lost:.1%} and have a latency of "
         f"{seconds_text(solution.evaluation.latency_seconds)} instead of {seconds_text(evaluation.latency_seconds)}",
         alternatives=(
@@ -147,12 +147,12 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
 
 
 def _margin(problem: Problem, solution: Solution, alternative: Alternative) -> float:
-    later = (
+    latency_ratio = (
         solution.evaluation.latency_seconds / alternative.latency_seconds if alternative.latency_seconds > 0 else 1.0
     )
-    if problem.objective == "latency" or later <= 1.0:
+    if problem.objective == "latency" or latency_ratio <= 1.0:
         return MARGIN
-    return min(MARGIN + MARGIN_PER_DOUBLING * math.log2(later), LARGEST_MARGIN)
+    return min(MARGIN + MARGIN_PER_DOUBLING * math.log2(latency_ratio), LARGEST_MARGIN)
 
 
 def _machines(stages: tuple[Stage, ...]) -> int:

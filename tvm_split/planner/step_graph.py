@@ -169,7 +169,7 @@ def _topological_order(stages: Sequence[Stage], edges: Sequence[tuple[int | None
         return list(graphlib.TopologicalSorter(before).static_order())
     except graphlib.CycleError as error:
         names = [names_of(stages[number].machines) for number in reversed(error.args[1])]
-        raise PlanError(f"the stages wait for each other in a circle: {' → '.join(names)}") from error
+        raise PlanError(f"the stages wait for each other in a cycle: {' → '.join(names)}") from error
 
 
 CLIENT_NUMBER = -1

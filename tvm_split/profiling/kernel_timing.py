@@ -22,7 +22,7 @@ from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.execution.kernel_timer import InProcessKernels
 from rpc_runtime.hardware import usable_together
-from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelTime, TimingEffort
+from rpc_runtime.program.measurements import MAXIMUM_LIMIT_SECONDS, KernelTime, TimingEffort
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.build_cache import BlobFolder
@@ -59,7 +59,7 @@ class Libraries:
 
     @one_at_a_time
     def library(self, code: TargetCode | CeilingCode, digests: frozenset[str] = frozenset()) -> BlobSpec:
-        """The library of the kernels with these digests, or that of a machine's peaks."""
+        """Return the library of the kernels with these digests, or that of a machine's peaks."""
         key = id(code), digests
         if key not in self._built:
             self._built[key] = (
@@ -141,13 +141,13 @@ class HostTiming:
         self._time(timed)
         for machine in lacking:
             if machine not in timed:
-                equal = (candidate for candidate in timed if candidate.kind == machine.kind)
-                machine.take_from(min(equal, key=lambda candidate: candidate.whole_seconds))
+                identical = (candidate for candidate in timed if candidate.kind == machine.kind)
+                machine.take_from(min(identical, key=lambda candidate: candidate.whole_seconds))
 
     def _time(self, machines: Sequence[MachineTimes]) -> None:
         with contextlib.ExitStack() as stack:
             timed = [machine for machine in machines if self.wanted[machine.name]]
-            together = self._finding_cores(timed)
+            together = self._with_own_cores(timed)
             sessions = {
                 machine.name: stack.enter_context(contextlib.closing(self._open_session(machine.machine)))
                 for machine in dict.fromkeys((*machines, *together))
@@ -187,7 +187,7 @@ class HostTiming:
         for machine in machines:
             machine.take(sessions[machine.name].measure(PEAK_EFFORT), (), is_confirmed=True)
 
-    def _finding_cores(self, timed: Sequence[MachineTimes]) -> list[MachineTimes]:
+    def _with_own_cores(self, timed: Sequence[MachineTimes]) -> list[MachineTimes]:
         """Return the machines to run at the same time, timed ones first, as long as each has cores of its own."""
         cores = usable_together(machine.machine.cores for machine in self._machines)
         together: list[MachineTimes] = []
@@ -297,7 +297,7 @@ def time_kernels(
 def _machine_times(
     machines: Sequence[MachineFacts], codes: Mapping[str, TargetCode], folder: Path
 ) -> list[MachineTimes]:
-    """What is known of each machine: nothing yet. Machines of one target and number of threads share their peaks."""
+    """Return empty times of each machine. Machines of one target and number of threads share their peaks."""
     peaks: dict[tuple[str, int], CeilingCode | None] = {}
     all_times = []
     for machine in machines:

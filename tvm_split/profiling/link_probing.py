@@ -34,6 +34,7 @@ from tvm_split.profiling.link_model import (
     SMALLEST_BYTES,
     LinkSample,
     ProbedLink,
+    ProbePrograms,
     are_alike,
     fitted_line,
     probe_sizes,
@@ -41,7 +42,6 @@ from tvm_split.profiling.link_model import (
     worthwhile_size,
 )
 from tvm_split.profiling.machines import bus_of
-from tvm_split.profiling.probe_programs import ProbePrograms
 from tvm_split.profiling.rounds import first_of, rounds_of
 from tvm_split.profiling.store import Store, entry_key
 from tvm_split.progress import StepProgress, Steps
@@ -50,9 +50,9 @@ SERIES_SECONDS = 0.04
 """Seconds of single runs, and of a stream, per size on a fast link."""
 FEWEST, MOST = 3, 60
 """Numbers of single runs, and of tensors in a stream."""
-HOPELESS_SECONDS = 0.5
+LONG_RUN_SECONDS = 0.5
 """A run that takes longer, in seconds, is not repeated."""
-HANDED_OVER_BYTES_PER_SECOND = 1e12
+IN_PROCESS_BYTES_PER_SECOND = 1e12
 """Bandwidth of links in an in-process cluster, where tensors are passed by reference."""
 Ends = tuple[str, str]
 """Source and destination of a link: two machines, or a machine and the client."""
@@ -100,7 +100,7 @@ def probe_links(
     """
     if cluster.launcher.in_process:
         ends = permutations((CLIENT, *cluster.machine_names), 2)
-        free = tuple(LinkProfile(*pair, HANDED_OVER_BYTES_PER_SECOND, 0.0, "given", time.time()) for pair in ends)
+        free = tuple(LinkProfile(*pair, IN_PROCESS_BYTES_PER_SECOND, 0.0, "given", time.time()) for pair in ends)
         return LinkProbe(free, dict.fromkeys(cluster.machine_names, StreamingCost()))
     with cluster.start() as workers:
         return _Probing(workers, sizes_bytes, timeout_seconds, Steps(on_progress), cache_folder, refresh).run()
@@ -279,31 +279,32 @@ def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], size_bytes
     """
     pipeline.run(inputs)
     runs = [_seconds_of_run(pipeline, inputs)]
-    count = _times(runs[0])
+    count = _repetitions(runs[0])
     runs += [_seconds_of_run(pipeline, inputs) for _ in range(count)]
     computed: dict[str, dict[int, float]] = defaultdict(dict)
     for event in pipeline.trace():
         if event.kind == COMPUTE:
             computed[event.stage][event.sequence] = (event.end_nanoseconds - event.start_nanoseconds) / 1e9
     singles = [seconds - sum(stage[number] for stage in computed.values()) for number, seconds in enumerate(runs, 1)]
-    usual = sum(statistics.median(stage.values()) for stage in computed.values())
+    compute_seconds = sum(statistics.median(stage.values()) for stage in computed.values())
     stream_seconds, processor_seconds, client_seconds = None, 0.0, 0.0
-    if runs[0] < HOPELESS_SECONDS:
-        streamed = 1 + _times(runs[0] / 2)
+    if runs[0] < LONG_RUN_SECONDS:
+        streamed = 1 + _repetitions(runs[0] / 2)
         before = sum(pipeline.processor_seconds().values())
         client_before = time.process_time()
         arrivals = [time.perf_counter() for _ in pipeline.stream([inputs] * streamed)]
         client_seconds = (time.process_time() - client_before) / streamed
         after = sum(pipeline.processor_seconds().values())
-        processor_seconds = max((after - before) / streamed - usual, 0.0)
+        processor_seconds = max((after - before) / streamed - compute_seconds, 0.0)
         stream_seconds = (arrivals[-1] - arrivals[0]) / (streamed - 1)
     # Other programs only make runs longer, so the lower quartile counts.
     single_seconds = statistics.quantiles(singles, n=4, method="inclusive")[0]
     return LinkSample(size_bytes, max(single_seconds, 0.0), stream_seconds, processor_seconds, client_seconds)
 
 
-def _times(seconds: float) -> int:
-    return 1 if seconds > HOPELESS_SECONDS else min(max(int(SERIES_SECONDS / max(seconds, 1e-6)), FEWEST), MOST)
+def _repetitions(seconds: float) -> int:
+    """Return how many runs to measure if one takes ``seconds``."""
+    return 1 if seconds > LONG_RUN_SECONDS else min(max(int(SERIES_SECONDS / max(seconds, 1e-6)), FEWEST), MOST)
 
 
 def _seconds_of_run(pipeline: Session, inputs: Sequence[np.ndarray]) -> float:

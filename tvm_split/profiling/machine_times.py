@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel
+from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.compiler.targets import target_text
 from tvm_split.errors import ProfileError
@@ -21,6 +21,7 @@ from tvm_split.profiling.peaks import CeilingCode, Ceilings
 from tvm_split.profiling.store import Store, entry_key
 
 MOST_OF_MEMORY = 0.5
+"""Largest share of the free memory that the arguments of a kernel, or all weights, may take."""
 CHANGED = 2.0
 """Ratio of times from which a machine counts as changed; frequencies and caches vary by less."""
 
@@ -161,15 +162,15 @@ class MachineTimes:
         """Total seconds of all known kernels, each once."""
         return sum(cached.seconds for cached in self.alone.values())
 
-    def take_from(self, equal: MachineTimes) -> None:
+    def take_from(self, identical: MachineTimes) -> None:
         """Use the measured times of an identical machine, and keep them in the cache unless they are doubtful."""
-        for (companions, times), equal_times in zip(self._times.items(), equal._times.values(), strict=True):
-            copied = {digest: equal_times[digest] for digest in equal.measured & equal_times.keys()}
+        for (companions, times), identical_times in zip(self._times.items(), identical._times.values(), strict=True):
+            copied = {digest: identical_times[digest] for digest in identical.measured & identical_times.keys()}
             times.update(copied)
-            if not equal.doubt:
+            if not identical.doubt:
                 self.cache.put({self._key(digest, companions): cached for digest, cached in copied.items()})
-        self.problems.update(equal.problems)
-        self.measured |= equal.measured
+        self.problems.update(identical.problems)
+        self.measured |= identical.measured
 
     def _key(self, digest: str, companions: tuple[str, ...]) -> str:
         # Other cache contents matter only by their size; a power of two is precise enough.
@@ -199,12 +200,12 @@ class CallSeconds:
     def of(self, calls: Sequence[KernelCall]) -> PieceTime:
         """Return the time of calls that run one after the other."""
         call_times = [self._of_call(call) for call in calls]
-        by_itself, in_company = (
+        alone, contended = (
             max(sum(call_time[place] for call_time in call_times), SHORTEST_SECONDS) for place in (0, 1)
         )
         all_known = all(call.digest in self._times.known for call in calls)
         # Contention never makes kernels faster: a longer time alone was disturbed.
-        return PieceTime(min(by_itself, in_company), in_company, "measured" if all_known else "estimated")
+        return PieceTime(min(alone, contended), contended, "measured" if all_known else "estimated")
 
     def _of_call(self, call: KernelCall) -> tuple[float, float]:
         weight_seconds = len(call.weights) * self.ceilings.seconds_per_weight

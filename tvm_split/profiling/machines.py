@@ -59,7 +59,7 @@ def machine_facts(cluster: Workers, targets: Mapping[str, Mapping[str, Any]]) ->
     asked = [machine for machine in cluster.machines if not _is_known(cluster, targets[machine.name])]
     endpoints = cluster.endpoints() if asked else {}
     workers = describe_all({machine.name: endpoints[machine.name] for machine in asked})
-    all_facts = [_facts(cluster, machine, targets[machine.name], workers) for machine in cluster.machines]
+    all_facts = [_facts(machine, targets[machine.name], workers) for machine in cluster.machines]
     for facts in all_facts:
         described = facts.identity["architecture"], facts.identity["cpu_features"]
         require_executable("what would be timed", facts.name, facts.target, *described)
@@ -96,9 +96,7 @@ def _is_known(cluster: Workers, target: Mapping[str, Any]) -> bool:
     return cluster.launcher.in_process or (cluster.launcher.on_this_host and target["kind"] != "cuda")
 
 
-def _facts(
-    cluster: Workers, machine: Machine, target: Mapping[str, Any], workers: Mapping[str, WorkerDescription]
-) -> MachineFacts:
+def _facts(machine: Machine, target: Mapping[str, Any], workers: Mapping[str, WorkerDescription]) -> MachineFacts:
     """Return the facts about a machine, with all free memory of its host or GPU."""
     has_gpu = target["kind"] == "cuda"
     if machine.name not in workers:

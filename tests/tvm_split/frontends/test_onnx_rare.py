@@ -319,7 +319,7 @@ def test_resizing_in_one_and_three_axes_and_of_integers() -> None:
 
 
 @pytest.mark.parametrize(("operator", "opset"), [("Upsample", 9), ("Resize", 10), ("Resize", 11)])
-def test_resizing_in_old_forms(operator: str, opset: int) -> None:
+def test_resizing_in_old_forms(operator: str, opset: int, capfd: pytest.CaptureFixture[str]) -> None:
     x, nothing = random(1, 2, 7, 6), np.zeros(0, np.float32)
     with together() as check:
         for scales, method in itertools.product(SCALES[:2], ("nearest", "linear")):
@@ -329,3 +329,4 @@ def test_resizing_in_old_forms(operator: str, opset: int) -> None:
             options = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "opset": opset}
             check("Resize", x, constants=[nothing, SCALES[1]], **options)
             check("Resize", x, constants=[nothing, nothing, i64(1, 2, 3, 11)], **options)
+    assert "deprecated" not in capfd.readouterr().err

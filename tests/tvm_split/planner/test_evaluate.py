@@ -85,7 +85,7 @@ def test_what_is_no_plan(stages: list[Stage], message: str) -> None:
 def test_a_circle_of_stages_is_named() -> None:
     links = (ProblemLink("a", "b", 1.0), ProblemLink("b", "a", 1.0))
     problem = Problem("throughput", MACHINES, links, pieces("p", "q", "r"), (Edge("p", "q", 1.0), Edge("q", "r", 1.0)))
-    with pytest.raises(PlanError, match=r"in a circle: (a → b → a|b → a → b)"):
+    with pytest.raises(PlanError, match=r"in a cycle: (a → b → a|b → a → b)"):
         evaluate_stages(problem, [stage("a", "p", "r"), stage("b", "q")])
 
 

@@ -21,7 +21,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import compositions
 from tvm_split.frontends.convert import BRANCH, DYNAMIC, LOOP, RANDOM, Call, Conversion
-from tvm_split.frontends.onnx.reference import OnnxReference
+from tvm_split.frontends.onnx.graph import OnnxReference
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
 
 
@@ -267,18 +267,19 @@ def _resizing_weights(
     A row is 0 where the new element lies outside of the region from ``ends[0]`` to ``ends[1]``.
     """
     # onnxruntime copies a tensor whose sizes do not change, so another axis, of one element, is doubled.
+    has_scale = isinstance(factor, np.floating)
     values = {
         "region": np.array([0, 0, ends[0], 0, 1, 1, ends[1], 1], "float32"),
-        "scales": np.array([1, 1, factor, 2], "float32"),
-        "sizes": np.array([size, 1, factor, 2], "int64"),
+        "scales": np.array([1, 1, factor, 2] if has_scale else [], "float32"),
+        **({} if has_scale else {"sizes": np.array([size, 1, factor, 2], "int64")}),
     }
-    unused = "sizes" if isinstance(factor, np.floating) else "scales"
-    names = ["" if name == unused else name for name in values]
-    node = helper.make_node("Resize", ["vectors", *names], ["weights"], **attributes)
+    node = helper.make_node("Resize", ["vectors", *values], ["weights"], **attributes)
+    # onnxruntime warns of this mode beyond opset 12, which no longer has it.
+    opset = 11 if attributes.get("coordinate_transformation_mode") == b"tf_half_pixel_for_nn" else 19
     kinds = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in ("vectors", "weights")]
-    constants = [numpy_helper.from_array(values[name], name) for name in filter(None, names)]
+    constants = [numpy_helper.from_array(value, name) for name, value in values.items()]
     graph = helper.make_graph([node], "resize", kinds[:1], kinds[1:], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
     vectors = np.eye(size, dtype="float32")[:, None, :, None]
     (resized,) = OnnxReference(model, ["vectors"], {}).outputs([vectors])
     return np.array(resized[:, 0, :, 0].T)

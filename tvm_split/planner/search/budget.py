@@ -61,12 +61,6 @@ class Budget:
         return max(0.0, self._seconds - (time.monotonic() - self._start))
 
     @property
-    def work_left(self) -> float:
-        """Approximate units of work that both limits still allow."""
-        work = self._work - (self._meter.work - self._work_before)
-        return max(0.0, min(work, self.seconds_left * WORK_PER_SECOND))
-
-    @property
     def whole_work(self) -> float:
         """Approximate units of work that both limits allowed at the start."""
         return min(self._work, self._seconds * WORK_PER_SECOND)

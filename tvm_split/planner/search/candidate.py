@@ -201,7 +201,7 @@ def _topological_order(
         return tuple(graphlib.TopologicalSorter(before).static_order())
     except graphlib.CycleError as error:
         names = [names_of([instance.machines[m] for m in stages[number].machines]) for number in error.args[1]]
-        raise PlanError(f"the stages wait for each other in a circle: {' → '.join(reversed(names))}") from error
+        raise PlanError(f"the stages wait for each other in a cycle: {' → '.join(reversed(names))}") from error
 
 
 def delivered(instance: Instance, plan: Candidate) -> Candidate:

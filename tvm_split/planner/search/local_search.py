@@ -17,10 +17,10 @@ from tvm_split.planner.search.instance import Instance
 
 TEMPERATURES = (0.05, 1e-5)
 """Relative increase of the value that a change may cause, about: at the start and at the end of annealing."""
-ROUND = 100
-"""Changes in one round of annealing, per piece and per machine."""
+CHANGES_PER_ROUND = 100
+"""Changes in one round of annealing, times the sum of the numbers of pieces and machines."""
 ROUNDS_WITHOUT_GAIN = 3
-"""The search ends after so many rounds in a row without an improvement."""
+"""The search ends after this many rounds in a row without an improvement."""
 GAIN = 1e-4
 """Relative decrease of the value that counts as an improvement."""
 FURTHEST = 0.25
@@ -65,7 +65,7 @@ class LocalSearch:
     def _annealed(self, plan: Candidate, budget: Budget) -> Candidate:
         problem, current, best = self._instance.problem, plan, plan
         hot, cold = TEMPERATURES
-        changes = ROUND * sum(self._instance.seconds.shape)
+        changes = CHANGES_PER_ROUND * sum(self._instance.seconds.shape)
         start = budget.used_share
         if start >= 1.0:  # used up since the caller looked
             return plan
@@ -107,6 +107,7 @@ class LocalSearch:
         return idle[int(len(idle) * self._random.random() ** 2)] if idle else None
 
     def _move_cut(self, stages: State) -> State | None:
+        """Move pieces between two neighbouring stages, usually few; each keeps one at least."""
         at = self._pair(stages)
         if at is None:
             return None
@@ -128,6 +129,7 @@ class LocalSearch:
         return _with_machines(stages, {first: stages[second].machines, second: stages[first].machines})
 
     def _use_idle(self, stages: State) -> State | None:
+        """Replace a machine of a stage by an idle one."""
         machine, at = self._idle(stages), self._random.randrange(len(stages))
         if machine is None:
             return None
@@ -136,6 +138,7 @@ class LocalSearch:
         return _with_machines(stages, {at: tuple(machines)})
 
     def _merge(self, stages: State) -> State | None:
+        """Make one stage of two neighbouring ones, on the machines of either, or as replicas on all of them."""
         at = self._pair(stages)
         if at is None:
             return None
@@ -146,6 +149,7 @@ class LocalSearch:
         return (*stages[:at], Placement(machines, tuple(sorted(first.pieces + second.pieces))), *stages[at + 2 :])
 
     def _split(self, stages: State) -> State | None:
+        """Cut a stage in two; they share its replicas, or an idle machine takes one."""
         at = self._random.randrange(len(stages))
         pieces, machines = stages[at].pieces, stages[at].machines
         if len(pieces) < 2:

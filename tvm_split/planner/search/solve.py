@@ -91,7 +91,7 @@ def _why_impossible(problem: Problem, *, is_proven: bool) -> str:
     try:
         reason = why_impossible(problem, search)
     except OutOfBudgetError:
-        return "no plan meets all demands, and there was no time to find out which of them is too much: leave some out"
+        return "no plan meets all demands, and the time ended before it was known which one is too much: leave some out"
     if is_proven:
         return reason
     return f"no plan was found in the time given, which is no proof; as far as was searched, {reason}"

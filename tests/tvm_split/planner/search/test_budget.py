@@ -11,7 +11,7 @@ def test_work_is_counted_in_all_parts_of_a_budget():
     whole.spend(10.0)
     assert rest.is_used_up
     assert not half.is_used_up
-    assert whole.work_left == half.work_left + 50.0 == 90.0
+    assert (whole.used_share, half.used_share) == (0.1, 0.2)
     assert whole.rest(0.5).whole_work == 45.0
     half.spend(40.0)
     assert half.is_used_up

@@ -37,6 +37,31 @@ def _select(op: Operators, call: TorchCall) -> relax.Expr:
     return op.take(data, constant(call["index"] % shape_of(data)[axis], "int64"), axis)
 
 
+def _rows(call: TorchCall) -> range:
+    """The rows of axis ``dim`` that a slice takes, with bounds clamped like Python's."""
+    return range(shape_of(call["self"])[call["dim"]])[call["start"] : call["end"] : call["step"]]
+
+
+def _slice(op: Operators, call: TorchCall) -> relax.Expr:
+    # TVM's importer gives an axis of negative size if the end is before the start.
+    data, axis, rows = call["self"], call["dim"], _rows(call)
+    if rows == range(shape_of(data)[axis]):
+        return data
+    return op.strided_slice(data, [axis], [rows.start], [max(rows.start, rows.stop)], [rows.step])
+
+
+def _slice_scatter(op: Operators, call: TorchCall) -> relax.Expr:
+    """Replace rows of a tensor: concatenate it with the source, and take each row from one of the two."""
+    # TVM's importer requires an end, and does not clamp the bounds to the axis.
+    data, axis, places = call["self"], call["dim"], list(_rows(call))
+    if not places:
+        return data
+    rows = np.arange(shape_of(data)[axis])
+    rows[places] = len(rows) + np.arange(len(places))
+    joined = op.concat([data, op.cast(call["src"], dtype_of(data))], axis)
+    return op.take(joined, constant(rows, "int64"), axis)
+
+
 def _indexed_axes(call: TorchCall) -> tuple[list[int], list[int], int]:
     """Return the axes with index tensors, the other axes, and the position of the indexed ones in the result."""
     axes = [axis for axis, index in enumerate(call["indices"]) if index is not None]
@@ -197,6 +222,8 @@ def _scan(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
 CONVERSIONS: dict[str, Conversion] = {
     operator.getitem.__name__: _item_of_tuple,
     "select.int": _select,
+    "slice.Tensor": _slice,
+    "slice_scatter.default": _slice_scatter,
     "index.Tensor": _index,
     "index_put.default": _index_put,
     "index_select.default": lambda op, call: op.take(call["self"], _own_places(op, call), call["dim"]),
