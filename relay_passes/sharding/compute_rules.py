@@ -13,7 +13,7 @@ import numpy as np
 from tvm import relax
 
 from relay_passes.ir import constant, convolution_like
-from relay_passes.sharding.bounds import Range
+from relay_passes.sharding.region import Range
 from relay_passes.sharding.resampling_rules import interpolation
 from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, Write, same_range
 

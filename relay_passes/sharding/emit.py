@@ -48,11 +48,20 @@ from relay_passes.ir import (
     with_leaves,
     with_main,
 )
-from relay_passes.sharding.bounds import Range, bounds, common_range, has_empty
 from relay_passes.sharding.partial_sums import Use
 from relay_passes.sharding.propagate import Step
 from relay_passes.sharding.ranges import Layout, layout_of
-from relay_passes.sharding.region import Exchange, Region, ShardAxis, Sharded, part_name
+from relay_passes.sharding.region import (
+    Exchange,
+    Range,
+    Region,
+    ShardAxis,
+    Sharded,
+    bounds,
+    common_range,
+    has_empty,
+    part_name,
+)
 from relay_passes.sharding.rule import Axis, Operand, sliced
 
 LARGE_SUM_BYTES = 1024 * 1024

@@ -29,9 +29,8 @@ from relay_passes.ir import (
     shape_of,
     with_leaves,
 )
-from relay_passes.sharding.bounds import CommonBounds, fit_blocks
 from relay_passes.sharding.partial_sums import LinearPassage, linear_passage
-from relay_passes.sharding.region import Contents, ShardError
+from relay_passes.sharding.region import CommonBounds, Contents, ShardError, fit_blocks
 from relay_passes.sharding.rule import Axis, Operation, Rule, operation_of
 from relay_passes.sharding.rules import rule_of
 

@@ -14,10 +14,22 @@ from itertools import pairwise, product
 import tvm
 from tvm import relax
 
-from relay_passes.sharding.bounds import Range, bounds, has_empty, hull, largest_miss
 from relay_passes.sharding.partial_sums import Use
 from relay_passes.sharding.propagate import ChannelSteps, Step, range_steps
-from relay_passes.sharding.region import INDICES, Contents, Exchange, Region, ShardAxis, ShardError, contents_of
+from relay_passes.sharding.region import (
+    INDICES,
+    Contents,
+    Exchange,
+    Range,
+    Region,
+    ShardAxis,
+    ShardError,
+    bounds,
+    contents_of,
+    has_empty,
+    hull,
+    largest_miss,
+)
 from relay_passes.sharding.rule import Axis, Operand, Rule
 
 SHARE_TOLERANCE = 0.02

@@ -17,7 +17,7 @@ from tvm import relax
 
 from relay_passes.ir import constant, is_tensor_constant, new_function
 from relay_passes.one_at_a_time import one_at_a_time
-from relay_passes.sharding.bounds import Range
+from relay_passes.sharding.region import Range
 from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, replaced_at, same_range
 
 Table = np.ndarray[Any, Any]

@@ -17,8 +17,7 @@ import numpy as np
 from tvm import relax
 
 from relay_passes.ir import leaves_of, operator_name, shape_of, with_leaves
-from relay_passes.sharding.bounds import Range
-from relay_passes.sharding.region import ShardError
+from relay_passes.sharding.region import Range, ShardError
 
 Array = np.ndarray[Any, Any]
 Value = TypeVar("Value")

@@ -14,7 +14,7 @@ from math import prod
 from tvm import relax
 
 from relay_passes.ir import leaves_of, shape_of
-from relay_passes.sharding.bounds import Range
+from relay_passes.sharding.region import Range
 from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, replaced_at, same_range, sliced
 
 

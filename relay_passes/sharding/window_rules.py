@@ -13,8 +13,8 @@ import numpy as np
 from tvm import relax
 
 from relay_passes.ir import constant, convolution_like, shape_of
-from relay_passes.sharding.bounds import Range
 from relay_passes.sharding.compute_rules import channel_convolution
+from relay_passes.sharding.region import Range
 from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, Write, replaced_at, same_range
 
 

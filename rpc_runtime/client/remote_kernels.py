@@ -11,7 +11,7 @@ from rpc_runtime.client.watch import WorkerWatch
 from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.processes import Closing
-from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
+from rpc_runtime.program.measurements import KernelSet, KernelTime, TimingEffort
 from rpc_runtime.wire.channels import WorkerEndpoint
 
 CAUSE_SECONDS = 0.5

@@ -32,7 +32,7 @@ from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.foreign_text import cleaned
+from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.messages import LINK_SECRET_BYTES, MAXIMUM_CONNECT_SECONDS, hello_of
 
 logger = logging.getLogger(__name__)

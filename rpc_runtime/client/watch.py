@@ -30,7 +30,7 @@ from rpc_runtime.program.turns import Recurrence
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts, Liveness
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import details_of, error_of
-from rpc_runtime.wire.foreign_text import clean_message
+from rpc_runtime.wire.framing import clean_message
 
 
 class ReportKind(enum.IntEnum):

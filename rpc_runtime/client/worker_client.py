@@ -16,13 +16,20 @@ import grpc
 
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.hardware import HostCores, boot_id
-from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimingEffort
-from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now, shift_clock
+from rpc_runtime.program.measurements import (
+    KernelSet,
+    KernelTime,
+    LinkStatistics,
+    StageStatistics,
+    TimingEffort,
+    TraceEvent,
+    now,
+    shift_clock,
+)
 from rpc_runtime.program.program import BlobSpec, Program
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
-from rpc_runtime.wire.foreign_text import clean_message
-from rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION
+from rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION, clean_message
 from rpc_runtime.wire.messages import load_request, message_of, value_of
 from rpc_runtime.wire.security import Token, find_token
 from rpc_runtime.wire.worker_pb2_grpc import ControlStub

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
@@ -17,7 +19,6 @@ from rpc_runtime.execution.loaded_stage import (
     on_host,
     tensor_from_array,
 )
-from rpc_runtime.execution.thread_pool import ComputingThread
 from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.inputs import checked_inputs, client_arrays
 from rpc_runtime.program.measurements import (
@@ -31,6 +32,40 @@ from rpc_runtime.program.measurements import (
 from rpc_runtime.program.program import Program, TensorSpec, weight_bytes
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Array, Outputs, Runner
+
+Result = TypeVar("Result")
+
+_ENVIRONMENT = threading.Lock()
+
+
+class ComputingThread:
+    """A thread for which TVM uses ``threads`` threads. Only one such thread of a process computes at a time.
+
+    It is a thread of its own, because a process forked from a thread whose pool has others never exits.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._variables = {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tvm-split-in-process")
+
+    def submit(self, compute: Callable[[], Result]) -> Future[Result]:
+        """Queue a function. Raises `RuntimeError` after `close`."""
+        return self._thread.submit(self._run, compute)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _run(self, compute: Callable[[], Result]) -> Result:
+        with _ENVIRONMENT:  # TVM reads the environment at every parallel loop
+            before = {name: os.environ.get(name) for name in self._variables}
+            os.environ.update(self._variables)
+            try:
+                return compute()
+            finally:
+                for name in self._variables:
+                    os.environ.pop(name)
+                os.environ.update({name: value for name, value in before.items() if value is not None})
+
 
 Crossing = Callable[[Route, Array], Array]
 

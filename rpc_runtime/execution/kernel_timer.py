@@ -23,12 +23,11 @@ from tvm.runtime.vm import VirtualMachine
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
+from rpc_runtime.execution.in_process import ComputingThread
 from rpc_runtime.execution.loaded_stage import Tensor, find_device, first_line, load_library
-from rpc_runtime.execution.thread_pool import ComputingThread
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import Closing
-from rpc_runtime.program.kernel_times import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort
-from rpc_runtime.program.measurements import now
+from rpc_runtime.program.measurements import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort, now
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.runner import Bytes
 

@@ -1,4 +1,4 @@
-"""Measurements of a run: statistics per stage, and a trace of events."""
+"""Measurements: statistics per stage and a trace of the events of a run, and the times of single kernels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from rpc_runtime.program.program import BlobSpec, TensorSpec
 
 TRACE_EVENTS = 50_000
 """Maximum events kept per machine; older ones are dropped."""
@@ -152,3 +154,61 @@ def shift_clock(event: TraceEvent, offset_nanoseconds: int) -> TraceEvent:
         start_nanoseconds=event.start_nanoseconds - offset_nanoseconds,
         end_nanoseconds=event.end_nanoseconds - offset_nanoseconds,
     )
+
+
+MAXIMUM_LIMIT_SECONDS = 600.0
+NETWORK = "main"
+"""The name of a function that is a whole network: it calls kernels of its library, and returns its results."""
+
+
+@dataclass(frozen=True)
+class TimedKernel:
+    """A function of a library, which takes tensors and writes the last ``results`` of them.
+
+    ``weights`` are the positions of the arguments that are weights. Each call gets other memory for them, as in a
+    network, which reads all other weights before a kernel reads its own again.
+    """
+
+    function: str
+    arguments: tuple[TensorSpec, ...]
+    weights: frozenset[int]
+    results: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(argument.size_bytes for argument in self.arguments)
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """Kernels of one library for ``device`` (``"cpu"`` or ``"cuda"``), timed in turn in this order.
+
+    ``weight_bytes`` is the weight memory that is read before the same weights are used again. It is that of the whole
+    model, so that caches are as cold or warm as when the model runs. ``target`` is the library's target, for messages.
+    """
+
+    machine: str
+    device: str
+    library: BlobSpec
+    kernels: tuple[TimedKernel, ...]
+    weight_bytes: int
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class TimingEffort:
+    """How long kernels are timed: at least the minimum rounds over all kernels and seconds, at most the limit."""
+
+    minimum_rounds: int = 7
+    minimum_seconds: float = 0.5
+    limit_seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Seconds of one call while nothing else runs, from ``rounds`` calls; after an ``error`` both numbers are 0."""
+
+    function: str
+    seconds: float
+    rounds: int
+    error: str = ""

@@ -18,7 +18,7 @@ from rpc_runtime.errors import (
     WorkerUnavailableError,
 )
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS, cleaned
+from rpc_runtime.wire.framing import MAXIMUM_LETTERS, cleaned
 from rpc_runtime.wire.security import TlsFiles
 
 DATA_SERVICE, LINK_METHOD = "tvm_split.Data", "Link"

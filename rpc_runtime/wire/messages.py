@@ -19,12 +19,11 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.kernel_times import KernelTime
+from rpc_runtime.program.measurements import KernelTime
 from rpc_runtime.program.program import BlobSpec, Program, TensorSpec
 from rpc_runtime.program.routes import MachineProgram
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.foreign_text import AnyMessage
-from rpc_runtime.wire.framing import PROTOCOL_VERSION
+from rpc_runtime.wire.framing import PROTOCOL_VERSION, AnyMessage
 
 MAXIMUM_TENSOR_BYTES = 1 << 36
 LINK_SECRET_BYTES = 16

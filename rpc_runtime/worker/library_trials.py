@@ -16,7 +16,7 @@ from typing import IO, Any
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.processes import end_child, start_child
-from rpc_runtime.program.kernel_times import KernelSet
+from rpc_runtime.program.measurements import KernelSet
 from rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
 from rpc_runtime.worker.trial_process import PASSED
 

@@ -26,8 +26,7 @@ from rpc_runtime.execution.loaded_stage import (
 from rpc_runtime.execution.nccl_calls import own_nccl
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import do_all
-from rpc_runtime.program.kernel_times import KernelSet
-from rpc_runtime.program.measurements import LinkStatistics, Recorder
+from rpc_runtime.program.measurements import KernelSet, LinkStatistics, Recorder
 from rpc_runtime.program.program import BlobSpec, StageSpec
 from rpc_runtime.program.routes import CLIENT, MachineProgram
 from rpc_runtime.program.runner import Bytes
@@ -39,7 +38,7 @@ from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.transport import MakeSlot
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.foreign_text import MAXIMUM_LETTERS
+from rpc_runtime.wire.framing import MAXIMUM_LETTERS
 from rpc_runtime.wire.messages import hello_of
 from rpc_runtime.worker.library_trials import LibraryTrials
 from rpc_runtime.worker.memory import require_room, trim_heap

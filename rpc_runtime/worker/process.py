@@ -27,8 +27,7 @@ from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.foreign_text import CleanFormatter
-from rpc_runtime.wire.framing import PROTOCOL_VERSION
+from rpc_runtime.wire.framing import PROTOCOL_VERSION, CleanFormatter
 from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, new_token, published
 from rpc_runtime.wire.server import (
     RAISE_LIMITS,

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
+from rpc_runtime.program.measurements import KernelSet, TimingEffort
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.opening import LinkAnswer

@@ -18,7 +18,7 @@ import tvm_split
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.client.worker_client import describe
-from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
+from rpc_runtime.program.measurements import KernelSet, TimingEffort
 from scripts.harness import Case, Limit, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared
 from scripts.sides import RUNS, difference, network, timed, torch_outputs

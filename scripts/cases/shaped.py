@@ -17,11 +17,10 @@ import tvm_split
 from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.program import RouteCodec
 from rpc_runtime.scratch import ScratchFolder
-from scripts.cases.emulated import cluster_of, deployed, latency_side
 from scripts.cases.shards import HALVES
 from scripts.harness import BEST, Case, Limit, Setup, Side
 from scripts.processes import Figures
-from scripts.sides import network, predicted_latency, stages_text
+from scripts.sides import cluster_of, deployed, latency_side, network, predicted_latency, stages_text
 from tests.helpers.shaped_network import shaped_workers
 from tests.helpers.smooth_network import CUT, smooth_network
 from tvm_split import Shard

@@ -11,17 +11,19 @@ import torch
 from torch import nn
 
 import tvm_split
-from scripts.cases.emulated import (
+from scripts.cases.shards import SHARDS
+from scripts.harness import BEST, Case, Limit, Ratio, Setup, Side
+from scripts.processes import Figures
+from scripts.sides import (
     cluster_of,
     deployed,
     latency_side,
     links_with_relays,
     local_workers,
+    network,
+    predicted_latency,
+    stages_text,
 )
-from scripts.cases.shards import SHARDS
-from scripts.harness import BEST, Case, Limit, Ratio, Setup, Side
-from scripts.processes import Figures
-from scripts.sides import network, predicted_latency, stages_text
 from tests.helpers.slow_machine import half_speed
 
 NAMES = ("machine-a", "machine-b")

@@ -14,7 +14,7 @@ from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.program.kernel_times import KernelSet, TimingEffort
+from rpc_runtime.program.measurements import KernelSet, TimingEffort
 from rpc_runtime.program.program import Program
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import LINK_PATH

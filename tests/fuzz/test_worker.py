@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from rpc_runtime.client.worker_client import WorkerClient
-from rpc_runtime.program.kernel_times import KernelSet
+from rpc_runtime.program.measurements import KernelSet
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire import worker_pb2 as pb

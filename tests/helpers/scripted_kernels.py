@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
+from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel, TimingEffort
 
 
 def undisturbed_seconds(kernel: TimedKernel) -> float:

@@ -16,7 +16,7 @@ from rpc_runtime.client.worker_client import describe, on_every_machine
 from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.foreign_text import cleaned
+from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.cluster_file import read_cluster_file

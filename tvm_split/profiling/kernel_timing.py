@@ -22,7 +22,7 @@ from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.execution.kernel_timer import InProcessKernels
 from rpc_runtime.hardware import usable_together
-from rpc_runtime.program.kernel_times import MAXIMUM_LIMIT_SECONDS, KernelTime, TimingEffort
+from rpc_runtime.program.measurements import MAXIMUM_LIMIT_SECONDS, KernelTime, TimingEffort
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.build_cache import BlobFolder

@@ -34,6 +34,7 @@ from tvm_split.profiling.link_model import (
     SMALLEST_BYTES,
     LinkSample,
     ProbedLink,
+    ProbePrograms,
     are_alike,
     fitted_line,
     probe_sizes,
@@ -41,7 +42,6 @@ from tvm_split.profiling.link_model import (
     worthwhile_size,
 )
 from tvm_split.profiling.machines import bus_of
-from tvm_split.profiling.probe_programs import ProbePrograms
 from tvm_split.profiling.rounds import first_of, rounds_of
 from tvm_split.profiling.store import Store, entry_key
 from tvm_split.progress import StepProgress, Steps

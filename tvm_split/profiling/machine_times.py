@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel
+from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.compiler.targets import target_text
 from tvm_split.errors import ProfileError

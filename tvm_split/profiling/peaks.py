@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.one_at_a_time import one_at_a_time
-from rpc_runtime.program.kernel_times import NETWORK, KernelSet, TimedKernel, TimingEffort
+from rpc_runtime.program.measurements import NETWORK, KernelSet, TimedKernel, TimingEffort
 from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.ceilings import CeilingKernel, memory_read_kernel, multiply_add_kernel, smallest_kernel

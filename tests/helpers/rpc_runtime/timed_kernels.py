@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rpc_runtime.program.kernel_times import TimedKernel
+from rpc_runtime.program.measurements import TimedKernel
 from rpc_runtime.program.program import TensorSpec
 
 

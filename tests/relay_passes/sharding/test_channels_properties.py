@@ -13,9 +13,8 @@ from tvm import relax
 from tvm.relax import op
 
 from relay_passes.ir import main_function, operations_of, operator_name, shape_of
-from relay_passes.sharding.bounds import fit_blocks
 from relay_passes.sharding.emit import shard
-from relay_passes.sharding.region import Region, Sharded, ShardError
+from relay_passes.sharding.region import Region, Sharded, ShardError, fit_blocks
 from tests.helpers.shard_networks import Network, product_bytes, require_same
 from tests.helpers.sharded_graphs import region_of
 

@@ -20,7 +20,7 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.errors import WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.kernel_timer import InProcessKernels, undisturbed_seconds
-from rpc_runtime.program.kernel_times import KernelSet, KernelTime, TimedKernel, TimingEffort
+from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B

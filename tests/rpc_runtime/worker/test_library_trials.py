@@ -21,7 +21,7 @@ from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.program.kernel_times import KernelSet, TimedKernel
+from rpc_runtime.program.measurements import KernelSet, TimedKernel
 from rpc_runtime.program.program import BlobSpec, Program, TensorSpec
 from rpc_runtime.wire.messages import load_request
 from tests.helpers.rpc_runtime.pipelines import open_on, send_blobs, watched

@@ -28,8 +28,8 @@ from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.planner.profile import LinkProfile, StreamingCost
 from tvm_split.profiling import link_model
+from tvm_split.profiling.link_model import ProbePrograms
 from tvm_split.profiling.link_probing import LinkProbe, has_spare_cores, probe_links
-from tvm_split.profiling.probe_programs import ProbePrograms
 
 A, B = "left", "right"
 SIZES = [12_288, 602_112]

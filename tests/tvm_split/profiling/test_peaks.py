@@ -8,7 +8,7 @@ import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.remote_kernels import RemoteKernels
-from rpc_runtime.program.kernel_times import NETWORK
+from rpc_runtime.program.measurements import NETWORK
 from tvm_split.compiler.build_cache import BlobFolder
 from tvm_split.compiler.targets import host_target
 from tvm_split.profiling.peaks import CALLS, EFFORT, WEIGHTS, ceiling_code

@@ -41,7 +41,7 @@ from tvm_split.frontends.convert import (
 from tvm_split.frontends.dimensions import as_arguments, bound_sizes, checked_examples, with_rows
 from tvm_split.frontends.names import output_names, paths_in
 from tvm_split.frontends.torch.conversions import TorchCall, arithmetic, indexing, layers
-from tvm_split.frontends.torch.export import Arguments, Called, export
+from tvm_split.frontends.torch.export import Arguments, Called, TorchReference, export
 from tvm_split.frontends.torch.graph import (
     LayerNames,
     arrays_of,
@@ -52,7 +52,6 @@ from tvm_split.frontends.torch.graph import (
     user_inputs,
     user_outputs,
 )
-from tvm_split.frontends.torch.reference import TorchReference
 from tvm_split.frontends.torch.tensors import IMPORTABLE, dtype_name, remedy_for, require_importable, to_numpy, to_torch
 from tvm_split.model import Model
 

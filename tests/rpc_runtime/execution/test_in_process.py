@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from rpc_runtime.execution.thread_pool import ComputingThread
+from rpc_runtime.execution.in_process import ComputingThread
 
 VARIABLE = "TVM_NUM_THREADS"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import assume, given, strategies as st
 
-from relay_passes.sharding.bounds import CommonBounds, bounds, has_empty
+from relay_passes.sharding.region import CommonBounds, bounds, has_empty
 
 
 @given(st.integers(1, 200), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.sampled_from([1, 2, 8]))
