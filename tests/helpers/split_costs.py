@@ -10,8 +10,6 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import (
-    bindings_of,
-    is_tensor_constant,
     main_function,
     operations_of,
     returned_fields,
@@ -56,22 +54,6 @@ def computed_again(sharded: Sharded, region: Region, module: tvm.IRModule) -> Ma
         if name in region.names and part_types:
             extra_elements[name] = sum(_elements(part_type) for part_type in part_types) - _elements(whole.var.ty)
     return extra_elements
-
-
-def weight_bytes(sharded: Sharded) -> dict[str, int]:
-    """Return the constants that each machine's operations use, each once per machine, by the machine's name."""
-    held: dict[str, dict[relax.Expr, int]] = {}
-    for binding in bindings_of(main_function(sharded.module)):
-        machine = sharded.machine_of.get(binding.var.name)
-        if machine is not None:
-            constants = held.setdefault(machine, {})
-
-            def note(node: relax.Expr, constants: dict[relax.Expr, int] = constants) -> None:
-                if is_tensor_constant(node):
-                    constants[node] = node.value.numpy().nbytes
-
-            relax.analysis.post_order_visit(binding.value, note)
-    return {machine: sum(constants.values()) for machine, constants in held.items()}
 
 
 def _elements(kind: relax.Type) -> int:

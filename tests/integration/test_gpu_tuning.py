@@ -10,8 +10,7 @@ import torch
 import tvm_split
 from rpc_runtime.execution.cuda_code import PACKED
 from schedules import machine_of
-from schedules.template import choices_from, text_of
-from schedules.tuning import DatabaseWriter, Measurer, TuningDatabase
+from schedules.tuning import Measurer
 from schedules.tuning.database import RECORDS
 from tests.helpers.gpu_driver import driver_for, require_toolkit
 from tests.helpers.rpc_lab import KEY, RpcLab
@@ -101,31 +100,6 @@ def test_candidates_are_built_to_machine_code_and_spills_are_kept_as_reasons(ker
         assert f"{PACKED}sm_90".encode() in Path(good.path).read_bytes()
         assert bad.path is None
         assert "spills" in bad.error
-
-
-@pytest.mark.slow
-def test_a_decision_is_for_its_architecture_alone(model, plan, kernel, tmp_path):
-    space = kernel.template.space(kernel.function, machine_of(BUILT_FOR))
-    choices = next(
-        candidate
-        for candidate in space.all_choices()
-        if candidate["slices"] > 1 and candidate["tile"] != space.default["tile"]
-    )
-    folder = tmp_path / "tuned"
-    with DatabaseWriter(folder) as writer:
-        writer.add_decision(kernel.function, BUILT_FOR, text_of(space.default), 2e-6)
-        writer.add_decision(kernel.function, BUILT_FOR, text_of(choices), 1e-6)
-    with DatabaseWriter(tmp_path / "merged") as writer:
-        assert writer.merge(folder) == 2
-    database = TuningDatabase(tmp_path / "merged")
-    assert choices_from(database.decision(kernel.function, BUILT_FOR).choices) == choices
-    assert database.kernel(kernel.function, tvm_target({"kind": "cuda", "arch": "sm_80"})) is None
-    bundle = tvm_split.compile(model, plan, database=folder, dump_folder=tmp_path / "dump", verify=False)
-    scheduled = "\n".join(path.read_text() for path in (tmp_path / "dump").glob("*/*schedule.py"))
-    assert f'"{kernel.template.name} (tuned)"' in scheduled
-    assert text_of(choices) in scheduled
-    assert [stage.machine for stage in plan.stages] == ["gpu"]
-    assert bundle is not None
 
 
 @pytest.mark.slow

@@ -95,26 +95,3 @@ def test_answers_are_those_of_torch(name: str, cluster: tvm_split.Cluster) -> No
             for output, right in zip(outputs, expected, strict=True):
                 np.testing.assert_allclose(output, right.numpy(), rtol=1e-5, atol=1e-5)
                 assert output.dtype == right.numpy().dtype
-
-
-@pytest.fixture(scope="module")
-def chain_deployment(three_workers: tvm_split.Cluster):
-    torch.manual_seed(0)
-    module = SeveralOutputs().eval()
-    split = {"machine-a": ["first"], "machine-b": ["second"], "machine-c": ["third"]}
-    with tvm_split.compile_and_deploy(module, (torch.zeros(1, 4),), three_workers, split=split) as deployment:
-        yield module, deployment
-
-
-@pytest.mark.parametrize("count", [0, 1, 500, pytest.param(10_000, marks=pytest.mark.long)])
-def test_any_number_of_micro_batches(chain_deployment, count: int) -> None:
-    module, deployment = chain_deployment
-    before = deployment.stats().stages[-1].micro_batches
-    x = np.random.default_rng(0).standard_normal((count, 1, 4)).astype(np.float32)
-    results = [outputs[0] for outputs in deployment.stream((array,) for array in x)]
-    assert len(results) == count
-    assert deployment.stats().stages[-1].micro_batches - before == count
-    if count:
-        with torch.no_grad():
-            expected = module(torch.from_numpy(x[:, 0]))[0].numpy()
-        np.testing.assert_allclose(np.concatenate(results), expected, rtol=1e-5, atol=1e-5)

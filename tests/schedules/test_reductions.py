@@ -176,15 +176,3 @@ def test_the_place_of_what_cannot_be_less_is_the_first(worst, axis, keepdims):
         graph = getattr(relax.op, name)
         actual, _ = evaluate(lambda builder, data, graph=graph: builder.emit(graph(data, axis, keepdims)), [x])
         assert np.array_equal(actual, getattr(np, name)(x, axis, keepdims=keepdims))
-
-
-def test_global_average_and_the_layer_behind_it():
-    x, weight = normal(0, 2, 32, 7, 7), normal(1, 32, 10)
-
-    def graph(builder, data):
-        mean = builder.emit(relax.op.nn.adaptive_avg_pool2d(data, (1, 1)))
-        return builder.emit(relax.op.matmul(builder.emit(relax.op.reshape(mean, (2, 32))), relax.const(weight)))
-
-    actual, chosen = evaluate(graph, [x])
-    assert_close(actual, x.astype("float64").mean((2, 3)) @ weight)
-    assert "fallback" not in chosen

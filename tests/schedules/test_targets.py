@@ -10,7 +10,6 @@ from tvm.target import Target
 from tvm.target.codegen import target_has_features
 
 import schedules
-from tests.helpers.schedules.gpu_kernels import cuda, unbound_blocks
 from tests.helpers.schedules.schedule_harness import HOST, assert_close, graph_of, lower, normal, run
 
 X86_V3 = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2})
@@ -76,21 +75,3 @@ def test_wide_registers_are_used():
     assembly = tvm.compile(kernels, target=Target({"kind": "llvm", "mcpu": "x86-64-v4"})).mod.inspect_source("asm")
     multiply_adds = [line for line in assembly.splitlines() if "vfmadd" in line and "ps" in line.split()[0]]
     assert sum("zmm" in line for line in multiply_adds) > sum("ymm" in line for line in multiply_adds)
-
-
-@GRAPHS
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_cuda_kernels_are_bound_to_threads(graph, arch):
-    lowered = lower(graph_of(graph, [INPUTS[graph]]), cuda(arch))
-    for name, function in lowered.functions_items():
-        if isinstance(function, tirx.PrimFunc):
-            assert unbound_blocks(function) == [], name
-    assert set(schedules.chosen_rules(lowered).values()).isdisjoint({"none"})
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_cuda_builds_without_a_gpu(arch, tmp_path):
-    lowered = lower(graph_of(attention, [INPUTS[attention]]), cuda(arch))
-    tvm.compile(lowered, target=cuda(arch)).export_library(str(tmp_path / "stage.so"))
-    assert (tmp_path / "stage.so").stat().st_size > 0

@@ -7,14 +7,13 @@ import pytest
 import tvm
 from hypothesis import given, strategies as st
 
-import schedules
 from schedules.template import (
     CHOICES_ATTRIBUTE,
     Space,
     choices_from,
     text_of,
 )
-from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, normal
+from tests.helpers.schedules.schedule_harness import HOST, normal
 from tests.helpers.schedules.template_cases import CASES, TRAITS, template_and_function
 
 
@@ -40,15 +39,6 @@ def test_choices_change_the_kernel_and_not_its_result(name):
         assert choices_from(scheduled.attrs[CHOICES_ATTRIBUTE]) == choices
         np.testing.assert_allclose(outputs_of(scheduled), expected, rtol=1e-3, atol=1e-3)
     assert len(texts) == 6
-
-
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_the_default_kernel_says_its_choices(name):
-    graph, data = CASES[name]
-    lowered = lower(graph_of(graph, [data]), HOST)
-    symbol = next(symbol for symbol, rule in schedules.chosen_rules(lowered).items() if rule == name)
-    template, function = template_and_function(name)
-    assert lowered[symbol].attrs[CHOICES_ATTRIBUTE] == text_of(template.space(function, TRAITS).default)
 
 
 def test_functions_of_other_families_are_left_alone():

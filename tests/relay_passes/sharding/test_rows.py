@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from relay_passes.sharding.ranges import computed_shares
 from relay_passes.sharding.region import Exchange, ShardAxis, ShardError, part_name
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights
 from tests.helpers.sharded_graphs import BOTH, assert_all_placed, assert_splits_like_whole, region_of
+from tests.helpers.split_costs import computed_again, crossing_bytes
 
 op = relax.op
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -139,56 +141,6 @@ def two_convolutions() -> tvm.IRModule:
     return graph({"x": (1, 2, 12, 8)}, write)
 
 
-def rows(value: relax.Var, first: int, end: int) -> relax.Expr:
-    return op.strided_slice(value, [2], [first], [end], assume_inbound=True)
-
-
-def test_two_convolutions_as_fused_tiles() -> None:
-    """machine-a has the results 0 to 3, and reads the rows 0 to 6 of the first convolution, machine-b from 6 on."""
-
-    def expected(emit: Any, x: relax.Var) -> list[relax.Var]:
-        first, second = weights(2, 2, 3, 3), weights(2, 2, 5, 5)
-        before = emit(op.abs(x), "before")
-        before_a = emit(rows(before, 0, 10), "before_machine_a")
-        first_a = emit(op.nn.conv2d(before_a, first, padding=(1, 1, 0, 1)), "conv1_machine_a")
-        before_b = emit(rows(before, 5, 12), "before_machine_b")
-        first_b = emit(op.nn.conv2d(before_b, first, padding=(0, 1, 1, 1)), "conv1_machine_b")
-        relu_a, relu_b = emit(op.nn.relu(first_a), "relu_machine_a"), emit(op.nn.relu(first_b), "relu_machine_b")
-        second_a = emit(op.nn.conv2d(relu_a, second, 2, (2, 2, 0, 2)), "conv2_machine_a")
-        second_b = emit(op.nn.conv2d(relu_b, second, 2, (0, 2, 1, 2)), "conv2_machine_b")
-        return [emit(op.negative(emit(op.concat([second_a, second_b], 2), "conv2")), "behind")]
-
-    before = two_convolutions()
-    region = region_of(before, (0.7, 0.3), "conv1", "conv2")
-    sharded = shard(before, region, axis="rows", exchange="fused")
-    tvm.ir.assert_structural_equal(sharded.module, graph({"x": (1, 2, 12, 8)}, expected))
-
-
-def test_two_convolutions_with_halos_exchanged() -> None:
-    """machine-a owns the rows 0 to 7 of the first convolution and needs one more; machine-b needs two of them."""
-
-    def expected(emit: Any, x: relax.Var) -> list[relax.Var]:
-        first, second = weights(2, 2, 3, 3), weights(2, 2, 5, 5)
-        before = emit(op.abs(x), "before")
-        before_a = emit(rows(before, 0, 9), "before_machine_a")
-        first_a = emit(op.nn.conv2d(before_a, first, padding=(1, 1, 0, 1)), "conv1_machine_a")
-        before_b = emit(rows(before, 7, 12), "before_machine_b")
-        first_b = emit(op.nn.conv2d(before_b, first, padding=(0, 1, 1, 1)), "conv1_machine_b")
-        relu_a, relu_b = emit(op.nn.relu(first_a), "relu_machine_a"), emit(op.nn.relu(first_b), "relu_machine_b")
-        for_a = emit(rows(relu_b, 0, 1), "relu_machine_b_halo_for_machine_a")
-        with_a = emit(op.concat([relu_a, for_a], 2), "relu_machine_a_with_halo")
-        for_b = emit(rows(relu_a, 6, 8), "relu_machine_a_halo_for_machine_b")
-        with_b = emit(op.concat([for_b, relu_b], 2), "relu_machine_b_with_halo")
-        second_a = emit(op.nn.conv2d(with_a, second, 2, (2, 2, 0, 2)), "conv2_machine_a")
-        second_b = emit(op.nn.conv2d(with_b, second, 2, (0, 2, 1, 2)), "conv2_machine_b")
-        return [emit(op.negative(emit(op.concat([second_a, second_b], 2), "conv2")), "behind")]
-
-    before = two_convolutions()
-    region = region_of(before, (0.7, 0.3), "conv1", "conv2")
-    sharded = shard(before, region, axis="rows", exchange="each")
-    tvm.ir.assert_structural_equal(sharded.module, graph({"x": (1, 2, 12, 8)}, expected))
-
-
 @pytest.mark.parametrize("exchange", BOTH)
 def test_computed_shares_are_what_the_rewrite_computes(exchange: Exchange) -> None:
     module = two_convolutions()
@@ -259,3 +211,138 @@ def test_a_tuple_does_not_leave_a_region() -> None:
     for place, message in ((slice(0, 1), "is a tuple, and used behind"), (slice(1, 2), "is from before")):
         with pytest.raises(ShardError, match=message):
             shard(module, region_of(module, (0.5, 0.5), place.start, place.stop), axis="rows", exchange="fused")
+
+
+Layers = Callable[[Any, relax.Var], relax.Var]
+
+
+def pooling(emit: Any, x: relax.Var) -> relax.Var:
+    return emit(op.nn.max_pool2d(x, (2, 2)), "pool")
+
+
+def convolutions(emit: Any, x: relax.Var) -> relax.Var:
+    wide = emit(op.nn.conv2d(x, weights(3, 2, 3, 3), padding=1), "conv1")
+    return emit(op.nn.conv2d(wide, weights(2, 3, 2, 2)), "conv2")
+
+
+def gate(emit: Any, x: relax.Var) -> relax.Var:
+    gated = emit(op.multiply(x, emit(op.mean(x, [2, 3], keepdims=True), "mean")), "gated")
+    return emit(op.nn.avg_pool2d(gated, (2, 2)), "pool")
+
+
+def slices(emit: Any, x: relax.Var) -> relax.Var:
+    wide = emit(op.nn.conv2d(x, weights(2, 2, 3, 3), padding=1), "conv")
+    return emit(op.strided_slice(wide, [2, 3], [1, 1], [100, 100]), "cut")
+
+
+def reduction(emit: Any, x: relax.Var) -> relax.Var:
+    return emit(op.max(emit(op.nn.max_pool2d(x, (2, 2)), "pool"), [2, 3]), "max")
+
+
+def bottleneck(emit: Any, x: relax.Var) -> relax.Var:
+    few = emit(op.nn.conv2d(x, weights(2, 2, 3, 3), strides=4, padding=1), "few")
+    many = emit(op.image.resize2d(few, (9, 9), method="linear"), "many")
+    return emit(op.nn.conv2d(many, weights(2, 2, 2, 2)), "last_conv")
+
+
+NETWORKS: list[Layers] = [pooling, convolutions, gate, slices, reduction, bottleneck]
+
+
+def network(layers: Layers, length: int) -> tvm.IRModule:
+    def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+        return [emit(op.negative(layers(emit, emit(op.nn.relu(x), "first"))), "last")]
+
+    return graph({"x": (1, 2, length, length)}, write)
+
+
+@pytest.mark.parametrize("layers", NETWORKS)
+@pytest.mark.parametrize(
+    ("shares", "length", "axis"),
+    # By its share of ``length``, the second machine has nothing; of what is one shorter it has something.
+    [((0.39, 0.22, 0.39), 4, "rows"), ((0.39, 0.22, 0.39), 4, "columns"), ((3 / 7, 1 / 7, 1 / 7, 2 / 7), 6, "rows")],
+)
+def test_a_machine_without_rows_inside_computes_its_part_of_the_result(
+    layers: Layers, shares: tuple[float, ...], length: int, axis: ShardAxis
+) -> None:
+    assert_splits_like_whole(network(layers, length), axis, shares)
+
+
+@pytest.mark.parametrize("layers", NETWORKS)
+def test_few_rows_are_split_or_refused_by_name(layers: Layers) -> None:
+    """Never another error, for 2 to 4 machines."""
+    refusals = set()
+    for length in range(3, 9):
+        module = network(layers, length)
+        for machines, exchange in itertools.product((2, 3, 4), BOTH):
+            for parts in itertools.product((1, 3, 4), repeat=machines):
+                region = region_of(module, [part / sum(parts) for part in parts], "first")
+                try:
+                    computed = computed_shares(module, region, axis="rows", exchange=exchange)
+                except ShardError as error:
+                    refusals.add((length, region.shares, str(error)))
+                else:
+                    assert {machine for _, machine in computed} == set(region.machines)
+    assert refusals
+    for length, shares, message in refusals:
+        result, rows = result_of(layers, length)
+        assert f"{result!r} has {rows} rows" in message
+        assert any(f"a share of {share:g} " in message for share in shares)
+
+
+def result_of(layers: Layers, length: int) -> tuple[str, int]:
+    """The value by whose rows the machines' parts are counted, and how many it has."""
+    if layers is reduction:
+        return "pool", length - 1
+    return "last", 8 if layers is bottleneck else length - 1
+
+
+ROW = 2 * 5 * 4
+"""The bytes of two channels of five columns in float32."""
+
+
+def write(emit: Any, x: relax.Var) -> list[relax.Var]:
+    value = emit(op.abs(x), "before")
+    value = emit(op.nn.conv2d(value, weights(2, 2, 3, 1), padding=(1, 0)), "conv1")
+    value = emit(op.nn.conv2d(value, weights(2, 2, 3, 1), padding=(1, 0)), "conv2")
+    return [emit(op.negative(value), "behind"), emit(op.exp(value), "other")]
+
+
+def test_halos_cross_and_nothing_is_computed_again() -> None:
+    module = graph({"x": (1, 2, 8, 5)}, write)
+    region = region_of(module, (0.5, 0.5), "conv1", "conv2")
+    exchanged = shard(module, region, axis="rows", exchange="each")
+    assert crossing_bytes(exchanged) == {
+        (None, "machine-a"): 5 * ROW,
+        (None, "machine-b"): 5 * ROW,
+        ("machine-a", "machine-b"): ROW,
+        ("machine-b", "machine-a"): ROW,
+        ("machine-a", None): 4 * ROW,
+        ("machine-b", None): 4 * ROW,
+    }
+    assert computed_again(exchanged, region, module) == {"conv1": 0, "conv2": 0}
+
+
+def test_fused_tiles_compute_halos_again() -> None:
+    module = graph({"x": (1, 2, 8, 5)}, write)
+    region = region_of(module, (0.5, 0.5), "conv1", "conv2")
+    fused = shard(module, region, axis="rows", exchange="fused")
+    assert crossing_bytes(fused) == {
+        (None, "machine-a"): 6 * ROW,
+        (None, "machine-b"): 6 * ROW,
+        ("machine-a", None): 4 * ROW,
+        ("machine-b", None): 4 * ROW,
+    }
+    assert computed_again(fused, region, module) == {"conv1": 2 * 2 * 5, "conv2": 0}
+
+
+def test_a_value_crosses_once_to_each_machine_and_an_input_as_a_whole() -> None:
+    def two_sums(emit: Any, x: relax.Var) -> list[relax.Var]:
+        total = emit(op.sum(x, [1, 2, 3], keepdims=True), "total")
+        return [emit(op.add(x, total), "added"), emit(op.multiply(x, total), "scaled")]
+
+    module = graph({"x": (1, 2, 8, 5)}, two_sums)
+    sharded = shard(module, region_of(module, (0.5, 0.5)), axis="rows", exchange="fused")
+    transfers = crossing_bytes(sharded)
+    assert transfers[None, "machine-a"] == transfers[None, "machine-b"] == 8 * ROW
+    assert transfers["machine-a", "machine-b"] == transfers["machine-b", "machine-a"] == 4
+    assert transfers["machine-a", None] == 2 * 4 * ROW

@@ -143,13 +143,15 @@ sys.stdin.read()
 """
 
 
+def client_command(code: str, workers: LocalWorkers, folder: Path) -> list[str]:
+    ends = [f"{endpoint.machine} {endpoint.address} {endpoint.token}" for endpoint in workers.endpoints.values()]
+    return [sys.executable, "-c", code, str(folder / "blobs"), *ends]
+
+
 @pytest.mark.slow
 def test_a_client_that_stands_still_is_given_up(own_workers: LocalWorkers, tmp_path: Path) -> None:
-    endpoints = [
-        f"{endpoint.machine} {endpoint.address} {endpoint.token}" for endpoint in own_workers.endpoints.values()
-    ]
     client_process = subprocess.Popen(
-        [sys.executable, "-c", _CLIENT, str(tmp_path / "blobs"), *endpoints],
+        client_command(_CLIENT, own_workers, tmp_path),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -176,12 +178,10 @@ _BUSY = "pipeline.run(batches_for(program, 1)[0]); " + (
 
 @pytest.mark.slow
 def test_a_client_whose_python_stands_still_is_not_given_up(own_workers: LocalWorkers, tmp_path: Path) -> None:
-    endpoints = [
-        f"{endpoint.machine} {endpoint.address} {endpoint.token}" for endpoint in own_workers.endpoints.values()
-    ]
     code = _CLIENT.replace("sys.stdin.read()", _BUSY)
-    arguments = [sys.executable, "-c", code, str(tmp_path / "blobs"), *endpoints]
-    client = subprocess.run(arguments, capture_output=True, text=True, timeout=90, check=False)
+    client = subprocess.run(
+        client_command(code, own_workers, tmp_path), capture_output=True, text=True, timeout=90, check=False
+    )
     assert (client.returncode, client.stderr) == (0, "")
 
 

@@ -55,11 +55,6 @@ def test_a_tensor_survives(size: int) -> None:
     assert b"".join(bytes(f.payload) for f in frames) == data.tobytes()
 
 
-def test_a_control_frame_survives() -> None:
-    frame = decode(control_frame(FrameKind.ACCEPT, b"hi", tensor=3, sequence=4))
-    assert (frame.kind, bytes(frame.payload), frame.tensor, frame.sequence) == (FrameKind.ACCEPT, b"hi", 3, 4)
-
-
 @given(st.sampled_from([b"", MAGIC, control_frame(FrameKind.TENSOR)[:6]]), st.binary(max_size=120))
 def test_random_bytes_are_refused_or_consistent(begin: bytes, rest: bytes) -> None:
     try:

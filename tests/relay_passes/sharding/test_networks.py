@@ -1,9 +1,8 @@
-"""Networks as the frontends import them, split by rows, columns and batch: thin ones, with all layers of the real."""
+"""Networks as the frontends import them, split inside their layers: thin ones, with all layers of the real."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import pytest
 import torch
 import tvm
@@ -13,12 +12,10 @@ from torch.nn import functional
 import tvm_split
 from relay_passes.sharding.emit import shard
 from relay_passes.sharding.region import ShardAxis
+from tests.helpers.relax_values import values_of
 from tests.helpers.sharded_graphs import assert_splits_like_whole, region_of
 from tests.helpers.split_costs import computed_again, crossing_bytes
 from tests.models import torch_models
-
-VGG16 = [8, 8, "M", 8, 8, "M", 16, 16, 16, "M", 16, 16, 16, "M", 16, 16, 16, "M"]
-MOBILENET_V2 = [(1, 4, 1, 1), (6, 4, 2, 2), (6, 4, 3, 2), (6, 8, 4, 2), (6, 8, 3, 1), (6, 12, 3, 2), (6, 16, 1, 1)]
 
 
 class UNet(nn.Module):
@@ -105,15 +102,15 @@ def test_a_network_s_halos_are_few_where_strides_fit() -> None:
     assert crossing_bytes(fused)["machine-b", "machine-a"] == 4 * 32
 
 
-PUBLISHED: dict[str, Any] = {
-    "vgg16": (lambda: torch_models.vgg(VGG16, 16, 2), "features_30"),
-    "resnet50": (lambda: torch_models.resnet((3, 4, 6, 3), 4), None),
-    "mobilenet_v2": (lambda: torch_models.mobilenet(4, MOBILENET_V2, 16), None),
-}
+BY_HEADS = ("vit", "bert", "gpt2")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_networks(name: str) -> None:
-    build, last = PUBLISHED[name]
-    assert_splits_like_whole(imported(build(), torch.randn(1, 3, 64, 64)), "rows", (0.6, 0.4), last=last)
+@pytest.mark.parametrize("name", torch_models.small_models())
+def test_channels_or_heads_of_small_networks(name: str) -> None:
+    network, inputs = torch_models.small_models()[name]
+    module, arrays = imported(network, *inputs), [tensor.numpy() for tensor in inputs]
+    expected, axis = values_of(module, *arrays), "heads" if name in BY_HEADS else "channels"
+    for shares, exchange in (((0.6, 0.4), "fused"), ((0.35, 0.65), "each")):
+        sharded = shard(module, region_of(module, shares), axis=axis, exchange=exchange)
+        for actual, reference in zip(values_of(sharded.module, *arrays), expected, strict=True):
+            np.testing.assert_allclose(actual, reference, rtol=0, atol=1e-9 * abs(reference).max())
