@@ -1,4 +1,4 @@
-"""Strategies that search for a plan (built in, or of the entry points `tvm_split.strategies`), and the faults of problems."""
+"""Strategies that search for a plan (built in, or from entry points `tvm_split.strategies`), and faults of problems."""
 
 from __future__ import annotations
 
