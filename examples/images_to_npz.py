@@ -45,7 +45,7 @@ def main() -> None:
         parser.error(f"{arguments.folder} has no images ({', '.join(sorted(SUFFIXES))})")
     paths += [paths[-1]] * (-len(paths) % arguments.batch)
     images = np.stack([pixels_of(path, arguments.size) for path in paths])
-    mean, deviation = (np.asarray(each, np.float32).reshape(3, 1, 1) for each in (arguments.mean, arguments.std))
+    mean, deviation = (np.asarray(values, np.float32).reshape(3, 1, 1) for values in (arguments.mean, arguments.std))
     normalised = (images - mean) / deviation
     np.savez(arguments.output, normalised.reshape(-1, arguments.batch, *normalised.shape[1:]))
     print(f"{len(paths)} images in {len(paths) // arguments.batch} micro-batches written to {arguments.output}")

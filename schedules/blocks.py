@@ -234,9 +234,9 @@ def inline_tail(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) 
 
     def ends_tile(block: Block) -> bool:
         readers = schedule.get_consumers(block.handle)
-        others = {name for reader in readers for name in _names(schedule, schedule.get_producers(reader))}
+        producers = {name for reader in readers for name in _names(schedule, schedule.get_producers(reader))}
         is_respread = any(iterations[reader] != block.iterations for reader in _names(schedule, readers))
-        return not readers or bool(outside & others) or (block.iterations == results[0].iterations and is_respread)
+        return not readers or bool(outside & producers) or (block.iterations == results[0].iterations and is_respread)
 
     remaining = _inlined(schedule, results, ends_tile)
     if len(schedule.get_consumers(anchor.handle)) > 1:

@@ -115,7 +115,7 @@ class Shown:
 
 
 class ShownFields(Shown):
-    """A dataclass that shows the fields that are given."""
+    """A dataclass that shows the fields that differ from their defaults."""
 
     @property
     def given(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Document:
         except (OSError, UnicodeDecodeError) as failure:
             raise error(f"cannot read {path}: {getattr(failure, 'strerror', None) or failure}") from failure
         try:
-            content = json.loads(text, object_pairs_hook=_given if without_nulls else _distinct)
+            content = json.loads(text, object_pairs_hook=_without_nulls if without_nulls else _distinct)
         except json.JSONDecodeError as failure:
             raise error(f"{path}:{failure.lineno}: this is no JSON: {failure.msg} (column {failure.colno})") from None
         except (ValueError, RecursionError) as failure:
@@ -156,7 +156,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _given(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_nulls(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object as a dict without keys whose value is null; raises a ValueError if a key occurs twice."""
     return {key: value for key, value in _distinct(pairs).items() if value is not None}
 

@@ -299,7 +299,7 @@ def require_available(routes: Iterable[Route]) -> None:
     for route in routes:
         if not (codec := CODECS[route.codec]).is_available():
             raise WorkerError(
-                f"tensor {route.tensor.name!r} travels from {route.source!r} to {route.destination!r} as "
+                f"tensor {route.tensor.name!r} goes from {route.source!r} to {route.destination!r} as "
                 f"{route.codec}, which needs the package {codec.package!r} at both ends, and is missing: "
                 "pip install 'tvm-split[codecs]', or give the link another codec"
             )

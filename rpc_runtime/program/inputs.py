@@ -18,7 +18,7 @@ MAXIMUM_AXES = 64
 """Maximum number of axes of a numpy array."""
 
 
-def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:
+def checked_inputs(program: Program, inputs: Sequence[Any]) -> tuple[Array, ...]:
     """Return the inputs as row-major arrays; they may be numpy or torch arrays, or anything that numpy converts.
 
     The dtype must be the program's. Python numbers, and lists of them, have no dtype. They get the input's dtype if it
@@ -28,11 +28,11 @@ def checked_inputs(program: Program, given: Sequence[Any]) -> tuple[Array, ...]:
         InputError: the number of inputs, a shape or a dtype is not the program's; the message has both values.
     """
     expected = program.inputs
-    if isinstance(given, np.ndarray) or len(given) != len(expected):
-        got = "one array was" if isinstance(given, np.ndarray) else f"{len(given)} were"
+    if isinstance(inputs, np.ndarray) or len(inputs) != len(expected):
+        got = "one array was" if isinstance(inputs, np.ndarray) else f"{len(inputs)} were"
         raise InputError(f"the model takes {len(expected)} inputs ({', '.join(map(str, expected))}), {got} given")
     return tuple(
-        _checked(position, spec, value) for position, (spec, value) in enumerate(zip(expected, given, strict=True))
+        _checked(position, spec, value) for position, (spec, value) in enumerate(zip(expected, inputs, strict=True))
     )
 
 

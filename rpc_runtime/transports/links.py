@@ -285,7 +285,7 @@ class IncomingLink(LinkEnd):
     def _count_in_locked(self, frame: Frame) -> _Receiving:
         receiving = self._receiving.get(frame.tensor)
         if receiving is None:
-            raise ProtocolError(f"tensor number {frame.tensor} does not travel on this link")
+            raise ProtocolError(f"tensor number {frame.tensor} is not one of this link")
         window = receiving.window
         if not window.may_arrive:
             raise ProtocolError(

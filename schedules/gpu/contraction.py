@@ -72,8 +72,8 @@ def cut(schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[AnyTile]) -> Cut:
     if tiling.slices > 1:
         part, _ = schedule.split(schedule.get_loops(block)[-1], [tiling.slices, None])
         adder, block = block, schedule.rfactor(part, 0)
-    batch, rows, columns, position, *parted, depth = schedule.get_loops(block)
-    return Cut(block, parted[0] if parted else None, batch, rows, columns, position, depth, left, right, tail, adder)
+    batch, rows, columns, position, *slices, depth = schedule.get_loops(block)
+    return Cut(block, slices[0] if slices else None, batch, rows, columns, position, depth, left, right, tail, adder)
 
 
 def _operand_views(schedule: s_tir.Schedule, parts: Parts) -> tuple[Block, Block]:

@@ -166,10 +166,10 @@ class Launcher(ABC):
 class Running:
     """Workers that were started elsewhere and keep running."""
 
-    found: Mapping[str, WorkerEndpoint]
+    by_machine: Mapping[str, WorkerEndpoint]
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
-        return self.found
+        return self.by_machine
 
     def close(self) -> None:
         pass

@@ -94,15 +94,19 @@ def sharding_words(stage: Stage) -> str:
     axis = stage.sharding.axis
     parts = [f"{machine} {share:.2g}" for machine, share in zip(stage.machines, stage.shares, strict=True)]
     listed = f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"{listed} of the {axis}; {_travels(axis, stage.sharding.exchange)}"
+    return f"{listed} of the {axis}; {_exchanges(axis, stage.sharding.exchange)}"
 
 
-def _travels(axis: Axis, exchange: Exchange) -> str:
+def _exchanges(axis: Axis, exchange: Exchange) -> str:
     if axis == "batch":
-        return "nothing travels between them"
+        return "nothing is exchanged"
     if axis in ("rows", "columns"):
         return f"{axis} beyond a part are " + ("computed twice" if exchange == "fused" else "exchanged at each window")
-    return "sums travel, one for two layers" if exchange == "fused" else "outputs are gathered for each product"
+    return (
+        "partial sums are exchanged, once for two layers"
+        if exchange == "fused"
+        else "outputs are gathered for each product"
+    )
 
 
 Split = Mapping[str, tuple[str, ...]]

@@ -74,8 +74,8 @@ def lower(problem: Problem, stages: Sequence[Stage], estimated: Container[tuple[
             a piece, or stages wait for each other in a cycle.
     """
     pieces = {piece.name: piece for piece in problem.pieces}
-    home = _homes(problem, pieces, stages)
-    sent = list(_sent(problem, home))
+    stage_of = _stage_of(problem, pieces, stages)
+    sent = list(_sent(problem, stage_of))
     order = _topological_order(stages, [(source, end) for _, source, end, _ in sent])
     names = {number: stages[number].name or f"stage_{place}" for place, number in enumerate(order)} | {None: CLIENT}
     return StepGraph(
@@ -109,11 +109,11 @@ def _step(name: str, stage: Stage, pieces: Sequence[Piece], estimated: Container
     )
 
 
-def _homes(problem: Problem, pieces: dict[str, Piece], stages: Sequence[Stage]) -> dict[str, int]:
+def _stage_of(problem: Problem, pieces: dict[str, Piece], stages: Sequence[Stage]) -> dict[str, int]:
     """The position of the stage that holds each piece; errors as of `lower`."""
     machines = {machine.name for machine in problem.machines}
     used: set[str] = set()
-    home: dict[str, int] = {}
+    stage_of: dict[str, int] = {}
     for number, stage in enumerate(stages):
         if not stage.layers or not stage.machines:
             raise PlanError(f"a stage on {stage.machines or 'no machine'} with {len(stage.layers)} pieces is no stage")
@@ -131,25 +131,25 @@ def _homes(problem: Problem, pieces: dict[str, Piece], stages: Sequence[Stage]) 
         for name in stage.layers:
             if name not in pieces:
                 raise PlanError(f"the plan places piece {name!r}, which the problem does not have")
-            if name in home:
-                where = stages[home[name]].machine
+            if name in stage_of:
+                where = stages[stage_of[name]].machine
                 raise PlanError(f"piece {name!r} is placed twice: on {where} and on {stage.machine}")
-            home[name] = number
+            stage_of[name] = number
             for machine in stage.machines:
                 if machine not in pieces[name].seconds:
                     raise PlanError(f"piece {name!r} has no seconds for machine {machine!r}; it cannot run there")
-    missing = next((name for name in pieces if name not in home), None)
+    missing = next((name for name in pieces if name not in stage_of), None)
     if missing is not None:
         raise PlanError(f"the plan places no piece {missing!r}, which the problem has")
-    return home
+    return stage_of
 
 
-def _sent(problem: Problem, home: dict[str, int]) -> Iterator[tuple[str, int | None, int | None, float]]:
+def _sent(problem: Problem, stage_of: dict[str, int]) -> Iterator[tuple[str, int | None, int | None, float]]:
     """The transfers between stages, once to each stage: tensor, source, end (None is the client) and bytes."""
     sent: dict[tuple[str, str | int, int | None], None] = {}
     names: dict[str, tuple[str, str | int]] = {}
     for index, edge in enumerate(problem.edges):
-        source, end = home.get(edge.source), home.get(edge.destination)
+        source, end = stage_of.get(edge.source), stage_of.get(edge.destination)
         key = edge.source, index if edge.tensor is None else edge.tensor
         if source == end or (*key, end) in sent:
             continue

@@ -98,8 +98,8 @@ def downloaded(requirements: Mapping[str, str], platform: Platform, folder: Path
     short = version.replace(".", "")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
     command += ["--disable-pip-version-check", "--no-input", "--quiet", "--python-version", version]
-    command += ["--implementation", "cp", *_each("--abi", (f"cp{short}", "abi3", "none"))]
-    command += _each("--platform", platform.system_tags)
+    command += ["--implementation", "cp", *_options("--abi", (f"cp{short}", "abi3", "none"))]
+    command += _options("--platform", platform.system_tags)
     names = [f"{name}{versions}" for name, versions in requirements.items()]
     what = f"{', '.join(names)} for Python {version} on {platform.architecture}"
     try:
@@ -128,7 +128,7 @@ def _unpacked(name: str, wheel: Path, folder: Path) -> Distribution:
     return Distribution(name, str(version), files, _glibc_minor(tags))
 
 
-def _each(option: str, values: Iterable[str]) -> list[str]:
+def _options(option: str, values: Iterable[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
 
 

@@ -186,7 +186,7 @@ def test_a_missing_library_is_named(codec: str, package: str, monkeypatch: pytes
     require_available([route])
     monkeypatch.setitem(sys.modules, {"lz4": "lz4.block"}.get(package, package), None)
     assert not CODECS[codec].is_available()
-    with pytest.raises(WorkerError, match=rf"'cut' travels from 'desk' to 'box' as {codec}, which needs .*'{package}'"):
+    with pytest.raises(WorkerError, match=rf"'cut' goes from 'desk' to 'box' as {codec}, which needs .*'{package}'"):
         require_available([route])
 
 
