@@ -40,8 +40,8 @@ from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.framing import MAXIMUM_LETTERS
 from rpc_runtime.wire.messages import hello_of
+from rpc_runtime.worker.description import require_room, trim_heap
 from rpc_runtime.worker.library_trials import LibraryTrials
-from rpc_runtime.worker.memory import require_room, trim_heap
 
 logger = logging.getLogger(__name__)
 

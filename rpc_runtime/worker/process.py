@@ -41,7 +41,7 @@ from rpc_runtime.wire.server import (
 from rpc_runtime.wire.tracker import Registration
 from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
 from rpc_runtime.worker.config import WorkerConfig, config_from_arguments
-from rpc_runtime.worker.memory import keep_heap
+from rpc_runtime.worker.description import keep_heap
 from rpc_runtime.worker.runtime_alone import load_runtime
 from rpc_runtime.worker.tracker_registration import TrackerRegistration
 

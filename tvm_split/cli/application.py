@@ -165,7 +165,8 @@ COMMANDS = (
 MODULES = {
     **dict.fromkeys(("run", "bench", "deploy"), "running"),
     **dict.fromkeys(("worker", "tracker"), "services"),
-    **{"replan": "plan", "solve": "simulate", "tune": "compile", "down": "up", "worker-kit": "up"},
+    **{"replan": "plan", "solve": "simulate", "tune": "compile", "profile": "compile"},
+    **{"down": "up", "worker-kit": "up", "cache": "doctor"},
 }
 """The modules of commands that are not in one of their own name."""
 

@@ -1,4 +1,4 @@
-"""``tvm-split compile`` and ``tune``: write a bundle with one library per stage, and measure better kernels."""
+"""``tvm-split compile``, ``tune`` and ``profile``: write a bundle, tune kernels, and time those of a model."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tvm_split.display.console import print_json, print_note, print_unwrapped, t
 from tvm_split.display.view import as_json, print_parts, view, write
 from tvm_split.launchers.local import InProcess
 from tvm_split.planner.request import PlanRequest
+from tvm_split.progress import step_progress
 
 
 def compile(
@@ -145,3 +146,55 @@ def _merge(database: Path | None, other_folder: Path, json: bool) -> None:
         print_json({"database": str(folder), "merged": str(other_folder), "records": record_count})
     else:
         print_unwrapped(f"{record_count} records of {other_folder} are now in {folder}")
+
+
+def profile(
+    model: options.ModelArgument,
+    shapes: ModelOptions,
+    machines: MachineOptions,
+    rounds: int | None = option(None, "Runs to take the medians of (default: 10).", minimum=1),
+    calls: bool = option(False, "Every call in its order, instead of equal kernels together."),
+    refresh: bool = option(False, "On a cluster: measure again what is known already."),
+    database: Path | None = option(
+        None,
+        "The folder of tuned kernels (default: $TVM_SPLIT_DATABASE, else tvm-split/tuning in the user's cache).",
+        metavar="FOLDER",
+        file_okay=False,
+    ),
+    timeout: float = options.TIMEOUT,
+    json: bool = options.JSON,
+) -> None:
+    """Time every kernel of a model on this machine, beside the machine's peak performance.
+
+    With --cluster, --tracker or --workers: time the pieces of the model on each of these machines, alone and together.
+
+    Example: tvm-split profile net.onnx --threads 4
+    """
+    if machines.is_elsewhere or machines.workers is not None:
+        for is_given, flag in ((rounds is not None, "--rounds"), (calls, "--calls")):
+            if is_given:
+                raise WrongUseError("this is for one machine, without a cluster or --workers", flag)
+        cluster = machines.machines()
+        loaded = shapes.load(model)
+        from tvm_split.profiling.cluster_profile import profile_model
+
+        with step_progress("profiling") as report:
+            measured = profile_model(
+                loaded, cluster, database=database, refresh=refresh, timeout_seconds=timeout, on_progress=report
+            )
+        write(measured, json=json)
+        return
+    if refresh:
+        raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")
+    loaded = shapes.load(model)
+    from tvm_split.profiling.cluster_profile import ROUNDS  # imported here, since it loads TVM
+
+    this_host = tvm_split.Cluster.in_process(1, machines.threads)
+    planned = tvm_split.plan(loaded, this_host, database=database)
+    bundle = tvm_split.compile(loaded, planned, verify=False, database=database)
+    with step_progress("timing") as report:
+        threads = this_host.machines[0].threads
+        times = tvm_split.profile(
+            loaded, bundle, threads, database=database, rounds=rounds or ROUNDS, on_progress=report
+        )
+    write(times, json=json, details=calls)

@@ -20,9 +20,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.faults import faults
 from tvm_split.planner.plan import FORMAT as PLAN_FORMAT
 from tvm_split.planner.problem import Problem, Share, Solution, Stage
+from tvm_split.planner.strategy import faults
 from tvm_split.values import Document, content_of
 
 FASTEST = 1e18

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.evaluate import NumberedStep, missing_link
-from tvm_split.planner.faults import require_sense
 from tvm_split.planner.graph import grouped
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.step_graph import MachineSet
+from tvm_split.planner.strategy import require_sense
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -7,7 +7,7 @@ import pytest
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.program.routes import MachineProgram, Route
-from rpc_runtime.worker.memory import require_room
+from rpc_runtime.worker.description import require_room
 
 GB = 1_000_000_000
 
