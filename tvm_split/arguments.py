@@ -93,7 +93,7 @@ def inputs_of_call(
     if set(rest) != set(by_name) or len(by_name) < len(named):
         by_position = f"{len(positional)} by position and " if positional else ""
         raise InputError(
-            f"the model takes {len(expected)} inputs ({', '.join(map(str, expected))}), {by_position}those with the "
+            f"the model's inputs are {', '.join(map(str, expected))}; {by_position}those with the "
             f"names {', '.join(map(str, named))} were given"
         )
     return [*positional, *(by_name[name] for name in rest)]

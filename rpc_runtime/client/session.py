@@ -43,7 +43,7 @@ CAUSE_SECONDS = 0.5
 """How long a failed opening waits for a report of the watch, which names the cause."""
 UNLOAD_SECONDS = 5.0
 """Timeout of a worker's answer to Unload."""
-LAST_WORD_SECONDS = 2.0
+LAST_WORD_SECONDS = 1.0
 """Timeout of one worker's last statistics, so that a hanging worker does not delay those of the others."""
 
 

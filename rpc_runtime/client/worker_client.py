@@ -155,9 +155,11 @@ def describe(endpoint: WorkerEndpoint, timeout_seconds: float = ANSWER_SECONDS) 
         connection.close()
 
 
-def describe_all(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
+def describe_all(
+    endpoints: Mapping[str, WorkerEndpoint], timeout_seconds: float = ANSWER_SECONDS
+) -> dict[str, WorkerDescription]:
     """Return the description of each machine's worker. Raises as `describe`, and names all unreachable machines."""
-    return on_every_machine(endpoints, lambda machine: describe(endpoints[machine]))
+    return on_every_machine(endpoints, lambda machine: describe(endpoints[machine], timeout_seconds))
 
 
 def on_every_machine(machines: Iterable[Key], step: Callable[[Key], Answer]) -> dict[Key, Answer]:

@@ -30,7 +30,7 @@ def checked_inputs(program: Program, inputs: Sequence[Any]) -> tuple[Array, ...]
     expected = program.inputs
     if isinstance(inputs, np.ndarray) or len(inputs) != len(expected):
         got = "one array was" if isinstance(inputs, np.ndarray) else f"{len(inputs)} were"
-        raise InputError(f"the model takes {len(expected)} inputs ({', '.join(map(str, expected))}), {got} given")
+        raise InputError(f"the model's inputs are {', '.join(map(str, expected))}; {got} given")
     return tuple(
         _checked(position, spec, value) for position, (spec, value) in enumerate(zip(expected, inputs, strict=True))
     )

@@ -39,6 +39,7 @@ def compile(
 
     Example: tvm-split compile net.onnx --plan plan.json --output bundle
     """
+    tvm_split.Bundle.require_replaceable(output)
     if plan is not None:
         if machines != MachineOptions():
             raise WrongUseError("it says this already; leave the machines out", "--plan")

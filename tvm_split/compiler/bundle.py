@@ -92,12 +92,7 @@ class Bundle(Shown):
             OutputError: it cannot be written; an older bundle is still there.
         """
         folder = Path(folder)
-        if not (folder / "manifest.json").exists() and any(not is_unfinished(path) for path in folder.glob("*")):
-            raise BundleError(f"{folder} holds other files; give a new folder, or one with a bundle")
-        _require_plain(folder)
-        for path in (*folder.glob("blobs/*"), *folder.glob("ir/*")):
-            if path.is_dir():
-                raise BundleError(f"{folder} holds a folder that no bundle has: {path.relative_to(folder)}; remove it")
+        self.require_replaceable(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with written(folder) as beside:
             for directory in (beside, beside / "blobs", beside / "ir"):
@@ -108,6 +103,16 @@ class Bundle(Shown):
                 _ir_path(beside, name).write_text(text)
             (beside / "manifest.json").write_bytes(self._manifest())
             (beside / "manifest.sha256").write_text(f"{self.digest}\n")
+
+    @staticmethod
+    def require_replaceable(folder: Path) -> None:
+        """Raise a `BundleError` if the folder holds anything but a bundle, or a link or folder that no bundle has."""
+        if not (folder / "manifest.json").exists() and any(not is_unfinished(path) for path in folder.glob("*")):
+            raise BundleError(f"{folder} holds other files; give a new folder, or one with a bundle")
+        _require_plain(folder)
+        for path in (*folder.glob("blobs/*"), *folder.glob("ir/*")):
+            if path.is_dir():
+                raise BundleError(f"{folder} holds a folder that no bundle has: {path.relative_to(folder)}; remove it")
 
     @classmethod
     def load(cls, folder: str | Path) -> Bundle:

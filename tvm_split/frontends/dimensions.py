@@ -9,6 +9,7 @@ import numpy as np
 
 from tvm_split.errors import ModelImportError, OpenAxesError
 from tvm_split.frontends import ImportRequest
+from tvm_split.units import count_text
 
 Array = np.ndarray[Any, Any]
 Specs = Sequence[tuple[str, Sequence[int | str | None], str]]
@@ -51,7 +52,7 @@ def in_order(names: Sequence[str], example_inputs: Any) -> list[Any]:
     values = list(example_inputs) if isinstance(example_inputs, list | tuple) else [example_inputs]
     if len(values) != len(names):
         raise ModelImportError(
-            f"the model takes {len(names)} inputs ({', '.join(names)}), example_inputs has {len(values)}"
+            f"the model's inputs are {', '.join(names)}, example_inputs has {count_text(len(values), 'value')}"
         )
     return values
 

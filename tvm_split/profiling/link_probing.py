@@ -50,6 +50,8 @@ SERIES_SECONDS = 0.04
 """Seconds of single runs, and of a stream, per size on a fast link."""
 FEWEST, MOST = 3, 60
 """Numbers of single runs, and of tensors in a stream."""
+GONE_SECONDS = 1.0
+"""How long to wait again for a machine whose link failed, which by then had the usual time to answer."""
 LONG_RUN_SECONDS = 0.5
 """A run that takes longer, in seconds, is not repeated."""
 IN_PROCESS_BYTES_PER_SECOND = 1e12
@@ -265,7 +267,8 @@ class _Probing:
         except CompileError:
             raise
         except TvmSplitError as error:
-            describe_all({name: self._endpoints[name] for name in machines})  # a worker that has gone is the cause
+            # A worker that has gone is the cause. The link has waited for it already, so this asks only shortly.
+            describe_all({name: self._endpoints[name] for name in machines}, GONE_SECONDS)
             raise ProfileError(
                 f"the link from {ends[0]!r} to {ends[1]!r} cannot be measured: {error}. If nothing may pass between "
                 "the two, say so in the cluster file: bytes_per_second: 0"

@@ -26,9 +26,9 @@ PROGRAM = Program((tensor("x"), TensorSpec("image", (2, 3), "uint8")), (), ())
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ([], "takes 2 inputs .*, 0 were given"),
-        ([X], "takes 2 inputs .*, 1 were given"),
-        (np.zeros((2, 2), np.float32), "takes 2 inputs .*, one array was given"),
+        ([], "inputs are x: .*, image: .*; 0 were given"),
+        ([X], "inputs are x: .*, image: .*; 1 were given"),
+        (np.zeros((2, 2), np.float32), "inputs are x: .*, image: .*; one array was given"),
         ([X, np.zeros((3, 2), np.uint8)], r"input 1 must be image: uint8\[2, 3\], but its shape is \[3, 2\]"),
         ([X, np.zeros((2, 3), np.int8)], r"input 1 must be image: uint8\[2, 3\], but its dtype is int8"),
         ([np.float32(0), np.zeros((2, 3), np.uint8)], r"input 0 must be x: float32\[2\], but its shape is \[\]"),

@@ -106,6 +106,13 @@ def test_every_output_goes_into_a_folder_that_is_there(invoke, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_with_other_files_is_refused_before_the_model_is_read(invoke, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    error = invoke("compile", "missing.onnx", "--output", tmp_path, code=1).stderr
+    assert str(tmp_path) in error
+    assert "missing.onnx" not in error
+
+
 @pytest.mark.parametrize("name", ["schedules", "relay_passes", "rpc_runtime"])
 def test_a_file_that_hides_a_package_of_ours_is_named(tmp_path, name):
     (tmp_path / f"{name}.py").write_text("")

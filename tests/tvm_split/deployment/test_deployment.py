@@ -170,7 +170,7 @@ def test_a_local_cluster_deploys_again_after_a_worker_has_died(bundle: tvm_split
 def test_wrong_inputs_are_refused_at_once(deployment: tvm_split.Deployment) -> None:
     with pytest.raises(tvm_split.InputError, match="dtype is int64"):
         deployment.submit(np.ones((1, 8), np.int64))
-    with pytest.raises(tvm_split.InputError, match="takes 1 inputs"):
+    with pytest.raises(tvm_split.InputError, match="0 were given"):
         asyncio.run(deployment.run_async())
 
 
