@@ -12,7 +12,8 @@ from torch import nn
 import tvm_split
 from tests.models.torch_models import bert
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Link, Machine, SharedCores
+from tvm_split.cluster.machine import Link, Machine
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.launchers.local import Local
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest

@@ -13,7 +13,8 @@ from rpc_runtime.transports.transport import LinkSetting, memory_of
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.launcher import Launcher, Started, launcher_at, make_launcher
-from tvm_split.cluster.machine import Link, Machine, SharedCores, faults
+from tvm_split.cluster.machine import Link, Machine, faults
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.units import Shown, short_list
 

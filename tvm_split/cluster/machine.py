@@ -1,4 +1,4 @@
-"""Machines, the links between them, the cores that they share, and the validation of these."""
+"""Machines and links, and the validation of both."""
 
 from __future__ import annotations
 
@@ -6,79 +6,20 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.hardware import HostCores, own_cores, usable_together
 from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import AUTO, TRANSPORTS, memory_of, transport_named
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import require_options
+from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.units import MOST_AMOUNT, SLOWEST, ShownFields, short_list
-
-if TYPE_CHECKING:
-    from tvm_split.cluster.cluster import Cluster
-
-
-MOST_CORES = 8192
-"""The most CPUs that a Linux kernel can be configured for: a larger number is a mistake, for example bytes."""
-
-
-@dataclass(frozen=True, repr=False)
-class SharedCores(ShownFields):
-    """A number of ``cores`` on which all these machines compute; ``"client"`` may be among them.
-
-    The machines' busy times add up on these cores: while one machine computes, another may have to wait.
-    """
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    machines: Annotated[tuple[str, ...], Field(min_length=1)]
-    cores: Annotated[int, Field(ge=1, le=MOST_CORES, strict=True)]
-
-    def oversubscription(self, cores_of: Mapping[str, int]) -> float:
-        """Return the sum of the machines' own core counts, divided by the cores that they share.
-
-        Below 1 some cores stay free; above 1 the cores are oversubscribed, and machines wait for each other.
-        """
-        return sum(cores_of.get(name, 0) for name in self.machines) / self.cores
-
-
-def cores_by_address(cluster: Cluster) -> dict[str, HostCores]:
-    """Return the cores of machines that are on this host, without asking their workers."""
-    if cluster.launcher.on_this_host and not cluster.launcher.in_process:
-        local_names = cluster.machine_names
-    else:
-        addresses = {machine.name: machine.address for machine in cluster.machines}
-        local_names = tuple(
-            name for name, address in addresses.items() if address and Address.parse(address).is_loopback
-        )
-    return dict.fromkeys(local_names, own_cores())
-
-
-def shared_cores(cluster: Cluster, cores_of: Mapping[str, HostCores]) -> tuple[SharedCores, ...]:
-    """Return the cores that several machines, or a machine and the client, share.
-
-    Machines that the cluster's description names share the cores stated there. Other machines of one host share all
-    cores in their affinity masks, up to their quotas. Machines of an in-process cluster compute in turn already.
-    """
-    if cluster.launcher.in_process:
-        return cluster.shared_cores
-    named = {name for shared in cluster.shared_cores for name in shared.machines}
-    hosts: dict[str, dict[str, HostCores]] = {}
-    for name, cores in {**cores_of, CLIENT: own_cores()}.items():
-        if name not in named and cores.host and cores.numbers:
-            hosts.setdefault(cores.host, {})[name] = cores
-    groups = [
-        SharedCores(tuple(members), usable_together(members.values())) for members in hosts.values() if len(members) > 1
-    ]
-    return (*cluster.shared_cores, *groups)
-
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """How values are read from files."""

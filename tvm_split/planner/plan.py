@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 from rpc_runtime.program.codecs import CODECS
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.turns import cycle_of
-from tvm_split.cluster.machine import MOST_CORES
+from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import PlanError
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Objective, Precision, Stage

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Protocol
 from pydantic import AfterValidator, ConfigDict, Field
 
 from rpc_runtime.program.turns import turns_by_share
-from tvm_split.cluster.machine import MOST_CORES, SharedCores
+from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.units import LEAST_AMOUNT, MOST_AMOUNT, SLOWEST
 
 Objective = Literal["throughput", "latency"]

@@ -11,7 +11,7 @@ from typing import Any
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.execution.kernel_timer import undisturbed_seconds
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import shared_cores
+from tvm_split.cluster.shared_cores import shared_cores
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiler.stage import Kernel
 from tvm_split.compiler.targets import runs_here

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import simpy
 
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 
 
 @dataclass(eq=False)

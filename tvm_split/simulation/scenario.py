@@ -10,7 +10,7 @@ from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.turns import turns_by_share
 from rpc_runtime.transports.transport import memory_of
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import Prediction

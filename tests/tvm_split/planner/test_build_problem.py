@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, graph_of
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.build_problem import stages_of_layers, stages_of_pieces, with_identical_averaged
 from tvm_split.planner.problem import Pin, Stage

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.planner.problems import on_one_host, one_each
 from tests.helpers.planner.steps import evaluate_stages
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.planner.problem import Edge, Stage
 from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.bounds import division_bound

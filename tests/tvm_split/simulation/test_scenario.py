@@ -17,7 +17,7 @@ from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned as planned_best
 from tests.helpers.planner.steps import step
 from tests.helpers.scenarios import busiest
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planner.predict import Certificate, CodedLink, predict

@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, settings, strategies as st
 
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
 from tests.helpers.scenarios import busiest, chain, scenario_of_problem
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, Stage
 from tvm_split.planner.search import solve

@@ -21,7 +21,7 @@ from tests.helpers.planner.many_machines import (
 from tests.helpers.planner.oracle import best, graph_plans, judge
 from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.steps import evaluate_stages
-from tvm_split.cluster.machine import SharedCores
+from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.planner.problem import Objective, Problem, ProblemLink, ProblemMachine, Solution
 from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.candidate import one_machine_candidates
