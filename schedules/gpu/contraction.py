@@ -16,7 +16,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from schedules.blocks import Block, Parts, inline_tail
@@ -168,7 +168,7 @@ def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | No
         schedule.set_scope(adder, 0, "local")
         schedule.unroll(schedule.get_loops(adder)[-1])
         tail = tail[1:]
-    else:
+    elif not _reads_one_of_many(schedule, tail[0]):
         try:
             schedule.reverse_compute_inline(tail[0].handle)
             tail = tail[1:]
@@ -176,3 +176,15 @@ def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | No
             logger.debug("%s is a kernel of its own: %s", tail[0].name, error)
     for block in tail:
         bind_elements(schedule, block.handle)
+
+
+def _reads_one_of_many(schedule: s_tir.Schedule, block: Block) -> bool:
+    """Return whether a block reads one constant place of a longer axis: of rows that are padded from one, the first.
+
+    TVM's reverse_compute_inline forgets the condition, so that the padding's results overwrite those of that row.
+    """
+    return any(
+        isinstance(part.min, tirx.IntImm) and int(part.extent) == 1 and int(extent) > 1
+        for read in schedule.get(block.handle).reads
+        for part, extent in zip(read.region, read.source.shape, strict=True)
+    )

@@ -73,7 +73,10 @@ def check_convolution(x, weight, half=None, transposed=False, **attributes):
     assert chosen <= ({"tensor_core", "elementwise"} if half else {"conv2d", "depthwise_conv2d"})
 
 
-@pytest.mark.parametrize(("shape", "weights"), [((2, 19, 9, 9), (20, 19, 3, 3)), ((2, 8, 7, 7), (8, 1, 3, 3))])
+@pytest.mark.parametrize(
+    ("shape", "weights"),
+    [((2, 19, 9, 9), (20, 19, 3, 3)), ((2, 8, 7, 7), (8, 1, 3, 3)), ((1, 16, 7, 7), (2, 8, 3, 3))],
+)
 def test_convolutions(shape, weights):
     attributes = {"padding": [1, 1], "strides": [2, 2], "groups": shape[1] // weights[1]}
     check_convolution(normal(0, *shape), normal(1, *weights), **attributes)
