@@ -62,9 +62,16 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         if ending.is_set():
             threading.Event().wait()  # cleaning up may cause errors here; they must not end the process
+        _leave_the_end_to_signals()  # the thread that ends the process may not have run yet
 
 
 _HEARD: set[int] = set()
+
+
+def _leave_the_end_to_signals() -> None:
+    """Wait for ever if a signal ends this process: an error may be that a child process got the same signal."""
+    if _HEARD:
+        threading.Event().wait()
 
 
 def _heard(number: int, frame: FrameType | None) -> None:
@@ -240,6 +247,7 @@ def loaded(row: Command) -> Any:
 
 
 def _end_with(error: Exception, text: str, *, wrong_use: bool) -> None:
+    _leave_the_end_to_signals()
     if is_debugging():
         traceback.print_exception(error)
     print_error(text)
