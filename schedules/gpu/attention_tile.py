@@ -88,6 +88,7 @@ TILES = tuple(
     AttentionTile(rows, keys, efficiency * keys_efficiency)
     for rows, efficiency in ((128, 0.25), (64, 0.25), (32, 0.2), (16, 0.12))
     for keys, keys_efficiency in ((64, 1.0), (32, 0.85), (16, 0.6))
+    if rows * keys <= 64 * 64  # More scores do not fit in shared memory, whatever the widths.
 )
 
 
