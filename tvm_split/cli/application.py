@@ -52,17 +52,14 @@ def ended_by_signals() -> Iterator[None]:
     wakeup_reader, wakeup_writer = os.pipe()
     os.set_blocking(wakeup_writer, False)
     signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)  # before the handlers, so that no signal is lost
-    ending = threading.Event()
-    threading.Thread(target=_wait, args=(wakeup_reader, ending), name="signals", daemon=True).start()
+    threading.Thread(target=_wait, args=(wakeup_reader,), name="signals", daemon=True).start()
     for number in WORDS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _heard)
     try:
         yield
     finally:
-        if ending.is_set():
-            threading.Event().wait()  # cleaning up may cause errors here; they must not end the process
-        _leave_the_end_to_signals()  # the thread that ends the process may not have run yet
+        _leave_the_end_to_signals()  # cleaning up may cause errors here; they must not end the process
 
 
 _HEARD: set[int] = set()
@@ -79,13 +76,13 @@ def _heard(number: int, frame: FrameType | None) -> None:
     _HEARD.add(number)
 
 
-def _wait(heard: int, ending: threading.Event) -> None:
+def _wait(heard: int) -> None:
     while True:
         for number in os.read(heard, 64):
             # The command may have installed its own handler before this thread ran. Python runs pending handlers
             # before it installs another one, so check the current handler first, then the recorded signals.
             if signal.getsignal(number) is _heard or number in _HEARD:
-                ending.set()
+                _HEARD.add(number)
                 _end(signal.Signals(number))
 
 
