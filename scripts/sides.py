@@ -10,20 +10,21 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
 import tvm_split
-from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.scratch import ScratchFolder
-from rpc_runtime.wire.channels import WorkerEndpoint
 from scripts.harness import Side, median_seconds
 from scripts.processes import Figures, Prepared
 from tests.helpers.relay import Relay
 from tests.models import torch_models
+
+if TYPE_CHECKING:
+    from rpc_runtime.client.local_workers import LocalWorkers
+    from rpc_runtime.wire.channels import WorkerEndpoint
 
 RUNS = 5
 """The number of single runs for one figure, which is their median."""
@@ -143,6 +144,10 @@ def by_torch(name: str, threads: int) -> Iterator[Prepared]:
 
 def local_workers(names: Sequence[str], until_end: ExitStack) -> LocalWorkers:
     """Start worker processes with one core each and a new cache."""
+    # Other checkouts, whose sides import this module too, have other modules.
+    from rpc_runtime.client.local_workers import LocalWorkers
+    from rpc_runtime.scratch import ScratchFolder
+
     cache = until_end.enter_context(ScratchFolder("bench"))
     return until_end.enter_context(LocalWorkers(names, threads=1, cache=cache.path))
 

@@ -122,6 +122,15 @@ def test_benchmarks_share_models_and_emulators_with_tests_and_nothing_else() -> 
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
+@pytest.mark.parametrize("name", ["sides", "cases/first", "cases/kernels", "cases/streams"])
+def test_benchmarks_of_other_checkouts_import_only_public_names(name: str) -> None:
+    """``--also`` runs them with the packages of another checkout, whose modules may have other names."""
+    path = ROOT / "scripts" / f"{name}.py"
+    private = re.compile(r"(relay_passes|schedules|rpc_runtime)\b|tvm_split\.[a-z]")
+    wrong = {imported for imported in imports_of(path, tree_of(path).body) if private.match(imported)}
+    assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
 def modules() -> dict[str, Path]:
     """Return every module of ours, by the name with which it is imported."""
     paths = {}

@@ -6,8 +6,6 @@ in the library that TVM's is linked with, on device 0, which is current in every
 
 TVM launches kernels on the stream that a thread has set (``TVMFFIEnvGetStream``). None is set here, so it is the NULL
 stream. Streams made with ``cudaStreamNonBlocking`` are ordered with the NULL stream only by events.
-
-This module was written without a GPU and has not run on one.
 """
 
 from __future__ import annotations

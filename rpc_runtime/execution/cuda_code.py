@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.scratch import ScratchFolder
@@ -183,8 +184,15 @@ def binary_of(code: str) -> bytes:
     return fatbin(rest, head.removeprefix(SOURCE))
 
 
+@cache
 def register_loader() -> None:
-    """Register `binary_of`, by which TVM's runtime in this process loads such libraries."""
+    """Make TVM's runtime in this process load such libraries by `binary_of`, and other CUDA code as it did before."""
     import tvm_ffi
 
-    tvm_ffi.register_global_func(CALLBACK, binary_of, override=True)
+    of_tvm = tvm_ffi.get_global_func(CALLBACK, allow_missing=True)
+
+    def load(code: str) -> Any:
+        is_ours = of_tvm is None or code.startswith((PACKED, SOURCE))
+        return binary_of(code) if is_ours else of_tvm(code)
+
+    tvm_ffi.register_global_func(CALLBACK, load, override=True)

@@ -108,19 +108,18 @@ def on_device(name: str, dtype: str, batch: int, target: str, threads: int, **si
 
 @contextmanager
 def by_torch(name: str, way: str, dtype: str, batch: int, device: str, **sizes: int) -> Iterator[Prepared]:
-    """Run the network in one of torch's ways, on ``cpu`` or ``cuda``."""
+    """Run the network in one of torch's ways, on ``cpu`` or ``cuda``, from inputs to outputs in host memory."""
     module, inputs = network(name, **sizes)
     kind = getattr(torch, dtype)
     module = module.to(device, kind)
-    inputs = tuple(tensor.to(device) for tensor in batched(inputs, batch, kind))
+    inputs = batched(inputs, batch, kind)
     if way == "compile":
         module = torch.compile(module)
 
     def run() -> None:
         with torch.inference_mode():
-            module(*inputs)
-        if device == "cuda":
-            torch.cuda.synchronize()
+            for output in torch.utils._pytree.tree_leaves(module(*(tensor.to(device) for tensor in inputs))):
+                output.cpu()
 
     yield Prepared(timed(run))
 
@@ -237,14 +236,14 @@ def beside_torch(name: str, dtype: str, batch: int, setup: Setup) -> Sequence[Si
     if batch > 1 and not is_gpu:
         return []
     arguments = {"name": name, "dtype": dtype, "batch": batch, **settings}
-    own_side = setup.side(OURS, on_device, **arguments)
+    processes = {OURS: setup.begin(on_device, **arguments)}
     del arguments["target"], arguments["threads"]
-    ways = WAYS if is_gpu and (dtype, batch) == ("float32", 1) else WAYS[:1]
     device = "cuda" if is_gpu else "cpu"
-    return [
-        own_side,
-        *(setup.side(f"{TORCH}, {way}", by_torch, way=way, device=device, **arguments) for way in ways),
-    ]
+    for way in WAYS if is_gpu and dtype == "float32" else WAYS[:1]:
+        processes[f"{TORCH}, {way}"] = setup.begin(by_torch, way=way, device=device, **arguments)
+    # All prepare at the same time, since this takes longer than what is measured afterwards.
+    facts = {title: process.ready() for title, process in processes.items()}
+    return [Side(title, process.measure, facts[title]) for title, process in processes.items()]
 
 
 def piped(names: Sequence[str], transport: str, is_far: bool, setup: Setup) -> Sequence[Side]:
@@ -264,19 +263,18 @@ CASE = Case(
     doc="Networks on a GPU: differences from torch, speed beside torch, pipelines and kernels. "
     "--set target=llvm rehearses it on the CPU.",
     subjects={
-        **{
-            f"{name}, {dtype}, batch {batch}": partial(beside_torch, name, dtype, batch)
-            for dtype in LARGEST_DIFFERENCE
-            for batch in (1, 32)
-            for name in NETWORKS
-        },
+        f"kernels of {PIPELINED}": kernels_alone,
         f"{PIPELINED} over two machines": partial(piped, (HOST, DEVICE), "auto", False),
         f"{PIPELINED} over two machines, 1 Gbit/s and 1 ms": partial(piped, (HOST, DEVICE), "auto", True),
         **{
             f"{PIPELINED} between two GPUs by {transport}": partial(piped, GPUS, transport, False)
             for transport in ("grpc", "shm", "nccl")
         },
-        f"kernels of {PIPELINED}": kernels_alone,
+        **{
+            f"{name}, {dtype}, batch {batch}": partial(beside_torch, name, dtype, batch)
+            for dtype, batch in (("float32", 1), ("float16", 1), ("float16", 32))
+            for name in NETWORKS
+        },
     },
     ratios=tuple(Ratio("seconds", OURS, f"{TORCH}, {way}") for way in WAYS),
     limits=(Limit("difference_over_limit", 1.0), Limit("failed", 0.0)),

@@ -10,7 +10,7 @@ from tvm import relax
 import schedules
 from schedules.gpu import attention_tile
 from schedules.gpu.attention_tile import Attention, choose_attention_tile
-from tests.helpers.schedules.emulated_gpu import SM_90, evaluate, run_emulated
+from tests.helpers.schedules.emulated_gpu import SM_90, evaluate, run_kernels
 from tests.helpers.schedules.gpu_kernels import (
     HALVES,
     MOST_STATIC_SHARED_BYTES,
@@ -212,7 +212,7 @@ def test_heads_of_several_queries_are_read_where_they_lie(of_each_query):
     inputs = [normal(0, 1, 6, 37, 16), normal(1, 1, 2, 37, 16), normal(2, 1, 2, 37, 16)]
     lowered = lower(graph_of(graph, inputs), SM_90)
     exact = exact_attention(inputs[0], *(array.repeat(3, 1) for array in inputs[1:]))
-    assert_close(run_emulated(lowered, inputs, SM_90), exact, HALVES["float16"])
+    assert_close(run_kernels(lowered, inputs, SM_90), exact, HALVES["float16"])
     # The expanded tensor is the same memory, too.
     assert set(schedules.chosen_rules(lowered)) <= {"attention", "expand_dims"}
 
@@ -233,7 +233,7 @@ def test_heads_are_read_where_they_lie(half):
 
     lowered = lower(graph_of(graph, [joined]), SM_90)
     parts = joined.reshape(1, 37, 3, 2, 16).transpose(2, 0, 3, 1, 4)
-    assert_close(run_emulated(lowered, [joined], SM_90), exact_attention(*parts), HALVES[half])
+    assert_close(run_kernels(lowered, [joined], SM_90), exact_attention(*parts), HALVES[half])
     # The reshaped tensor is the same memory: TVM makes no kernel of that in the end.
     assert schedules.chosen_rules(lowered) == {"attention": "attention", "reshape": "elementwise"}
 

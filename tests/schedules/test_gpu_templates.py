@@ -10,7 +10,7 @@ from schedules import machine_of, templates_of
 from schedules.template import text_of
 from schedules.tuning import DatabaseWriter, TuningDatabase
 from tests.helpers.schedules.convolutions import convolution, expected, product
-from tests.helpers.schedules.emulated_gpu import emulated, run_emulated
+from tests.helpers.schedules.emulated_gpu import gpu_target, run_kernels
 from tests.helpers.schedules.gpu_kernels import (
     MOST_STATIC_SHARED_BYTES,
     MOST_THREADS,
@@ -72,13 +72,13 @@ def some_choices(name, count):
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_choices_change_the_kernel_and_not_its_result(name):
     graph, inputs, exact, tolerance = CASES[name]
-    target = emulated("sm_90")
+    target = gpu_target("sm_90")
     sources = set()
     for choices in some_choices(name, 3):
         lowered = lower(graph_of(graph, inputs), target, Chosen(name, choices))
         assert f"{name} (tuned)" in rules(lowered)
         sources.add(module_of_kernels(lowered).script())
-        assert_close(run_emulated(lowered, inputs, target), exact, tolerance)
+        assert_close(run_kernels(lowered, inputs, target), exact, tolerance)
     assert len(sources) == 6
 
 

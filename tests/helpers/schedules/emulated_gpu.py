@@ -1,8 +1,9 @@
-"""Runs CUDA kernels on this machine's CPU: the very source that nvcc would get, with `emulated_cuda.h`.
+"""Runs CUDA kernels: on this machine's GPU, or without one on its CPU.
 
-The host's part of a module runs as it would on a machine with a GPU, and calls each kernel by its name; what it finds
-there is a function of a library that the C++ compiler made. This covers TVM's lowering, barriers, instructions of
-tensor cores, and memory that shared buffers take in turns.
+The CPU runs the very source that nvcc would get, with `emulated_cuda.h`. The host's part of a module runs as it would
+on a machine with a GPU, and calls each kernel by its name; what it finds there is a function of a library that the C++
+compiler made. This covers TVM's lowering, barriers, instructions of tensor cores, and memory that shared buffers take
+in turns.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.target import Target
 
-from tests.helpers.schedules.gpu_kernels import cuda_source, nvcc
+from rpc_runtime.execution.cuda_runtime import device_arch, load_cuda
+from tests.helpers.schedules.gpu_kernels import cuda, cuda_source, nvcc
 from tests.helpers.schedules.schedule_harness import Graph, graph_of, lower, rules
+from tvm_split.compiler.cuda_code import machine_code
 
 COMPILE_SECONDS = 600
 _HEADER = Path(__file__).with_name("emulated_cuda.h")
@@ -32,8 +35,14 @@ _OPTIONS = ("-x", "c++", "-std=c++17", "-O1", "-Xcompiler", "-fPIC,-w")
 _AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
 
 
-def emulated(arch: str, **attributes: Any) -> Target:
-    """A target for CUDA whose tensors lie in the memory of the CPU."""
+GPU = "" if load_cuda() else device_arch(tvm.cuda())
+"""The architecture of this machine's GPU; empty without one."""
+
+
+def gpu_target(arch: str, **attributes: Any) -> Target:
+    """A target for CUDA; without a GPU, its tensors lie in the memory of the CPU."""
+    if GPU:
+        return cuda(arch)
     described = {
         "kind": "cuda",
         "arch": arch,
@@ -46,7 +55,7 @@ def emulated(arch: str, **attributes: Any) -> Target:
     return Target(described, host={"kind": "llvm"})
 
 
-SM_90 = emulated("sm_90")
+SM_90 = gpu_target("sm_90")
 
 
 @tvm.instrument.pass_instrument
@@ -74,12 +83,16 @@ def _launch(launcher: Callable[..., None], order: _Order, *arguments: Any) -> No
     launcher(order.backwards, *arguments)
 
 
-def run_emulated(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Target) -> np.ndarray:
-    """``main`` of a module of scheduled kernels, the same with the threads of a block in either order.
+def run_kernels(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Target) -> np.ndarray:
+    """``main`` of a module of scheduled kernels; emulated, the same with the threads of a block in either order.
 
     Raises:
         RuntimeError: the threads of a block wait for different things, or the result depends on their order.
     """
+    if GPU:
+        with machine_code({"kind": "cuda", "arch": GPU}):
+            machine = relax.VirtualMachine(relax.build(lowered, target), tvm.cuda())
+        return machine["main"](*(tvm.runtime.tensor(array, tvm.cuda()) for array in inputs)).numpy()
     launches = _Launches()
     with tvm.transform.PassContext(instruments=[launches], config={"tirx.disable_assert": True}):
         executable = relax.build(lowered, target)
@@ -106,9 +119,9 @@ def run_emulated(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Ta
 
 
 def evaluate(graph: Graph, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, set[str]]:
-    """The result of a graph's kernels for sm_90, and which rules scheduled them. Errors as of `run_emulated`."""
+    """The result of a graph's kernels for sm_90, and which rules scheduled them. Errors as of `run_kernels`."""
     lowered = lower(graph_of(graph, inputs), SM_90)
-    return run_emulated(lowered, inputs, SM_90), rules(lowered)
+    return run_kernels(lowered, inputs, SM_90), rules(lowered)
 
 
 def kernels(source: str, tags: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Callable[..., None]]:

@@ -10,6 +10,7 @@ from hypothesis import given, strategies
 
 from rpc_runtime.execution import cuda_code
 from rpc_runtime.execution.cuda_code import NvccError, binary_of, fatbin, marked, packed
+from tests.helpers.answer import answer
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.waiting import eventually
 
@@ -27,6 +28,22 @@ def test_code_comes_back_as_it_was(binary: bytes) -> None:
 def test_what_is_not_ours_is_refused(code: str) -> None:
     with pytest.raises(ValueError, match="CUDA code"):
         binary_of(code)
+
+
+OTHERS = """
+import json, sys
+import tvm_ffi
+from rpc_runtime.execution.cuda_code import CALLBACK, packed, register_loader
+tvm_ffi.register_global_func(CALLBACK, lambda code: code.upper().encode(), override=True)
+register_loader()
+load = tvm_ffi.get_global_func(CALLBACK)
+print(json.dumps([bytes(load(code)).decode() for code in ("a kernel of TVM's own", packed(b"a kernel", "sm_90"))]))
+"""
+
+
+def test_cuda_code_that_is_not_ours_stays_with_tvm() -> None:
+    """On a machine with a GPU, TVM asks for the machine code of every CUDA module, also of a user's own."""
+    assert answer("-c", OTHERS, environment={}) == ["A KERNEL OF TVM'S OWN", "a kernel"]
 
 
 def test_source_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
