@@ -2,7 +2,7 @@
 
 Error messages give the file, the line and what is expected there::
 
-    problem.json:4: links.0.bytes_per_second: Input should be greater than 0 (it is -1)
+    problem.json:4: links.0.bytes_per_second: must be greater than 0 (it is -1)
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ MOST_WITH_LINES = 20_000_000
 """Most characters of a file for which errors name lines; for longer files, only the key is named."""
 LONGEST_SHOWN = 60
 """Most characters of a value that a message shows."""
-WORDS = {"unexpected_keyword_argument": "there is no such key", "dataclass_type": "Input should be a dictionary"}
+WORDS = {
+    "unexpected_keyword_argument": "there is no such key",
+    "dataclass_type": "must be a dictionary",
+    "missing": "this key is missing",
+}
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Document:
             wrong = [(problem["loc"], sentence(problem)) for problem in failure.errors(include_url=False)]
             raise self.complaint(wrong) from failure
         except (ValueError, RecursionError) as failure:
-            wrong = [(location, "Input should be a finite number") for location in _not_finite(self.content)]
+            wrong = [(location, "must be a finite number") for location in _not_finite(self.content)]
             unreadable = self.error(f"{self.source}: this is no JSON: {failure}")
             raise (self.complaint(wrong) if wrong else unreadable) from failure
 
@@ -163,6 +167,12 @@ def _without_nulls(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def sentence(problem: ErrorDetails) -> str:
     """Return what is wrong, with the value if it is short."""
-    text, value = WORDS.get(problem["type"], problem["msg"].removeprefix("Value error, ")), problem["input"]
+    text, value = text_of(problem), problem["input"]
     is_shown = isinstance(value, str | int | float) and len(repr(value)) < LONGEST_SHOWN
     return f"{text} (it is {value!r})" if is_shown and problem["type"] not in WORDS else text
+
+
+def text_of(problem: ErrorDetails) -> str:
+    """Return what is wrong, without the value."""
+    said = problem["msg"].removeprefix("Value error, ").replace("Input should ", "must ")
+    return WORDS.get(problem["type"], said)

@@ -138,7 +138,7 @@ def test_amounts_that_nobody_has(resources: Any) -> None:
 
 
 def test_without_a_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ClusterError, match="strategy: Input should be 'SPREAD'"):
+    with pytest.raises(ClusterError, match="strategy: must be 'SPREAD'"):
         tvm_split.Cluster.from_ray(strategy="ANYWHERE")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ClusterError, match=r"pip install 'tvm-split\[ray\]'"):

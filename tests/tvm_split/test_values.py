@@ -62,7 +62,7 @@ def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, message:
 
 
 def test_what_comes_from_no_file_has_no_lines() -> None:
-    with pytest.raises(PlanError, match="manifest: name: Field required"):
+    with pytest.raises(PlanError, match="manifest: name: this key is missing"):
         Document("manifest", {}, PlanError).value(Bicycle)
 
 

@@ -134,6 +134,11 @@ class ModelOptions:
             return tvm_split.load_model(network, examples, batch=batch, dimensions=dimensions or None)
         except OpenAxesError as error:
             raise ModelImportError(f"{error.problem}; give sizes, for example {error.options}") from error
+        except ModelImportError as error:
+            if not planned_inputs:
+                raise
+            shown = ", ".join(map(str, planned_inputs))
+            raise ModelImportError(f"the plan is for a model with the inputs {shown}: {error}") from error
 
 
 def load_tvm() -> None:

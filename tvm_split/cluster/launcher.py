@@ -21,7 +21,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
-from tvm_split.values import adapter_of
+from tvm_split.values import adapter_of, text_of
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
@@ -256,7 +256,7 @@ def _validated(kind: type[Launcher], parameters: dict[str, Any], shown: str) -> 
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or kind.name
-        text = "unknown" if first["type"] == "unexpected_keyword_argument" else first["msg"]
+        text = "unknown" if first["type"] == "unexpected_keyword_argument" else text_of(first)
         raise _wrong(kind, shown, f"{place}: {text}") from error
 
 

@@ -99,8 +99,8 @@ class Machine(ShownFields):
         is_number = isinstance(self.memory_bytes, int | float | None)
         if not is_number or (self.memory_bytes is not None and not 0 < self.memory_bytes <= MOST_AMOUNT):
             raise ClusterError(
-                f"{wrong} memory_bytes={self.memory_bytes!r}; give more than 0, at most {MOST_AMOUNT:g}, or None for "
-                "no limit"
+                f"{wrong} memory_bytes={self.memory_bytes!r}; give more than 0, at most {MOST_AMOUNT:g}, or nothing, "
+                "for no limit"
             )
         if not isinstance(self.target, Mapping | None):
             raise ClusterError(f"{wrong} the target {self.target!r}; give a dictionary such as {{'kind': 'llvm'}}")

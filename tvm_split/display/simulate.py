@@ -88,7 +88,8 @@ def _sentences(result: SimulatedPlan) -> Iterator[str]:
         beside = f" (predicted: {seconds_text(latency)})" if latency > 0 else ""
         yield f"Alone: {_latency_text(simulation.single)}{beside}"
     if simulation.streamed is not None:
-        yield f"In the stream, at most {simulation.under_way} under way: {_latency_text(simulation.streamed)}"
+        most = min(simulation.under_way, simulation.submitted)
+        yield f"In the stream, at most {most} under way: {_latency_text(simulation.streamed)}"
     yield from _loss_lines(result.what_if.losses, simulation)
 
 

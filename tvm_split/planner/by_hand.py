@@ -15,6 +15,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.graph import LayerGraph, grouped
 from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Sharding, Share, Stage
 from tvm_split.units import ShownFields, count_text, short_list
+from tvm_split.values import sentence
 
 FORM = "FIRST..LAST:AXIS:MACHINE=SHARE,MACHINE=SHARE[:EXCHANGE]"
 """The text form of a shard, for command lines."""
@@ -83,8 +84,11 @@ def _shares(text: str, shares_text: str) -> dict[str, float]:
 def _from_yaml(text: str) -> Shard:
     try:
         return TypeAdapter(Shard).validate_python(yaml.safe_load(text), extra="forbid")
-    except (yaml.YAMLError, ValidationError) as error:
+    except yaml.YAMLError as error:
         raise PlanError(f"{text!r} is no shard in YAML: {error}") from error
+    except ValidationError as error:
+        wrong = (f"{'.'.join(map(str, problem['loc']))}: {sentence(problem)}" for problem in error.errors())
+        raise PlanError(f"{text!r} is no shard: {'; '.join(wrong)}") from error
 
 
 def sharding_words(stage: Stage) -> str:

@@ -27,6 +27,7 @@ from tvm_split.planner.by_hand import FORM, Shard, Split
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, Objective, Precision
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.units import ShownFields, few_lines
+from tvm_split.values import text_of
 
 SOURCE = "source"
 """Selects the split that is annotated in the model's file; ``source:NAME`` selects one of several."""
@@ -275,7 +276,7 @@ def _as_plan_error(error: ValidationError) -> PlanError:
 def _sentence(problem: ErrorDetails) -> str:
     name = ".".join(map(str, problem["loc"]))
     if problem["type"] != "unexpected_keyword_argument":
-        return f"{name} is {problem['input']!r:.80}: {problem['msg']}"
+        return f"{name} is {problem['input']!r:.80}: {text_of(problem)}"
     names = [field.name for field in options(PlanRequest)]
     near = difflib.get_close_matches(name, names, cutoff=0.5) or names
     return f"there is no argument {name!r}; the nearest are {', '.join(near)}"

@@ -61,7 +61,7 @@ def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
         ("192.0.2.10:7001", "192.0.2.10", 3, "machines.0.address: an address is HOST:PORT"),
         ("name: box", "name: desk", 6, "named 'desk'; give each a name of its own; the first is in line 2"),
         ("name: box", "name: client", 6, "cannot be named 'client'"),
-        ("token_file: secret", "tls: {cat: ca.pem}", 9, "Input should be 'ca', 'certificate' or 'key'"),
+        ("token_file: secret", "tls: {cat: ca.pem}", 9, "must be 'ca', 'certificate' or 'key'"),
         ("    threads: 8", "    name: lamp", 4, "the key 'name' is there twice, first in line 2"),
         ("to: box", "to: boy", 11, "no machine is named 'boy'; there are desk, box"),
         ("to: box", "to: desk", 11, "the link from 'desk' joins a machine to itself"),
@@ -233,7 +233,7 @@ def test_machines_groups_and_the_client_share_cores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
-        ("cores: 4", "cores: 0", "cores: Input should be greater than or equal to 1 (it is 0)"),
+        ("cores: 4", "cores: 0", "cores: must be greater than or equal to 1 (it is 0)"),
         ("cores: 4", "cores: 16000000000", "less than or equal to 8192"),
         ("[both, client]", "[]", "shared_cores.0.machines"),
     ],

@@ -80,7 +80,7 @@ def test_a_prediction_is_forgotten_when_someone_edits_a_share() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda p: p.update(period_seconds=float("nan")), "prediction.period_seconds: Input should be a finite number"),
+        (lambda p: p.update(period_seconds=float("nan")), "prediction.period_seconds: must be a finite number"),
         (lambda p: p.update(in_flight=0), r"prediction.in_flight: .*greater than or equal to 1 \(it is 0\)"),
         (
             lambda p: p["shared_cores"][0].update(cores=0),
