@@ -9,6 +9,7 @@ from tvm import relax, tirx
 
 import schedules
 from tests.helpers.schedules.convolutions import convolution, expected
+from tests.helpers.schedules.emulated_gpu import on_cpu_and_gpu
 from tests.helpers.schedules.properties import (
     TOLERANCE,
     apply_epilogue,
@@ -48,7 +49,7 @@ def shapes(draw, dimensions):
     return size, kernel, strides, dilation, before, after
 
 
-def check(batch, inputs, outputs, groups, shape, epilogue, tolerance=TOLERANCE):
+def check(evaluate, batch, inputs, outputs, groups, shape, epilogue, tolerance=TOLERANCE):
     size, kernel, strides, dilation, before, after = shape
     operator, reference = KINDS[len(size)]
     x, weight = normal(0, batch, inputs, *size), weights(1, outputs, inputs // groups, *kernel)
@@ -77,10 +78,11 @@ def check(batch, inputs, outputs, groups, shape, epilogue, tolerance=TOLERANCE):
     assert not chosen & {"fallback", "none"}
 
 
+@on_cpu_and_gpu
 @settings(max_examples=10)
 @given(batch=st.sampled_from([1, 3]), inputs=channels, outputs=channels, shape=shapes(2), epilogue=epilogues())
-def test_dense(batch, inputs, outputs, shape, epilogue):
-    check(batch, inputs, outputs, 1, shape, epilogue)
+def test_dense(evaluate, batch, inputs, outputs, shape, epilogue):
+    check(evaluate, batch, inputs, outputs, 1, shape, epilogue)
 
 
 @settings(max_examples=10)
@@ -92,7 +94,7 @@ def test_dense(batch, inputs, outputs, shape, epilogue):
     epilogue=epilogues(),
 )
 def test_grouped(groups, inputs, outputs, shape, epilogue):
-    check(1, groups * inputs, groups * outputs, groups, shape, epilogue)
+    check(evaluate, 1, groups * inputs, groups * outputs, groups, shape, epilogue)
 
 
 @settings(max_examples=8)
@@ -104,15 +106,16 @@ def test_grouped(groups, inputs, outputs, shape, epilogue):
     epilogue=epilogues(),
 )
 def test_depthwise(batch, inputs, multiplier, shape, epilogue):
-    check(batch, inputs, inputs * multiplier, inputs, shape, epilogue)
+    check(evaluate, batch, inputs, inputs * multiplier, inputs, shape, epilogue)
 
 
 @settings(max_examples=10)
 @given(inputs=channels, outputs=channels, grouped=st.booleans(), shape=shapes(1), epilogue=epilogues())
 def test_one_axis(inputs, outputs, grouped, shape, epilogue):
-    check(2, inputs, inputs if grouped else outputs, inputs if grouped else 1, shape, epilogue)
+    check(evaluate, 2, inputs, inputs if grouped else outputs, inputs if grouped else 1, shape, epilogue)
 
 
+@on_cpu_and_gpu
 @pytest.mark.parametrize(
     ("inputs", "outputs", "size", "kernel", "residual"),
     [
@@ -121,11 +124,11 @@ def test_one_axis(inputs, outputs, grouped, shape, epilogue):
         (32, 32, 9, 3, True),  # added in the same kernel
     ],
 )
-def test_kernels_with_bias_and_activation(inputs, outputs, size, kernel, residual):
+def test_kernels_with_bias_and_activation(evaluate, inputs, outputs, size, kernel, residual):
     x, weight, bias = normal(0, 1, inputs, size, size), normal(1, outputs, inputs, kernel, kernel), normal(2, outputs)
     attributes = {"padding": (kernel // 2, kernel // 2)}
     actual, chosen = evaluate(convolution(weight / 60, bias, **attributes), [x, x] if residual else [x])
-    assert chosen == {"conv2d", "elementwise"}
+    assert {"conv2d"} <= chosen <= {"conv2d", "elementwise"}
     assert_close(actual, expected(x, weight / 60, bias, residual=x if residual else 0, **attributes))
 
 
@@ -138,11 +141,12 @@ def test_half_precision_accumulates_in_single():
     assert_close(actual, expected(x, weight, bias, **attributes), tolerance=2e-3)
 
 
+@on_cpu_and_gpu
 @pytest.mark.parametrize(
     ("inputs", "outputs", "size", "kernel", "groups"),
     [(16, 16, (7, 7), (3, 3), 1), (8, 8, (5, 5), (1, 1), 2), (16, 8, (9,), (3,), 1)],
 )
-def test_weights_that_are_no_constant(inputs, outputs, size, kernel, groups):
+def test_weights_that_are_no_constant(evaluate, inputs, outputs, size, kernel, groups):
     operator, reference = KINDS[len(size)]
     x, weight = normal(0, 1, inputs, *size), normal(1, outputs, inputs // groups, *kernel)
     actual, _ = evaluate(lambda builder, *both: builder.emit(operator(*both, padding=1, groups=groups)), [x, weight])

@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from torch.nn import functional
 from tvm import relax
 
+from tests.helpers.schedules.emulated_gpu import on_cpu_and_gpu
 from tests.helpers.schedules.properties import exact
 from tests.helpers.schedules.schedule_harness import (
     HOST,
@@ -39,9 +40,10 @@ def test_arithmetic_is_fused(shape, dtype):
     assert chosen == {"elementwise"}
 
 
+@on_cpu_and_gpu
 @settings(max_examples=6)
 @given(shape=st.lists(st.sampled_from([1, 3, 17, 130]), min_size=3, max_size=3), axes=st.permutations([0, 1, 2]))
-def test_transpose_and_concatenate(shape, axes):
+def test_transpose_and_concatenate(evaluate, shape, axes):
     x = normal(0, *shape)
 
     def graph(builder, data):

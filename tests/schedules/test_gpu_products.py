@@ -1,6 +1,7 @@
 """Products and convolutions for CUDA against float64: their source, run on a CPU with tensor core instructions.
 
-`make test` runs one case per rule; the others are slow, because each compiles C++.
+`make test` runs one case per rule; the others are slow, because each compiles C++. Padding, residuals and other dtypes
+are in the tests of the CPU's kernels, which run on this target as well.
 """
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from tvm import relax
 
-from tests.helpers.schedules.convolutions import convolution, expected, product
+from tests.helpers.schedules.convolutions import product
 from tests.helpers.schedules.emulated_gpu import evaluate
 from tests.helpers.schedules.gpu_kernels import HALVES, halves, needs_headers, slow
 from tests.helpers.schedules.properties import exact
@@ -26,7 +27,7 @@ def check_product(left, right, dtype, chosen):
 
 
 @pytest.mark.slow
-@settings(max_examples=5, derandomize=True)
+@settings(max_examples=5)
 @given(
     batch=st.sampled_from([((), ()), ((3,), ()), ((2, 1), (3,))]),
     rows=st.sampled_from([16, 17, 130]),
@@ -83,7 +84,7 @@ def test_convolutions(shape, weights):
 
 
 @pytest.mark.slow
-@settings(max_examples=36, derandomize=True)
+@settings(max_examples=36)
 @given(
     axes=st.sampled_from([1, 2, 2, 3]),
     kind=st.sampled_from(["dense", "half", "transposed", "grouped", "depthwise"]),
@@ -109,58 +110,3 @@ def test_any_convolution(axes, kind, inputs, outputs, kernel, strides, dilation,
     if transposed:
         attributes["output_padding"] = [int(more and stride > 1) for stride in strides]
     check_convolution(x, weight, dtype, transposed, **attributes)
-
-
-@pytest.mark.slow
-def test_uneven_padding():
-    x, weight, bias = normal(0, 1, 16, 9, 9), normal(1, 16, 16, 3, 3), normal(2, 16)
-    actual, _ = evaluate(convolution(weight, bias, padding=(0, 2, 1, 0), strides=(2, 1)), [x])
-    padded = np.pad(x, ((0, 0), (0, 0), (0, 1), (2, 0)))
-    assert_close(actual, expected(padded, weight, bias, strides=(2, 1)))
-
-
-def test_residual_is_added_in_the_same_kernel():
-    x, weight, bias = normal(0, 1, 32, 28, 28), normal(1, 32, 32, 3, 3), normal(2, 32)
-    actual, chosen = evaluate(convolution(weight, bias, padding=(1, 1)), [x, x])
-    assert chosen == {"conv2d"}
-    assert_close(actual, expected(x, weight, bias, residual=x, padding=(1, 1)))
-
-
-def with_residual(builder, left, right, residual):
-    return builder.emit(relax.op.add(builder.emit(relax.op.matmul(left, right)), residual))
-
-
-def with_kernel(builder, data, kernel):
-    return builder.emit(relax.op.nn.conv2d(data, kernel, padding=(1, 1)))
-
-
-def plain(builder, left, right):
-    return builder.emit(relax.op.matmul(left, right))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("graph", "right", "inputs"),
-    [
-        (with_residual, lambda a, b, c: a @ b + c, [normal(0, 1, 12, 20), normal(1, 20, 36), normal(2, 5, 12, 36)]),
-        (
-            with_kernel,
-            lambda x, kernel: torch.nn.functional.conv2d(x, kernel, padding=1),
-            [normal(0, 1, 16, 7, 7), normal(1, 24, 16, 3, 3)],
-        ),
-        *(
-            (
-                plain,
-                lambda a, b: a @ b,
-                [(4 * normal(0, 37, 130)).astype(dtype), (4 * normal(1, 130, 50)).astype(dtype)],
-            )
-            for dtype in ("float64", "int32")
-        ),
-    ],
-    ids=["a residual larger than the product", "weights that are no constant", "float64", "int32"],
-)
-def test_values(graph, right, inputs):
-    actual, chosen = evaluate(graph, inputs)
-    assert actual.dtype == inputs[0].dtype
-    assert_close(actual, right(*map(exact, inputs)).numpy())
-    assert chosen <= {"matmul", "conv2d", "elementwise"}

@@ -7,6 +7,7 @@ from hypothesis import given, settings, strategies as st
 from torch.nn import functional
 from tvm import relax
 
+from tests.helpers.schedules.emulated_gpu import on_cpu_and_gpu
 from tests.helpers.schedules.properties import (
     TOLERANCE,
     apply_epilogue,
@@ -103,8 +104,9 @@ def test_vectors(shapes):
     assert_close(actual, np.asarray(left.astype("float64") @ right.astype("float64")))
 
 
+@on_cpu_and_gpu
 @pytest.mark.parametrize("dtype", ["float16", "int32", "float64"])
-def test_dtypes(dtype):
+def test_dtypes(evaluate, dtype):
     left, right = (4 * normal(0, 9, 33)).astype(dtype), (4 * normal(1, 33, 20)).astype(dtype)
     actual, _ = evaluate(lambda builder, a: builder.emit(relax.op.matmul(a, relax.const(right, dtype))), [left])
     assert actual.dtype == np.dtype(dtype)

@@ -7,6 +7,7 @@ from hypothesis import assume, given, settings, strategies as st
 from torch.nn import functional
 from tvm import relax
 
+from tests.helpers.schedules.emulated_gpu import on_cpu_and_gpu
 from tests.helpers.schedules.properties import TOLERANCE, exact
 from tests.helpers.schedules.schedule_harness import assert_close, evaluate, normal
 
@@ -78,6 +79,7 @@ def test_instance_norm_of_values_far_from_zero():
     assert chosen <= {"reduction", "elementwise"}
 
 
+@on_cpu_and_gpu
 @settings(max_examples=14)
 @given(
     kind=st.sampled_from(["max", "avg"]),
@@ -90,7 +92,9 @@ def test_instance_norm_of_values_far_from_zero():
     count_include_pad=st.booleans(),
     behind_convolution=st.booleans(),
 )
-def test_pooling(kind, channels, size, window, strides, padded, ceil_mode, count_include_pad, behind_convolution):
+def test_pooling(
+    evaluate, kind, channels, size, window, strides, padded, ceil_mode, count_include_pad, behind_convolution
+):
     padding = tuple(extent // 2 if padded else 0 for extent in window)
     assume(all(length + 2 * pad >= extent for length, pad, extent in zip(size, padding, window, strict=True)))
     x, weight = normal(0, 2, channels, *size), normal(1, channels, channels, 1, 1)
@@ -114,6 +118,7 @@ def test_pooling(kind, channels, size, window, strides, padded, ceil_mode, count
     assert not chosen & {"fallback", "none"}
 
 
+@on_cpu_and_gpu
 @settings(max_examples=12)
 @given(
     shape=shapes,
@@ -121,7 +126,7 @@ def test_pooling(kind, channels, size, window, strides, padded, ceil_mode, count
     keepdims=st.booleans(),
     operator=st.sampled_from(["sum", "mean", "max", "min", "prod"]),
 )
-def test_reductions(shape, axes, keepdims, operator):
+def test_reductions(evaluate, shape, axes, keepdims, operator):
     reduced = tuple(sorted(axis for axis in axes if axis < len(shape)))
     assume(reduced)
     x = normal(0, *shape) if operator != "prod" else 1 + normal(0, *shape) / 100

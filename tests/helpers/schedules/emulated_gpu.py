@@ -19,13 +19,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
 from tvm.target import Target
 
 from rpc_runtime.execution.cuda_runtime import device_arch, load_cuda
-from tests.helpers.schedules.gpu_kernels import cuda, cuda_source, nvcc
+from tests.helpers.schedules import schedule_harness
+from tests.helpers.schedules.gpu_kernels import cuda, cuda_source, needs_headers, nvcc
 from tests.helpers.schedules.schedule_harness import Graph, graph_of, lower, rules
 from tvm_split.compiler.cuda_code import machine_code
 
@@ -122,6 +124,14 @@ def evaluate(graph: Graph, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, se
     """The result of a graph's kernels for sm_90, and which rules scheduled them. Errors as of `run_kernels`."""
     lowered = lower(graph_of(graph, inputs), SM_90)
     return run_kernels(lowered, inputs, SM_90), rules(lowered)
+
+
+on_cpu_and_gpu = pytest.mark.parametrize(
+    "evaluate",
+    [schedule_harness.evaluate, pytest.param(evaluate, marks=[pytest.mark.slow, needs_headers])],
+    ids=["cpu", "gpu"],
+)
+"""Run a test with both targets' kernels; those of the GPU are slow, because each example compiles C++."""
 
 
 def kernels(source: str, tags: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Callable[..., None]]:

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 import tvm
-import tvm_ffi
 from hypothesis import strategies as st
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.target import Target
 
 import tvm_split
@@ -23,38 +22,6 @@ from tvm_split.planner.problem import Precision
 
 MOST_THREADS = 1024
 MOST_STATIC_SHARED_BYTES = 48 * 1024
-
-
-def unbound_blocks(function: tirx.PrimFunc) -> list[str]:
-    """Names of the blocks that compute outside of a blockIdx, or outside of a threadIdx."""
-    unbound: list[str] = []
-    tags: list[str] = []
-    depth = 0
-    leaves = 0
-
-    def visit_loop(loop: tirx.For, visitor: Any) -> None:
-        bound = loop.kind == tirx.ForKind.THREAD_BINDING
-        if bound:
-            tags.append(str(loop.thread_binding.thread_tag))
-        visitor.default_visit(loop)
-        if bound:
-            tags.pop()
-
-    def visit_block(block: s_tir.SBlock, visitor: Any) -> None:
-        nonlocal depth, leaves
-        before, depth = leaves, depth + 1
-        visitor.default_visit(block)
-        depth -= 1
-        # A block with blocks inside computes nothing itself; the outermost is the function's own.
-        if leaves == before and depth > 0:
-            leaves += 1
-            if not all(any(tag.startswith(kind) for tag in tags) for kind in ("blockIdx", "threadIdx")):
-                unbound.append(str(block.name_hint))
-
-    tvm_ffi.structural_visit(function.body, [(tirx.For, visit_loop), (s_tir.SBlock, visit_block)])
-    if not leaves:
-        unbound.append(f"{function} has no blocks")
-    return unbound
 
 
 def cuda_source(executable: Any) -> str:
