@@ -157,8 +157,6 @@ def shift_clock(event: TraceEvent, offset_nanoseconds: int) -> TraceEvent:
 
 
 MAXIMUM_LIMIT_SECONDS = 600.0
-NETWORK = "main"
-"""The name of a function that is a whole network: it calls kernels of its library, and returns its results."""
 
 
 @dataclass(frozen=True)
