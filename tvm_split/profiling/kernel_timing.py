@@ -175,7 +175,6 @@ class HostTiming:
 
     def _time_peaks(self, machines: Sequence[MachineTimes], sessions: Mapping[str, KernelSession]) -> None:
         def load(machine: MachineTimes) -> None:
-            assert machine.peaks is not None  # noqa: S101  (it lacks their times)
             self._load(sessions[machine.name], machine, machine.peaks, frozenset(machine.peaks.distinct))
 
         # Before its first library, a worker starts the process that tests libraries. Load all at the same time.
@@ -295,12 +294,12 @@ def _machine_times(
     machines: Sequence[MachineFacts], codes: Mapping[str, TargetCode], folder: Path
 ) -> list[MachineTimes]:
     """Return empty times of each machine. Machines of one target and number of threads share their peaks."""
-    peaks: dict[tuple[str, int], TargetCode | None] = {}
+    peaks: dict[tuple[str, int], TargetCode] = {}
     all_times = []
     for machine in machines:
         key = _target_key(machine), machine.threads
         if key not in peaks:
-            peaks[key] = None if machine.has_gpu else peak_code(machine.target, machine.threads)
+            peaks[key] = peak_code(machine.target, machine.threads)
         companions = sorted(
             f"{peer.name} with {peer.threads} threads"
             for peer in machines
