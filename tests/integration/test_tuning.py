@@ -74,29 +74,6 @@ def test_tracker_with_two_servers_one_of_which_is_killed(model, plan, tmp_path):
     assert len(set(tried(tmp_path / "tuned"))) == 18
 
 
-@pytest.mark.long
-def test_stop_and_resume_with_one_server(model, plan, tmp_path):
-    folder = tmp_path / "tuned"
-
-    def stop_early(progress):
-        if progress.doing == "searching":
-            raise KeyboardInterrupt
-
-    with RpcLab(tmp_path, servers=1) as lab:
-
-        def run(on_progress):
-            return tvm_split.tune(
-                model, plan, database=folder, trials=30, tracker=lab.address, key=KEY, effort=QUICK,
-                on_progress=on_progress,
-            )  # fmt: skip
-
-        with pytest.raises(KeyboardInterrupt):
-            run(stop_early)
-        assert 3 <= len(tried(folder)) < 30
-        assert run(None).trials == 30
-    assert len(tried(folder)) == len(set(tried(folder))) == 30
-
-
 @pytest.mark.slow
 def test_the_database_changes_what_is_compiled(model, plan, tmp_path, monkeypatch):
     """The default folder's decisions are used without a request, and the results stay those of the source."""

@@ -20,6 +20,7 @@ from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
+from tvm_split.compiler.cuda_code import CudaNeeds
 
 X = torch.ones(1, 8)
 
@@ -73,6 +74,16 @@ def test_a_worker_that_is_not_what_was_planned_for(
     planned = dataclasses.replace(bundle.plan, machines=(first, dataclasses.replace(second, threads=threads)))
     with pytest.raises(tvm_split.ClusterError, match=message):
         tvm_split.deploy(dataclasses.replace(bundle, plan=planned), by_address(three_workers, addresses))
+
+
+def test_what_the_cluster_has_not_is_named(bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster) -> None:
+    with pytest.raises(tvm_split.ClusterError, match=r"stages for machine 'machine-b'; the cluster has machine-a"):
+        tvm_split.deploy(bundle, tvm_split.Cluster.local(1))
+    first, second = bundle.program.stages
+    program = dataclasses.replace(bundle.program, stages=(first, dataclasses.replace(second, device="cuda")))
+    on_a_gpu = dataclasses.replace(bundle, program=program, cuda={"stage_1": CudaNeeds("sm_90", None)})
+    with pytest.raises(tvm_split.ClusterError, match=r"stage_1 on 'machine-b' is compiled for CUDA.*no CUDA device"):
+        tvm_split.deploy(on_a_gpu, three_workers)
 
 
 def test_a_plan_for_latency_says_how_many(bundle: tvm_split.Bundle) -> None:
