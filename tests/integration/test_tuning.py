@@ -19,8 +19,6 @@ from tests.helpers.schedules.schedule_harness import normal
 from tvm_split.compiler.targets import tvm_target
 from tvm_split.tuning import kernels_to_tune
 
-pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")
-
 QUICK = Effort(rounds=1, runs=3, build_timeout_seconds=60.0)
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 

@@ -20,7 +20,6 @@ from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
-from tvm_split.compiler.cuda_code import CudaNeeds
 
 X = torch.ones(1, 8)
 
@@ -81,7 +80,11 @@ def test_what_the_cluster_has_not_is_named(bundle: tvm_split.Bundle, three_worke
         tvm_split.deploy(bundle, tvm_split.Cluster.local(1))
     first, second = bundle.program.stages
     program = dataclasses.replace(bundle.program, stages=(first, dataclasses.replace(second, device="cuda")))
-    on_a_gpu = dataclasses.replace(bundle, program=program, cuda={"stage_1": CudaNeeds("sm_90", None)})
+    machine, other = bundle.plan.machines
+    gpu = dataclasses.replace(other, target={"kind": "cuda", "arch": "sm_90"})
+    on_a_gpu = dataclasses.replace(
+        bundle, program=program, plan=dataclasses.replace(bundle.plan, machines=(machine, gpu))
+    )
     with pytest.raises(tvm_split.ClusterError, match=r"stage_1 on 'machine-b' is compiled for CUDA.*no CUDA device"):
         tvm_split.deploy(on_a_gpu, three_workers)
 
