@@ -85,7 +85,7 @@ def bound_inputs(specs: Specs, request: ImportRequest) -> tuple[list[list[int]],
     ]
     examples = None if request.example_inputs is None else checked_examples(named, request.example_inputs)
     sizes = bound_sizes(named, request, examples)
-    shapes = [[sizes[size].size if isinstance(size, str) else size for size in shape] for _, shape, _ in named]
+    shapes = [[size if isinstance(size, int) else sizes[str(size)].size for size in shape] for _, shape, _ in named]
     fits = examples is not None and [list(array.shape) for array in examples] == shapes
     return shapes, examples if fits else None
 
