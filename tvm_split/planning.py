@@ -16,6 +16,7 @@ from tvm_split.compiler.sharding import computed_shares
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import with_codecs
 from tvm_split.model import Model
+from tvm_split.needed_workers import require_needed_workers
 from tvm_split.planner.baselines import stages_of_equal_cost
 from tvm_split.planner.build_problem import require_known_pins
 from tvm_split.planner.by_hand import named, stages_by_hand
@@ -66,8 +67,11 @@ def plan(
         ClusterError: a machine's target is unknown and its worker cannot be asked, or the two do not match.
         WorkerUnavailableError: a machine cannot be measured because its worker cannot be reached.
     """
-    model, cluster = as_model(model), as_cluster(cluster)
+    cluster = as_cluster(cluster)
     request = request_for(cluster, request, fields, objective=objective, stages=stages, split=split)
+    if not isinstance(model, Model):
+        require_needed_workers(cluster, request)
+    model = as_model(model)
     require_strategy(request.strategy)
     require_known_pins(model.graph, request, cluster.machine_names)
     if isinstance(request.split, str):
@@ -174,8 +178,11 @@ def replan(
         PlanError: the current plan's stages do not fit the model or its measured pieces, or the machines have been
             profiled again since.
     """
-    model, cluster, current = as_model(model), as_cluster(cluster), as_plan(current)
+    cluster, current = as_cluster(cluster), as_plan(current)
     request = PlanRequest.of(request or current.request.searched(refresh=False), fields)
+    if not isinstance(model, Model):
+        require_needed_workers(cluster, request)
+    model = as_model(model)
     request = replace(request, precision=current.precision)
     require_strategy(request.strategy)
     require_known_pins(model.graph, request, cluster.machine_names)
