@@ -16,12 +16,12 @@ from tvm_split.compiling import compile
 from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy_on
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
-from tvm_split.needed_workers import require_needed_workers
 from tvm_split.planner.baselines import one_machine_advice
 from tvm_split.planner.problem import Objective
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import SplitLike, plan, request_for
 from tvm_split.progress import StepProgress, step_progress
+from tvm_split.reached_workers import reached_workers
 
 
 @takes_options(PlanRequest)
@@ -67,7 +67,7 @@ def compile_and_deploy(
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as bars:
         bars.enter_context(_rare_garbage_collection())
         workers = undo.enter_context(cluster.start())
-        require_needed_workers(workers, request, deploys=True)
+        reached_workers(cluster, request, deploys=True)
         with ThreadPoolExecutor(1) as pool:  # workers start while the frontend is imported
             starting = None if cluster.launcher.in_process else pool.submit(workers.endpoints)
             model = load_model(source, example_inputs, batch=batch)

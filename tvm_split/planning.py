@@ -10,13 +10,12 @@ from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.option import takes_options
 from tvm_split.arguments import ClusterLike, ModelLike, PlanLike, as_cluster, as_model, as_plan
 from tvm_split.cluster.cluster import Cluster, Workers
-from tvm_split.compiler.machine_targets import fitting_workers, require_known_targets
+from tvm_split.compiler.machine_targets import require_fit, require_known_targets
 from tvm_split.compiler.precision import in_precision, precision_remarks
 from tvm_split.compiler.sharding import computed_shares
 from tvm_split.errors import PlanError
 from tvm_split.link_codecs import with_codecs
 from tvm_split.model import Model
-from tvm_split.needed_workers import require_needed_workers
 from tvm_split.planner.baselines import stages_of_equal_cost
 from tvm_split.planner.build_problem import require_known_pins
 from tvm_split.planner.by_hand import named, stages_by_hand
@@ -28,6 +27,7 @@ from tvm_split.planner.request import PlanRequest, split_by_position
 from tvm_split.planner.strategy import require_strategy
 from tvm_split.planning_problem import PlanningProblem, build_planning_problem, plan_of_stages
 from tvm_split.progress import StepProgress, says_progress
+from tvm_split.reached_workers import reached_workers
 from tvm_split.shard_planning.choice import Choice
 
 SplitLike = Mapping[str, Sequence[str]] | Sequence[Sequence[str]] | str
@@ -69,18 +69,18 @@ def plan(
     """
     cluster = as_cluster(cluster)
     request = request_for(cluster, request, fields, objective=objective, stages=stages, split=split)
-    if not isinstance(model, Model):
-        require_needed_workers(cluster, request)
-    model = as_model(model)
     require_strategy(request.strategy)
-    require_known_pins(model.graph, request, cluster.machine_names)
-    if isinstance(request.split, str):
-        request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))
     require_known_targets(cluster)
-    inputs = model.inputs
-    model = in_precision(model, request.precision)
     with cluster.start() as workers:
-        described = fitting_workers(workers)
+        described = reached_workers(workers, request)
+        model = as_model(model)
+        require_known_pins(model.graph, request, cluster.machine_names)
+        if isinstance(request.split, str):
+            request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))
+        for name, worker in described.items():
+            require_fit(cluster.machine(name), worker)
+        inputs = model.inputs
+        model = in_precision(model, request.precision)
         fixed, origin = _stages_without_search(model, workers, request, searches=on_problem is not None)
         planning, choice = None, None
         if not fixed:
@@ -139,13 +139,13 @@ def _finished(
     planning: PlanningProblem | None,
     choice: Choice | None,
     on_progress: StepProgress | None,
-    workers: Mapping[str, WorkerDescription] | None = None,
+    workers: Mapping[str, WorkerDescription],
 ) -> Plan:
     """The plan with its request, its codecs and the remarks on its precision."""
     plan = replace(plan, precision=request.precision, request=replace(request, profile=None))
     profile = planning.profile if planning else None
     predict_coded = choice.predict_coded if choice else None
-    coded = with_codecs(model, cluster, plan, request, profile, predict_coded, on_progress, workers=workers)
+    coded = with_codecs(model, cluster, plan, request, workers, profile, predict_coded, on_progress)
     return replace(coded, remarks=(*coded.remarks, *precision_remarks(model, plan.precision)))
 
 
@@ -180,15 +180,14 @@ def replan(
     """
     cluster, current = as_cluster(cluster), as_plan(current)
     request = PlanRequest.of(request or current.request.searched(refresh=False), fields)
-    if not isinstance(model, Model):
-        require_needed_workers(cluster, request)
-    model = as_model(model)
     request = replace(request, precision=current.precision)
     require_strategy(request.strategy)
-    require_known_pins(model.graph, request, cluster.machine_names)
-    inputs = model.inputs
-    model = in_precision(model, request.precision)
     with cluster.start() as workers:
+        described = reached_workers(workers, request)
+        model = as_model(model)
+        require_known_pins(model.graph, request, cluster.machine_names)
+        inputs = model.inputs
+        model = in_precision(model, request.precision)
         planning = build_planning_problem(model, workers, request, on_progress)
         if measured.profiled_at not in (None, planning.profile.measured_at):
             raise PlanError(
@@ -200,4 +199,5 @@ def replan(
         plan = plan_of_stages(
             model, workers, request.objective, "corrected by measurements", choice.stages, choice.prediction
         )
-        return _finished(model, workers, request, replace(plan, inputs=inputs), planning, choice, on_progress), change
+        plan = replace(plan, inputs=inputs)
+        return _finished(model, workers, request, plan, planning, choice, on_progress, described), change

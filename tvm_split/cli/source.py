@@ -21,8 +21,8 @@ from tvm_split.cli.options import WrongUseError, flags_named
 from tvm_split.display.console import print_note
 from tvm_split.errors import ClusterError, ModelImportError, OpenAxesError
 from tvm_split.frontends import file_suffixes, is_network
-from tvm_split.needed_workers import require_needed_workers
 from tvm_split.planner.request import PlanRequest
+from tvm_split.reached_workers import reached_workers
 
 IN_PROCESS = "in-process"
 DEFAULT_WORKERS = {"local": 2, IN_PROCESS: 1}
@@ -95,7 +95,7 @@ class MachineOptions:
         for name, reason in cluster.left_out.items():
             print_note(f"left out: {name}, {reason}")
         if request is not None:
-            require_needed_workers(cluster, request, deploys=deploys)
+            reached_workers(cluster, request, deploys=deploys)
         return cluster
 
 

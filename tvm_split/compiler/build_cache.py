@@ -143,8 +143,8 @@ def _warn_unkept(reason: str) -> None:
     folder = os.environ.get(CACHE_VARIABLE, "this user's cache folder")
     if folder not in _warned:
         _warned.add(folder)
-        text = f"what is compiled is not kept in {folder}, and is compiled again another time: {reason}"
-        warnings.warn(f"{text}; make room there, or name another folder in ${CACHE_VARIABLE}", CacheWarning, 2)
+        text = f"what is compiled is not kept in {folder}, and is compiled again another time ({reason}): mend that, or"
+        warnings.warn(f"{text} name another folder in ${CACHE_VARIABLE}", CacheWarning, stacklevel=1)
 
 
 def _checked(content: bytes) -> bytes:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rpc_runtime.client.worker_client import WorkerDescription, describe, describe_all, on_every_machine
-from rpc_runtime.errors import WorkerUnavailableError
+from rpc_runtime.client.worker_client import WorkerDescription, describe_all
 from rpc_runtime.execution.cuda_code import toolkit_version
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.cluster.launcher import worker_misfit
@@ -14,9 +13,6 @@ from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.targets import cannot_execute, cpu_target, host_target, tvm_target
 from tvm_split.errors import ClusterError, PlanError
-
-REACHED_SECONDS = 3.0
-"""Timeout for describing a worker when its machine can be planned without it."""
 
 
 def resolve_targets(cluster: Workers, names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -71,30 +67,6 @@ def require_fit(machine: Machine, worker: WorkerDescription) -> None:
     problem = misfit(machine, worker)
     if problem:
         raise ClusterError(problem)
-
-
-def reached_workers(cluster: Workers) -> dict[str, WorkerDescription]:
-    """Describe the reachable workers of a remote cluster, by machine; empty for workers that this process starts."""
-    if cluster.launcher.on_this_host:
-        return {}
-    endpoints = cluster.endpoints()
-
-    def if_reached(machine: str) -> WorkerDescription | None:
-        try:
-            return describe(endpoints[machine], REACHED_SECONDS)
-        except WorkerUnavailableError:
-            return None
-
-    workers = on_every_machine(endpoints, if_reached)
-    return {name: worker for name, worker in workers.items() if worker is not None}
-
-
-def fitting_workers(cluster: Workers) -> dict[str, WorkerDescription]:
-    """Return `reached_workers`; raise a `ClusterError` if one does not match its machine's description."""
-    workers = reached_workers(cluster)
-    for name, worker in workers.items():
-        require_fit(cluster.machine(name), worker)
-    return workers
 
 
 def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, Any]:
