@@ -71,6 +71,8 @@ def plan(
     request = request_for(cluster, request, fields, objective=objective, stages=stages, split=split)
     require_strategy(request.strategy)
     require_known_targets(cluster)
+    if isinstance(model, Model):  # wrong names are told before workers are asked, which is before a file is imported
+        require_known_pins(model.graph, request, cluster.machine_names)
     with cluster.start() as workers:
         described = reached_workers(workers, request)
         model = as_model(model)
