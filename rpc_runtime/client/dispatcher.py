@@ -185,12 +185,6 @@ class Dispatcher:
         logger.info("a pipeline has failed: %s", error)
         self._end(error)
 
-    def wait_failure(self, timeout_seconds: float) -> TvmSplitError | None:
-        """Return the error that ended the pipeline, after waiting for it up to the timeout; None without a failure."""
-        with self.lock:
-            self._changed.wait_for(lambda: self._failure is not None, timeout_seconds)
-            return self._failure and _copy(self._failure)
-
     def close(self) -> bool:
         """End the pipeline; return whether it was usable, that is neither closed nor failed."""
         return self._end(CLOSED)

@@ -52,7 +52,7 @@ _Sample = tuple[float, float]
 
 
 class KernelTimer(Closing):
-    """Times the kernels of one loaded library at a time, with memory for their arguments.
+    """Times the kernels of one loaded library at a time, with memory for their arguments, in this process.
 
     The kernels run on a `ComputingThread` with ``threads`` threads. With one CPU thread, its CPU time is measured as
     well as the wall-clock time: see `undisturbed_seconds`.
@@ -67,7 +67,11 @@ class KernelTimer(Closing):
         self._library: Any = None
         self._network: Any = None
 
-    def load(self, kernels: KernelSet, library: Bytes) -> int:
+    def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
+        """Load kernels whose library is in a file, as `load_library`; a `BlobError` if it is missing or damaged."""
+        return self.load_library(kernels, read_blob(blob_path(kernels.library.sha256), kernels.library))
+
+    def load_library(self, kernels: KernelSet, library: Bytes) -> int:
         """Load kernels in place of those loaded before; return the bytes allocated for their arguments.
 
         Raises:
@@ -183,24 +187,6 @@ class KernelTimer(Closing):
             return ring.next
         tensor = tvm.runtime.from_dlpack(_harmless(size_bytes, place if role == "input" else "uint8"))
         return partial(_view, tensor if self._on_cpu else tensor.copyto(self._device))
-
-
-class InProcessKernels(Closing):
-    """Times kernels in this process; `RemoteKernels` does it on another machine."""
-
-    def __init__(self, threads: int) -> None:
-        self._timer = KernelTimer(threads)
-
-    def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
-        """Load kernels as `KernelTimer.load`. Raises a `BlobError` if the library is missing or damaged."""
-        return self._timer.load(kernels, read_blob(blob_path(kernels.library.sha256), kernels.library))
-
-    def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
-        """Return the time of each loaded kernel, in order. Raises a `WorkerError` if none are loaded."""
-        return self._timer.measure(effort)
-
-    def close(self) -> None:
-        self._timer.close()
 
 
 def undisturbed_seconds(samples: Sequence[tuple[float, float]]) -> float:

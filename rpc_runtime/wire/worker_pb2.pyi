@@ -398,20 +398,22 @@ class TraceRequest(_message.Message):
     def __init__(self, deployment: _Optional[str] = ...) -> None: ...
 
 class TraceEvent(_message.Message):
-    __slots__ = ("stage", "sequence", "kind", "start_nanoseconds", "end_nanoseconds", "size_bytes")
+    __slots__ = ("stage", "sequence", "kind", "start_nanoseconds", "end_nanoseconds", "size_bytes", "peer")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     START_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
     END_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
     stage: str
     sequence: int
     kind: str
     start_nanoseconds: int
     end_nanoseconds: int
     size_bytes: int
-    def __init__(self, stage: _Optional[str] = ..., sequence: _Optional[int] = ..., kind: _Optional[str] = ..., start_nanoseconds: _Optional[int] = ..., end_nanoseconds: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    peer: str
+    def __init__(self, stage: _Optional[str] = ..., sequence: _Optional[int] = ..., kind: _Optional[str] = ..., start_nanoseconds: _Optional[int] = ..., end_nanoseconds: _Optional[int] = ..., size_bytes: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class TraceReply(_message.Message):
     __slots__ = ("events",)

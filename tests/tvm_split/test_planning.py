@@ -16,8 +16,7 @@ from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.launchers.local import Local
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import replan
-from tvm_split.planning_problem import build_planning_problem
+from tvm_split.planning import build_planning_problem, replan
 from tvm_split.simulation.scenario import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 

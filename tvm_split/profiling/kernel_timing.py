@@ -20,7 +20,7 @@ from pathlib import Path
 
 from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.client.remote_kernels import RemoteKernels
-from rpc_runtime.execution.kernel_timer import InProcessKernels
+from rpc_runtime.execution.kernel_timer import KernelTimer
 from rpc_runtime.hardware import usable_together
 from rpc_runtime.program.measurements import MAXIMUM_LIMIT_SECONDS, KernelTime, TimingEffort
 from rpc_runtime.program.program import BlobSpec
@@ -45,7 +45,7 @@ OVERLAP = 1.25
 """Length of a round under contention relative to a round alone, so that all compute while the slowest one does."""
 
 KIND = attrgetter("kind")
-KernelSession = InProcessKernels | RemoteKernels
+KernelSession = KernelTimer | RemoteKernels
 Times = Mapping[str, tuple[KernelTime, ...]]
 """Times of kernels by machine."""
 
@@ -317,7 +317,7 @@ def _machine_times(
 def open_session(cluster: Workers, timeout_seconds: float, machine: MachineFacts) -> KernelSession:
     """Open a session that times kernels, in this process or on the worker. Errors are those of `RemoteKernels`."""
     if cluster.launcher.in_process:
-        return InProcessKernels(machine.threads)
+        return KernelTimer(machine.threads)
     return RemoteKernels(cluster.endpoints()[machine.name], timeout_seconds)
 
 

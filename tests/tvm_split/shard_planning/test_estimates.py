@@ -16,7 +16,7 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.profile import ClusterProfile, Corrections
 from tvm_split.planner.replan import calibrated
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning_problem import build_planning_problem
+from tvm_split.planning import build_planning_problem
 from tvm_split.shard_planning.estimates import PartEstimates, profile_parts
 
 A, B = "machine-a", "machine-b"
