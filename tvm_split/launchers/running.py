@@ -178,10 +178,7 @@ TUNING = "kernels are being tuned on it: what it is asked meanwhile would distur
 
 @dataclass(frozen=True)
 class Tracker(Listing):
-    """The workers that a TVM RPC tracker lists now, under one ``key`` or all, and that answer.
-
-    ``address`` is the HOST:PORT of the tracker.
-    """
+    """The workers that the TVM RPC tracker at ``address`` (HOST:PORT) lists now; see `Cluster.from_tracker`."""
 
     name = "tracker"
     argument = "address"
@@ -241,11 +238,7 @@ KUBECTL_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Kubernetes(Listing):
-    """The workers of the pods with these labels that are ready now, as listed by ``kubectl``.
-
-    Machines have the names of their pods. The pods are called directly, so this works only inside the Kubernetes
-    cluster. The default namespace is that of kubectl's context.
-    """
+    """The workers of the pods with these labels that are ready now; see `Cluster.from_kubernetes`."""
 
     name = "kubernetes"
     argument = "selector"
