@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm.runtime.vm import VirtualMachine
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
@@ -27,7 +26,7 @@ from rpc_runtime.execution.in_process import ComputingThread
 from rpc_runtime.execution.loaded_stage import Tensor, find_device, first_line, load_library
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import Closing
-from rpc_runtime.program.measurements import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort, now
+from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel, TimingEffort, now
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.runner import Bytes
 
@@ -65,7 +64,6 @@ class KernelTimer(Closing):
         self._kernels: tuple[TimedKernel, ...] = ()
         self._memories: dict[_Key, _Views] = {}
         self._library: Any = None
-        self._network: Any = None
 
     def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
         """Load kernels whose library is in a file, as `load_library`; a `BlobError` if it is missing or damaged."""
@@ -93,8 +91,6 @@ class KernelTimer(Closing):
             )
         try:
             self._library = load_library(library, where)
-            if any(kernel.function == NETWORK for kernel in kernels.kernels):
-                self._network = VirtualMachine(self._library, self._device)[NETWORK]
             self._memories = {key: self._memory(key, size) for key, size in sizes.items()}
         except WorkerError:
             raise
@@ -126,7 +122,7 @@ class KernelTimer(Closing):
     def _unload(self) -> None:
         self._kernels = ()
         self._memories = {}
-        self._library = self._network = None
+        self._library = None
 
     def _measure(self, effort: TimingEffort, is_wanted: Callable[[], bool]) -> tuple[KernelTime, ...]:
         begin = start = now()
@@ -163,7 +159,7 @@ class KernelTimer(Closing):
         )
 
     def _time(self, kernel: TimedKernel) -> _Sample:
-        function = self._network if kernel.function == NETWORK else self._library.get_function(kernel.function, True)
+        function = self._library.get_function(kernel.function, True)
         calls = [self._arguments(kernel) for _ in range(self._launches)]
         if not self._on_cpu:
             self._device.sync()

@@ -152,8 +152,6 @@ class Recorder:
 
 
 MAXIMUM_LIMIT_SECONDS = 600.0
-NETWORK = "main"
-"""The name of a function that is a whole network: it calls kernels of its library, and returns its results."""
 
 
 @dataclass(frozen=True)

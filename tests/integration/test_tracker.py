@@ -25,8 +25,6 @@ from tests.helpers.rpc_runtime.certificates import make_authority, worker_argume
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stopped
 from tvm_split.cli.application import app
 
-pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")
-
 QUICK = Effort(rounds=1, runs=3, build_timeout_seconds=60.0)
 A, B = "box-a", "box-b"
 pytestmark = pytest.mark.usefixtures("no_process_stays")

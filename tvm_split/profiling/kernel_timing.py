@@ -31,7 +31,7 @@ from tvm_split.errors import ProfileError
 from tvm_split.profiling.kernels import TargetCode
 from tvm_split.profiling.machine_times import MachineTimes
 from tvm_split.profiling.machines import MachineFacts, machine_facts
-from tvm_split.profiling.peaks import EFFORT as PEAK_EFFORT, CeilingCode, ceiling_code
+from tvm_split.profiling.peaks import EFFORT as PEAK_EFFORT, peak_code
 from tvm_split.profiling.rounds import ROUNDS, WITHIN, confirmed_fastest, first_of
 from tvm_split.profiling.store import Store, default_folder
 from tvm_split.progress import StepProgress, Steps
@@ -58,13 +58,11 @@ class Libraries:
         self._built: dict[tuple[int, frozenset[str]], BlobSpec] = {}
 
     @one_at_a_time
-    def library(self, code: TargetCode | CeilingCode, digests: frozenset[str] = frozenset()) -> BlobSpec:
-        """Return the library of the kernels with these digests, or that of a machine's peaks."""
+    def library(self, code: TargetCode, digests: frozenset[str]) -> BlobSpec:
+        """Return the library of the kernels with these digests."""
         key = id(code), digests
         if key not in self._built:
-            self._built[key] = (
-                code.build(self.blobs) if isinstance(code, CeilingCode) else code.build(digests, self.blobs)
-            )
+            self._built[key] = code.build(digests, self.blobs)
         return self._built[key]
 
 
@@ -115,15 +113,15 @@ class HostTiming:
         for machine in first_of(recalled, KIND):
             self._on_step(f"checking what is known of {machine.name}")
             with contextlib.closing(self._open_session(machine.machine)) as session:
-                self._load(session, machine, frozenset({machine.checked_kernel or ""}))
+                self._load(session, machine, machine.code, frozenset({machine.checked_kernel or ""}))
                 if not machine.is_consistent(session.measure(CHECK_EFFORT)[0]) and self._has_changed(machine, session):
                     changed.add(machine.kind)
         for machine in recalled:
             if machine.kind in changed:
                 machine.forget()
 
-    def _load(self, session: KernelSession, machine: MachineTimes, digests: frozenset[str]) -> None:
-        kernels = machine.kernel_set(digests, self._libraries.library(machine.code, digests))
+    def _load(self, session: KernelSession, machine: MachineTimes, code: TargetCode, digests: frozenset[str]) -> None:
+        kernels = machine.kernel_set(code, digests, self._libraries.library(code, digests))
         session.load(kernels, self._libraries.blobs.path)
 
     def _has_changed(self, times: MachineTimes, session: KernelSession) -> bool:
@@ -136,7 +134,7 @@ class HostTiming:
 
     def measure(self) -> None:
         """Measure the missing times."""
-        lacking = [machine for machine in self._machines if self.wanted[machine.name] or machine.lacks_ceilings]
+        lacking = [machine for machine in self._machines if self.wanted[machine.name] or machine.lacks_peaks]
         timed = first_of(lacking, KIND)
         self._time(timed)
         for machine in lacking:
@@ -152,9 +150,9 @@ class HostTiming:
                 machine.name: stack.enter_context(contextlib.closing(self._open_session(machine.machine)))
                 for machine in dict.fromkeys((*machines, *together))
             }
-            self._time_peaks([machine for machine in machines if machine.lacks_ceilings], sessions)
+            self._time_peaks([machine for machine in machines if machine.lacks_peaks], sessions)
             for machine in dict.fromkeys((*timed, *together)):
-                self._load(sessions[machine.name], machine, self.wanted[machine.name])
+                self._load(sessions[machine.name], machine, machine.code, self.wanted[machine.name])
             measures: dict[str, Callable[[], Times]] = {
                 machine.name: partial(self._measure_alone, machine, sessions[machine.name]) for machine in timed
             }
@@ -177,9 +175,7 @@ class HostTiming:
 
     def _time_peaks(self, machines: Sequence[MachineTimes], sessions: Mapping[str, KernelSession]) -> None:
         def load(machine: MachineTimes) -> None:
-            assert machine.ceilings is not None  # noqa: S101  (it lacks their times)
-            kernels = machine.ceilings.kernel_set(machine.name, self._libraries.library(machine.ceilings))
-            sessions[machine.name].load(kernels, self._libraries.blobs.path)
+            self._load(sessions[machine.name], machine, machine.peaks, frozenset(machine.peaks.distinct))
 
         # Before its first library, a worker starts the process that tests libraries. Load all at the same time.
         with ThreadPoolExecutor(max(len(machines), 1), thread_name_prefix="load") as pool:
@@ -298,12 +294,12 @@ def _machine_times(
     machines: Sequence[MachineFacts], codes: Mapping[str, TargetCode], folder: Path
 ) -> list[MachineTimes]:
     """Return empty times of each machine. Machines of one target and number of threads share their peaks."""
-    peaks: dict[tuple[str, int], CeilingCode | None] = {}
+    peaks: dict[tuple[str, int], TargetCode] = {}
     all_times = []
     for machine in machines:
         key = _target_key(machine), machine.threads
         if key not in peaks:
-            peaks[key] = None if machine.has_gpu else ceiling_code(machine.target, machine.threads)
+            peaks[key] = peak_code(machine.target, machine.threads)
         companions = sorted(
             f"{peer.name} with {peer.threads} threads"
             for peer in machines

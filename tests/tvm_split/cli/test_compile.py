@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import psutil
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from schedules.tuning.database import RECORDS
+from tests.helpers.frontends.onnx_cases import node_model
 from tests.helpers.waiting import PATIENCE_SECONDS, wait_while_running
 
 
@@ -93,25 +93,14 @@ def test_a_table(invoke, onnx_path):
 
 
 def test_a_network_without_a_kernel(invoke, invoke_json, tmp_path):
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y"))
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "same", [x], [y])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "same.onnx"
-    )
+    onnx.save(node_model("Identity", [np.ones(4, np.float32)]), tmp_path / "same.onnx")
     assert invoke_json("profile", tmp_path / "same.onnx", "--threads", "1", "--rounds", "1")["kernels"] == []
     invoke("profile", tmp_path / "same.onnx", "--threads", "1", "--rounds", "1")
 
 
 def test_indices_cannot_be_made_up(invoke, tmp_path):
-    node = helper.make_node("Gather", ["table", "words"], ["rows"], name="lookup")
-    graph = helper.make_graph(
-        [node],
-        "words",
-        [helper.make_tensor_value_info("words", TensorProto.INT64, [4])],
-        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, [4, 3])],
-        [numpy_helper.from_array(np.ones((5, 3), np.float32), "table")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "w.onnx")
+    words, table = np.ones(4, np.int64), np.ones((5, 3), np.float32)
+    onnx.save(node_model("Gather", [table, words]), tmp_path / "w.onnx")
     assert "example inputs" in invoke("profile", tmp_path / "w.onnx", code=1).stderr
 
 
