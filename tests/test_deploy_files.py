@@ -27,7 +27,7 @@ from tests.helpers.rpc_runtime.certificates import make_authority
 from tests.helpers.rpc_runtime.worker_process import ready, start_worker
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.launchers.addresses import PORT_NAME
+from tvm_split.launchers.running import PORT_NAME
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"

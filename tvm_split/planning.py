@@ -12,7 +12,7 @@ from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.option import takes_options
 from tvm_split.arguments import ClusterLike, ModelLike, PlanLike, as_cluster, as_model, as_plan
 from tvm_split.cluster.cluster import Cluster, Workers
-from tvm_split.compiler.machine_targets import fitting_workers, require_known_targets, resolve_targets
+from tvm_split.compiler.machine_targets import require_fit, require_known_targets, resolve_targets
 from tvm_split.compiler.precision import in_precision, precision_remarks
 from tvm_split.compiler.sharding import computed_shares
 from tvm_split.errors import PlanError
@@ -41,6 +41,7 @@ from tvm_split.planner.search import solve
 from tvm_split.planner.strategy import require_strategy, solve_by
 from tvm_split.profiling.cluster_profile import profile_model
 from tvm_split.progress import StepProgress, says_progress
+from tvm_split.reached_workers import reached_workers
 from tvm_split.shard_planning.candidates import ShardCandidates
 from tvm_split.shard_planning.choice import Choice, ShardChoice
 
@@ -81,17 +82,22 @@ def plan(
         ClusterError: a machine's target is unknown and its worker cannot be asked, or the two do not match.
         WorkerUnavailableError: a machine cannot be measured because its worker cannot be reached.
     """
-    model, cluster = as_model(model), as_cluster(cluster)
+    cluster = as_cluster(cluster)
     request = request_for(cluster, request, fields, objective=objective, stages=stages, split=split)
     require_strategy(request.strategy)
-    require_known_pins(model.graph, request, cluster.machine_names)
-    if isinstance(request.split, str):
-        request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))
     require_known_targets(cluster)
-    inputs = model.inputs
-    model = in_precision(model, request.precision)
+    if isinstance(model, Model):  # wrong names are told before workers are asked, which is before a file is imported
+        require_known_pins(model.graph, request, cluster.machine_names)
     with cluster.start() as workers:
-        described = fitting_workers(workers)
+        described = reached_workers(workers, request)
+        model = as_model(model)
+        require_known_pins(model.graph, request, cluster.machine_names)
+        if isinstance(request.split, str):
+            request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))
+        for name, worker in described.items():
+            require_fit(cluster.machine(name), worker)
+        inputs = model.inputs
+        model = in_precision(model, request.precision)
         fixed, origin = _stages_without_search(model, workers, request, searches=on_problem is not None)
         planning, choice = None, None
         if not fixed:
@@ -150,13 +156,13 @@ def _finished(
     planning: PlanningProblem | None,
     choice: Choice | None,
     on_progress: StepProgress | None,
-    workers: Mapping[str, WorkerDescription] | None = None,
+    workers: Mapping[str, WorkerDescription],
 ) -> Plan:
     """The plan with its request, its codecs and the remarks on its precision."""
     plan = replace(plan, precision=request.precision, request=replace(request, profile=None))
     profile = planning.profile if planning else None
     predict_coded = choice.predict_coded if choice else None
-    coded = with_codecs(model, cluster, plan, request, profile, predict_coded, on_progress, workers=workers)
+    coded = with_codecs(model, cluster, plan, request, workers, profile, predict_coded, on_progress)
     return replace(coded, remarks=(*coded.remarks, *precision_remarks(model, plan.precision)))
 
 
@@ -189,14 +195,16 @@ def replan(
         PlanError: the current plan's stages do not fit the model or its measured pieces, or the machines have been
             profiled again since.
     """
-    model, cluster, current = as_model(model), as_cluster(cluster), as_plan(current)
+    cluster, current = as_cluster(cluster), as_plan(current)
     request = PlanRequest.of(request or current.request.searched(refresh=False), fields)
     request = replace(request, precision=current.precision)
     require_strategy(request.strategy)
-    require_known_pins(model.graph, request, cluster.machine_names)
-    inputs = model.inputs
-    model = in_precision(model, request.precision)
     with cluster.start() as workers:
+        described = reached_workers(workers, request)
+        model = as_model(model)
+        require_known_pins(model.graph, request, cluster.machine_names)
+        inputs = model.inputs
+        model = in_precision(model, request.precision)
         planning = build_planning_problem(model, workers, request, on_progress)
         if measured.profiled_at not in (None, planning.profile.measured_at):
             raise PlanError(
@@ -208,7 +216,8 @@ def replan(
         plan = plan_of_stages(
             model, workers, request.objective, "corrected by measurements", choice.stages, choice.prediction
         )
-        return _finished(model, workers, request, replace(plan, inputs=inputs), planning, choice, on_progress), change
+        plan = replace(plan, inputs=inputs)
+        return _finished(model, workers, request, plan, planning, choice, on_progress, described), change
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def test_a_worker_is_listed_deployed_to_and_gone(network, tmp_path):
         assert status.exit_code == 0, status.output
         (worker_row,) = json.loads(status.stdout)["workers"]
         assert (worker_row["machine"], worker_row["reason"]) == (A, "")
-        with stopped(process.pid), pytest.raises(tvm_split.ClusterError, match="its worker does not answer"):
+        with stopped(process.pid), pytest.raises(tvm_split.ClusterError, match="it did not answer in time"):
             tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, timeout_seconds=1.0)
         with pytest.raises(tvm_split.ClusterError, match="under the key 'other' has no machine"):
             tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, "other")

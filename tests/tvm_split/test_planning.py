@@ -156,6 +156,13 @@ def test_pins_that_cannot_be_meant_are_refused_before_any_worker_is_asked(wide, 
         tvm_split.plan(wide, nobody, **demand)
 
 
+@pytest.mark.parametrize("call", [tvm_split.plan, lambda *what: tvm_split.compile_and_deploy(what[0], None, what[1])])
+def test_a_dead_worker_is_told_before_a_file_is_imported(call):
+    nobody = tvm_split.Cluster((Machine(A, endpoint=WorkerEndpoint(A, "127.0.0.1:9")),))
+    with pytest.raises(tvm_split.WorkerUnavailableError, match=r"127\.0\.0\.1:9 cannot be reached"):
+        call("missing.onnx", nobody)
+
+
 def test_demands_are_never_dropped(model):
     two_workers, one_worker = tvm_split.Cluster.local(workers=2), tvm_split.Cluster.local(workers=1)
     with pytest.raises(PlanError, match="by hand leaves nothing to search"):

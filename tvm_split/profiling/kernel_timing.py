@@ -14,7 +14,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -50,22 +50,6 @@ Times = Mapping[str, tuple[KernelTime, ...]]
 """Times of kernels by machine."""
 
 
-class Libraries:
-    """Builds libraries of kernels, each once. Thread-safe."""
-
-    def __init__(self) -> None:
-        self.blobs = BlobFolder.temporary()
-        self._built: dict[tuple[int, frozenset[str]], BlobSpec] = {}
-
-    @one_at_a_time
-    def library(self, code: TargetCode, digests: frozenset[str]) -> BlobSpec:
-        """Return the library of the kernels with these digests."""
-        key = id(code), digests
-        if key not in self._built:
-            self._built[key] = code.build(digests, self.blobs)
-        return self._built[key]
-
-
 class HostTiming:
     """Measures the missing times of the machines of one host.
 
@@ -77,13 +61,14 @@ class HostTiming:
         self,
         machines: Sequence[MachineTimes],
         open_session: Callable[[MachineFacts], KernelSession],
-        libraries: Libraries,
+        library: Callable[[TargetCode, frozenset[str]], BlobSpec],
+        blobs: BlobFolder,
         timeout_seconds: float,
         on_step: Callable[[str], None],
     ) -> None:
         self._machines = machines
         self._open_session = open_session
-        self._libraries = libraries
+        self._library, self._blobs = library, blobs
         self._timeout_seconds = timeout_seconds
         self._on_step = on_step
         self._round_seconds: dict[str, float] = {}
@@ -121,8 +106,8 @@ class HostTiming:
                 machine.forget()
 
     def _load(self, session: KernelSession, machine: MachineTimes, code: TargetCode, digests: frozenset[str]) -> None:
-        kernels = machine.kernel_set(code, digests, self._libraries.library(code, digests))
-        session.load(kernels, self._libraries.blobs.path)
+        kernels = machine.kernel_set(code, digests, self._library(code, digests))
+        session.load(kernels, self._blobs.path)
 
     def _has_changed(self, times: MachineTimes, session: KernelSession) -> bool:
         """Whether a kernel is now faster than its cached time, or is confirmed to be slower."""
@@ -175,7 +160,6 @@ class HostTiming:
 
     def _time_peaks(self, machines: Sequence[MachineTimes], sessions: Mapping[str, KernelSession]) -> None:
         def load(machine: MachineTimes) -> None:
-            assert machine.peaks is not None  # noqa: S101  (it lacks their times)
             self._load(sessions[machine.name], machine, machine.peaks, frozenset(machine.peaks.distinct))
 
         # Before its first library, a worker starts the process that tests libraries. Load all at the same time.
@@ -271,10 +255,16 @@ def time_kernels(
             steps.begin(f"compiling {name} for {machine.name}")
             codes[key] = code_of(machine)
         times = _machine_times(machines, codes, default_folder() if cache_folder is None else Path(cache_folder))
-        opened, libraries = partial(open_session, workers, timeout_seconds), Libraries()
+        opened, blobs = partial(open_session, workers, timeout_seconds), BlobFolder.temporary()
+        library = one_at_a_time(cache(lambda code, digests: code.build(digests, blobs)))  # for the hosts' threads
         timings = [
             HostTiming(
-                [time for time in times if time.machine.host == host], opened, libraries, timeout_seconds, steps.begin
+                [time for time in times if time.machine.host == host],
+                opened,
+                library,
+                blobs,
+                timeout_seconds,
+                steps.begin,
             )
             for host in dict.fromkeys(machine.host for machine in machines)
         ]
@@ -295,12 +285,12 @@ def _machine_times(
     machines: Sequence[MachineFacts], codes: Mapping[str, TargetCode], folder: Path
 ) -> list[MachineTimes]:
     """Return empty times of each machine. Machines of one target and number of threads share their peaks."""
-    peaks: dict[tuple[str, int], TargetCode | None] = {}
+    peaks: dict[tuple[str, int], TargetCode] = {}
     all_times = []
     for machine in machines:
         key = _target_key(machine), machine.threads
         if key not in peaks:
-            peaks[key] = None if machine.has_gpu else peak_code(machine.target, machine.threads)
+            peaks[key] = peak_code(machine.target, machine.threads)
         companions = sorted(
             f"{peer.name} with {peer.threads} threads"
             for peer in machines

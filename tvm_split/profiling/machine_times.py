@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -44,12 +44,12 @@ class MachineTimes:
     """Known times of one machine by digest, alone and under contention, and why others are unknown.
 
     Contention is with ``companions``; a machine without any is always alone. The times alone include those of the
-    kernels of ``peaks``, which a GPU does not have.
+    kernels of ``peaks``; a GPU has none.
     """
 
     machine: MachineFacts
     code: TargetCode
-    peaks: TargetCode | None
+    peaks: TargetCode
     cache: Store
     companions: tuple[str, ...]
     problems: dict[str, str] = field(default_factory=dict)
@@ -75,14 +75,10 @@ class MachineTimes:
     def recall(self) -> None:
         """Load the times that the cache has."""
         for companions, times in self._times.items():
-            for digest in (*self.code.distinct, *self._peaks):
+            for digest in (*self.code.distinct, *self.peaks.distinct):
                 cached = self.cache.get(self._key(digest, companions), _CACHED_TIME)
                 if cached is not None:
                     times[digest] = cached
-
-    @property
-    def _peaks(self) -> Mapping[str, KernelCall]:
-        return {} if self.peaks is None else self.peaks.distinct
 
     @property
     def checked_kernel(self) -> str | None:
@@ -97,7 +93,7 @@ class MachineTimes:
     def forget(self) -> None:
         """Discard all known times of the code's kernels."""
         for times in self._times.values():
-            for digest in times.keys() - self._peaks.keys():
+            for digest in times.keys() - self.peaks.distinct.keys():
                 del times[digest]
 
     @property
@@ -127,7 +123,7 @@ class MachineTimes:
 
     @property
     def lacks_peaks(self) -> bool:
-        return not self._peaks.keys() <= self.alone.keys()
+        return not self.peaks.distinct.keys() <= self.alone.keys()
 
     def kernel_set(self, code: TargetCode, digests: frozenset[str], library: BlobSpec) -> KernelSet:
         """Return the kernels of ``code``, which is that of the model or of the peaks, with these digests."""
@@ -138,7 +134,7 @@ class MachineTimes:
 
     def take(self, times: Sequence[KernelTime], companions: tuple[str, ...], *, is_confirmed: bool) -> None:
         """Use measured times. The cache keeps them if they are confirmed, or faster than the cached ones."""
-        by_symbol = {symbol(digest): digest for digest in (*self.code.distinct, *self._peaks)}
+        by_symbol = {symbol(digest): digest for digest in (*self.code.distinct, *self.peaks.distinct)}
         new_times: dict[str, CachedTime] = {}
         for kernel_time in times:
             digest = by_symbol[kernel_time.function]
@@ -213,7 +209,7 @@ class CallSeconds:
 
 def _peaks(times: MachineTimes) -> Roofline:
     """Return peak operations and bytes per second: measured, or else the best that any kernel reached."""
-    code = times.code if times.peaks is None or times.lacks_peaks else times.peaks
+    code = times.code if not times.peaks.calls or times.lacks_peaks else times.peaks
     measured_rates = [
         (call.kernel.operations / seconds, call.kernel.moved_bytes / seconds)
         for digest, call in code.distinct.items()

@@ -9,8 +9,9 @@ import onnx
 import psutil
 import pytest
 
-from schedules.tuning.database import RECORDS
+from schedules.tuning.database import RECORDS, DatabaseWriter
 from tests.helpers.frontends.onnx_cases import node_model
+from tests.helpers.full_disk import full_disk
 from tests.helpers.waiting import PATIENCE_SECONDS, wait_while_running
 
 
@@ -48,6 +49,23 @@ def test_wrong_use(invoke, onnx_path, tmp_path):
     assert "measured through a tracker alone" in invoke("tune", nothing, "--target", target, code=1).stderr
     missing = invoke("compile", onnx_path, "--database", tmp_path / "none", "--output", tmp_path / "b", code=1)
     assert "no tuning database" in missing.stderr
+
+
+def test_a_database_that_cannot_be_written_is_told_before_the_model_is_read(invoke, tmp_path):
+    command = ("tune", tmp_path / "nothing.onnx", "--database")
+    with DatabaseWriter(tmp_path / "tuned"):
+        assert "another process writes to" in invoke(*command, tmp_path / "tuned", code=1).stderr
+    (tmp_path / "file").touch()
+    assert f"cannot write the tuning database {tmp_path}/file" in invoke(*command, tmp_path / "file", code=1).stderr
+
+
+def test_a_merge_on_a_full_disk_names_the_file(invoke, tmp_path):
+    record = {"kernel": "0" * 16, "target": ["llvm"], "choices": "a", "rounds": [1.0], "is_decision": True}
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / RECORDS).write_text(json.dumps(record) + "\n")
+    with full_disk():
+        error = invoke("tune", "--merge", tmp_path / "theirs", "--database", tmp_path / "mine", code=1).stderr
+    assert f"cannot write {tmp_path}/mine/{RECORDS}: File too large; make room" in error
 
 
 @pytest.mark.slow
