@@ -118,11 +118,6 @@ class Dispatcher:
         self._sends = part.sends(program.client_tensors)
 
     @property
-    def submitted(self) -> int:
-        """The number of micro-batches fed so far."""
-        return self._results.submitted
-
-    @property
     def completed(self) -> int:
         """The number of micro-batches with a complete result so far."""
         return self._results.taken

@@ -308,7 +308,7 @@ class StageProgress(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., finished: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("kind", "machine", "stage", "peer", "message")
+    __slots__ = ("kind", "peer", "message")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[Failure.Kind]
@@ -322,16 +322,12 @@ class Failure(_message.Message):
     PROTOCOL: Failure.Kind
     INTERNAL: Failure.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
-    MACHINE_FIELD_NUMBER: _ClassVar[int]
-    STAGE_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     kind: Failure.Kind
-    machine: str
-    stage: str
     peer: str
     message: str
-    def __init__(self, kind: _Optional[_Union[Failure.Kind, str]] = ..., machine: _Optional[str] = ..., stage: _Optional[str] = ..., peer: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[Failure.Kind, str]] = ..., peer: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class WatchEvent(_message.Message):
     __slots__ = ("stages", "activity", "failure")

@@ -285,15 +285,15 @@ class LoadedProgram:
 
     def _stage_failed(self, stage: StageSpec, error: Exception) -> None:
         text = str(error) if isinstance(error, TvmSplitError) else f"stage {stage.name!r}: {error!r}"
-        self._fail(pb.Failure.STAGE, text, stage=stage.name)
+        self._fail(pb.Failure.STAGE, text)
 
     @property
     def _name(self) -> str:
         return self._program.machine if self._program else ""
 
-    def _fail(self, kind: pb.Failure.Kind, message: str, peer: str = "", stage: str = "") -> None:
+    def _fail(self, kind: pb.Failure.Kind, message: str, peer: str = "") -> None:
         text = message[:MAXIMUM_LETTERS]
-        failure = pb.Failure(kind=kind, machine=self._name, stage=stage, peer=peer, message=text)
+        failure = pb.Failure(kind=kind, peer=peer, message=text)
         with self._lock:
             if self._failure is not None or self._closed:
                 return
