@@ -286,7 +286,7 @@ def _resizing_weights(
 
 
 def _top_k(op: Operators, call: OnnxCall) -> tuple[relax.Expr, relax.Expr]:
-    # TVM's sort fails for small integers.
+    # TVM's importer refuses results in any order (sorted=0), and has no order for NaN.
     count = call["k"] if call.opset < 10 else call.numbers(1, "number of elements").item()
     return compositions.sorted_elements(op, call.operands[0], call.get("axis", -1), bool(call.get("largest", 1)), count)
 
