@@ -5,14 +5,6 @@ import numpy as np
 from tests.models.small_onnx_model import INPUT_SHAPE
 
 
-def test_on_workers(invoke, bundle):
-    text = invoke("bench", bundle, "--rounds", "1", "--micro-batches", "10").stdout
-    assert "machine-a → machine-b" in text
-    assert "micro-batches a second" in text
-    assert "no prediction" in text
-    assert max(map(len, text.splitlines())) <= 80
-
-
 def test_as_json(invoke_json, bundle, tmp_path):
     np.savez(tmp_path / "images.npz", image=np.zeros((2, *INPUT_SHAPE), np.float32))
     options = ("--cluster", "in-process", "--rounds", "2", "--micro-batches", "5")

@@ -7,17 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.utils import _pytree as pytree  # noqa: E402
-
-from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
-from tests.helpers.frontends.contract import assert_keeps_contract  # noqa: E402
-from tests.helpers.frontends.torch_case import Function  # noqa: E402
-from tvm_split.errors import ModelImportError  # noqa: E402
-from tvm_split.frontends import load_model  # noqa: E402
+from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run
+from tests.helpers.frontends.contract import assert_keeps_contract
+from tests.helpers.frontends.torch_case import Function
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import load_model
 
 
 class Block(nn.Module):

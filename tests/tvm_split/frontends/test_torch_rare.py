@@ -13,15 +13,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-
-from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage  # noqa: E402
-from tests.helpers.frontends.torch_case import Function, Group  # noqa: E402
-from tvm_split.frontends import load_model  # noqa: E402
+from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage
+from tests.helpers.frontends.torch_case import Function, Group
+from tvm_split.frontends import load_model
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
