@@ -103,13 +103,6 @@ def test_every_kernel_with_its_layers(invoke_json, onnx_path):
     assert firsts.index("conv_1") < firsts.index("conv_2") < firsts.index("dense")
 
 
-def test_a_table(invoke, onnx_path):
-    text = invoke("profile", onnx_path, "--threads", "1", "--rounds", "1").stdout
-    assert "conv_1" in text
-    assert "both measured now" in " ".join(text.split())
-    assert max(map(len, text.splitlines())) <= 80
-
-
 def test_a_network_without_a_kernel(invoke, invoke_json, tmp_path):
     onnx.save(node_model("Identity", [np.ones(4, np.float32)]), tmp_path / "same.onnx")
     assert invoke_json("profile", tmp_path / "same.onnx", "--threads", "1", "--rounds", "1")["kernels"] == []

@@ -96,7 +96,6 @@ def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
 
 
 def test_a_picture(invoke, plan_path, tmp_path):
-    pytest.importorskip("matplotlib")
     invoke("simulate", plan_path, "--picture", tmp_path / "work.svg")
     assert "<svg" in (tmp_path / "work.svg").read_text()
 
