@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
-import numpy as np
 
 from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.client.session import Session
@@ -18,15 +17,8 @@ from rpc_runtime.program.measurements import KernelSet, TimingEffort
 from rpc_runtime.program.program import Program
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import LINK_PATH
-from rpc_runtime.wire.framing import (
-    HEADER,
-    MAGIC,
-    PROTOCOL_VERSION,
-    FrameKind,
-    control_frame,
-    tensor_frames,
-)
-from tests.helpers.mutations import mutated, random_message
+from rpc_runtime.wire.framing import PROTOCOL_VERSION, FrameKind, control_frame
+from tests.helpers.mutations import mutated, random_frame, random_message
 from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker, describes_itself
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
@@ -88,18 +80,10 @@ def events(source: random.Random) -> Answer:
 
 def frames(program: Program, source: random.Random) -> Answer:
     """Return a data stream with credits and results that the client has not requested."""
-    size = program.outputs[0].size_bytes
     accept = pb.Accept(answer=pb.Offer(transport="grpc")).SerializeToString()
     stream = [control_frame(FrameKind.ACCEPT, accept)] if source.random() < 0.9 else []
     for sequence in range(source.choice((0, 1, 3, 300))):
-        if source.random() < 0.5:
-            stream += tensor_frames(source.choice((0, 1)), sequence, np.zeros(source.choice((size, size, 1)), np.uint8))
-        else:
-            fields = (source.randrange(1, 7), source.choice((0, 1)), source.choice((0, 1, 2**32 - 1)))
-            total = source.choice((0, 4, 2**63))
-            header = HEADER.pack(MAGIC, PROTOCOL_VERSION, *fields, 0, source.choice((0, sequence, 2**64 - 1)), 0, total)
-            stream.append(header + source.randbytes(source.choice((0, 4))))
-    stream = [mutated(frame, source) if source.random() < 0.05 else frame for frame in stream]
+        stream.append(random_frame(source, sequence, program.outputs[0].size_bytes))
 
     def answer(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield from stream
@@ -122,12 +106,9 @@ def hostile_answers(program: Program, source: random.Random) -> dict[str, Answer
     """Most trials change only some methods, so that clients proceed further."""
     share = source.choice((0.1, 0.1, 0.5))
     answers = {method.path: nonsense(method, source) for method in ANSWERED if source.random() < share}
-    if source.random() < 0.7:
-        answers[METHODS["Watch"].path] = events(source)
-    else:
-        answers[METHODS["Watch"].path] = nonsense(METHODS["Watch"], source)
-    answers[LINK_PATH] = frames(program, source)
-    return {METHODS["Describe"].path: describes_itself, **answers}
+    watch = events(source) if source.random() < 0.7 else nonsense(METHODS["Watch"], source)
+    certain = {METHODS["Describe"].path: describes_itself, METHODS["Watch"].path: watch}
+    return {**certain, **answers, LINK_PATH: frames(program, source)}
 
 
 def test_a_pipeline_on_a_hostile_worker(maker: ProgramMaker, trials: Trials) -> None:

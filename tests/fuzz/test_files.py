@@ -1,18 +1,24 @@
-"""Any content of a file that people edit is accepted, or rejected with a message, and is handled within seconds."""
+"""Any content of a file that people edit or pass on is accepted, or rejected with a message, within seconds."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from rich.console import Console
+from torch import nn
 
+import tvm_split
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.mutations import changed
@@ -22,6 +28,7 @@ from tests.helpers.planner.steps import step
 from tests.helpers.scenarios import scenario_of_problem
 from tests.helpers.trials import Trials
 from tvm_split.cluster.cluster import Cluster
+from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.deployment_report import DeploymentReport, read_computing, read_measured
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.display.plan import plan_parts
@@ -149,12 +156,42 @@ def use_cluster(path: Path) -> None:
         cluster.link(machine, CLIENT)
 
 
+@cache
+def bundle() -> Bundle:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    model = tvm_split.load_model(network, (torch.randn(1, 4),))
+    cluster, split = Cluster.in_process(2, threads=1), {"machine-a": ["0", "1"], "machine-b": ["2"]}
+    return tvm_split.compile(model, tvm_split.plan(model, cluster, split=split))
+
+
+def manifest() -> Any:
+    with TemporaryDirectory() as folder:
+        bundle().save(Path(folder) / "bundle")
+        return json.loads((Path(folder) / "bundle/manifest.json").read_bytes())
+
+
+def use_manifest(path: Path) -> None:
+    """Load and save a bundle with this manifest; neither touches anything outside of the bundle's folder."""
+    with TemporaryDirectory() as root:
+        folder, content = Path(root) / "here" / "bundle", path.read_bytes()
+        bundle().save(folder)
+        (folder / "manifest.json").write_bytes(content)
+        (folder / "manifest.sha256").write_text(hashlib.sha256(content).hexdigest())
+        try:
+            Bundle.load(folder).save(folder.parent / "saved")
+        finally:
+            assert {place.name for place in folder.parent.iterdir()} <= {"bundle", "saved"}
+            assert [place.name for place in Path(root).iterdir()] == ["here"]
+
+
 KINDS: dict[str, tuple[Callable[[], list[Any]], Callable[[Path], None]]] = {
     "plan": (plans, use_plan),
     "problem": (problems, use_problem),
     "answer": (lambda: [answered()[1]], use_answer),
     "report": (lambda: [report()], use_report),
     "cluster": (lambda: [yaml.safe_load(CLUSTER)], use_cluster),
+    "manifest": (lambda: [manifest()], use_manifest),
 }
 
 

@@ -15,13 +15,9 @@ from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
-from rpc_runtime.wire.framing import HEADER, MAGIC, PROTOCOL_VERSION, FrameKind, control_frame
-from rpc_runtime.wire.messages import (
-    LINK_SECRET_BYTES,
-    load_request,
-    message_of,
-)
-from tests.helpers.mutations import mutated, random_message
+from rpc_runtime.wire.framing import FrameKind, control_frame
+from rpc_runtime.wire.messages import LINK_SECRET_BYTES, load_request, message_of
+from tests.helpers.mutations import mutated, random_frame, random_message
 from tests.helpers.rpc_runtime.pipelines import send_blobs
 from tests.helpers.rpc_runtime.programs import A, B
 from tests.helpers.rpc_runtime.raw_calls import METHODS, Method, RawCaller, hello
@@ -70,18 +66,11 @@ def right(method: Method, deployment: str, program: Program) -> Any:
         return load_request(deployment, program, A, secrets_of(program))
     if method is METHODS["LoadKernels"]:
         return message_of(pb.LoadKernelsRequest, KernelSet(A, "cpu", blob, KERNELS, 1 << 16), deployment=deployment)
-    if method is METHODS["MissingBlobs"]:
-        return pb.MissingBlobsRequest(deployment=deployment, blobs=[message_of(pb.Blob, blob)])
-    if method is METHODS["PutBlob"]:
-        return pb.PutBlobRequest(deployment=deployment, blob=message_of(pb.Blob, blob), chunk=b"abc")
-    if method is METHODS["Connect"]:
-        peers = [pb.Peer(machine=B, address="127.0.0.1:9")]
-        return pb.ConnectRequest(deployment=deployment, timeout_seconds=0.2, peers=peers)
-    if method is METHODS["TimeKernels"]:
-        return pb.TimeKernelsRequest(deployment=deployment, minimum_rounds=1, minimum_seconds=0, limit_seconds=0.2)
-    if method is METHODS["Describe"]:
-        return pb.DescribeRequest()
-    return method.request(deployment=deployment)
+    sent, peer = message_of(pb.Blob, blob), pb.Peer(machine=B, address="127.0.0.1:9")
+    fields = {"deployment": deployment, "blob": sent, "blobs": [sent], "chunk": b"abc", "peers": [peer]}
+    fields |= {"minimum_rounds": 1, "limit_seconds": 0.2, "timeout_seconds": 0.2}
+    known = method.request.DESCRIPTOR.fields_by_name
+    return method.request(**{name: value for name, value in fields.items() if name in known})
 
 
 def wrong(method: Method, deployment: str, program: Program, source: random.Random) -> bytes:
@@ -126,22 +115,6 @@ def wrong_greeting(deployment: str, source: random.Random) -> bytes:
     return begin if source.random() < 0.8 else mutated(begin, source)
 
 
-def wrong_frames(program: Program, source: random.Random) -> list[bytes]:
-    """Return frames, some of them valid."""
-    size = program.inputs[0].size_bytes
-    frames = []
-    for sequence in range(source.choice((0, 1, 3, 20))):
-        payload = source.randbytes(source.choice((0, 1, 4, size, size, size)))
-        kind = source.choice((1, 2, 3, 3, 3, 3, 4, 5, 6, 99))
-        number = source.choice((sequence, sequence, sequence, 0, 2**64 - 1))
-        flags, tensor = source.choice((0, 0, 0, 1, 7)), source.choice((0, 0, 0, 1, 2**32 - 1))
-        total = source.choice((len(payload), len(payload), 2**64 - 1))
-        offset = source.choice((0, 0, 0, 1, 2**63))
-        frame = HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, flags, tensor, 0, number, offset, total) + payload
-        frames.append(frame if source.random() < 0.7 else mutated(frame, source))
-    return frames
-
-
 def test_data_frames(standing: Standing, trials: Trials) -> None:
     memory, program = Memory(standing.process), standing.honest.program
     with RawCaller(standing.endpoint) as caller:
@@ -149,7 +122,9 @@ def test_data_frames(standing: Standing, trials: Trials) -> None:
             victim = Victim(standing, loaded=trials.source.random() < 0.9)
             greeting = wrong_greeting(victim.deployment, trials.source)
             choice = [control_frame(FrameKind.CHOICE)] if trials.source.random() < 0.9 else []
-            frames = [*choice, *wrong_frames(program, trials.source)]
+            count = trials.source.choice((0, 1, 3, 20))
+            size_bytes = program.inputs[0].size_bytes
+            frames = [*choice, *(random_frame(trials.source, number, size_bytes) for number in range(count))]
             code = caller.code(LINK_PATH, frames, 1, metadata=((HELLO_KEY, greeting),))
             trials.found[code.name] += 1
             assert code is grpc.StatusCode.OK or code.name in MADE_ERRORS, (code, greeting, frames)

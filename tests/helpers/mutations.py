@@ -1,4 +1,4 @@
-"""Make wrong bytes: random ones, correct ones with changes, and random messages of protobuf."""
+"""Make wrong bytes: random ones, correct ones with changes, random frames, and random messages of protobuf."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
+
+from rpc_runtime.wire.framing import HEADER, MAGIC, PROTOCOL_VERSION, FrameKind
 
 NUMBERS = (0, 1, 2, 3, 7, 63, 64, 255, 16_384, 16_385, 65_535, 2**31 - 1, 2**32 - 1, 2**63 - 1, 2**64 - 1)
 TEXTS = ("", "cpu", "cuda", "float32", "bool", "O", "V8", "client", "\0", "../../x", "a" * 3000, "ü\n\x1b[2J", "1e9")
@@ -37,6 +39,17 @@ def mutated(content: bytes, source: random.Random) -> bytes:
             case _:
                 data[place : place + length] = source.randbytes(length)
     return bytes(data)
+
+
+def random_frame(source: random.Random, sequence: int, size_bytes: int) -> bytes:
+    """Return a frame, in most cases of a tensor of this size; each field is wrong sometimes, or some bytes are."""
+    payload = source.randbytes(source.choice((size_bytes, size_bytes, size_bytes, 0, 1, 4, 5000)))
+    kind = source.choice((*FrameKind, FrameKind.TENSOR, FrameKind.TENSOR, FrameKind.TENSOR, 99))
+    flags, tensor = source.choice((0, 0, 0, 1, 7)), source.choice((0, 0, 0, 1, 2**32 - 1))
+    number, offset = source.choice((sequence, sequence, sequence, 0, 2**64 - 1)), source.choice((0, 0, 0, 1, 2**63))
+    total = source.choice((len(payload), len(payload), 0, 2**63, 2**64 - 1))
+    frame = HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, flags, tensor, 0, number, offset, total) + payload
+    return frame if source.random() < 0.8 else mutated(frame, source)
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:

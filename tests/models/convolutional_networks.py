@@ -45,39 +45,10 @@ class Bottleneck(nn.Module):
         return self.relu(out)
 
 
-class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and a shortcut (He et al., 2016)."""
-
-    expansion = 1
-
-    def __init__(self, channels: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample: nn.Module | None = None
-        if stride != 1 or channels != width:
-            self.downsample = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-
-    @property
-    def last_norm(self) -> nn.BatchNorm2d:
-        return self.bn2
-
-    def forward(self, x: Tensor) -> Tensor:
-        shortcut = x if self.downsample is None else self.downsample(x)
-        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        out += shortcut
-        return self.relu(out)
-
-
 class ResNet(nn.Module):
     """Input float32[batch, 3, height, width], output float32[batch, classes]."""
 
-    def __init__(
-        self, blocks: Sequence[int], width: int, classes: int, block: type[Bottleneck] | type[BasicBlock] = Bottleneck
-    ) -> None:
+    def __init__(self, blocks: Sequence[int], width: int, classes: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -88,8 +59,8 @@ class ResNet(nn.Module):
             layer = []
             for position in range(count):
                 stride = 2 if index > 0 and position == 0 else 1
-                layer.append(block(channels, width << index, stride))
-                channels = (width << index) * block.expansion
+                layer.append(Bottleneck(channels, width << index, stride))
+                channels = (width << index) * Bottleneck.expansion
             setattr(self, f"layer{index + 1}", nn.Sequential(*layer))
         self.stages = len(blocks)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -104,11 +75,6 @@ class ResNet(nn.Module):
 
 def resnet(blocks: Sequence[int] = (1, 1), width: int = 8, classes: int = 10, seed: int = 0) -> nn.Module:
     return conditioned(lambda: ResNet(blocks, width, classes), seed)
-
-
-def resnet18(seed: int = 0) -> nn.Module:
-    """Input float32[batch, 3, height, width] of at least 32 pixels."""
-    return conditioned(lambda: ResNet((2, 2, 2, 2), 64, 1000, BasicBlock), seed)
 
 
 def resnet50(seed: int = 0) -> nn.Module:

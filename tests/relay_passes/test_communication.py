@@ -7,7 +7,7 @@ import tvm
 from tvm.relax.global_info import VDevice
 
 from relay_passes.communication import Parts, annotated_module, machine_modules, virtual_devices
-from tests.helpers.placements import LLVM, partition
+from tests.helpers.placements import LLVM, Whole, partition
 
 OUTPUTS = ("skip", "x", "other", "y", "other")
 
@@ -20,25 +20,22 @@ def shown(parts: Parts) -> dict[str, tvm.IRModule]:
     return machine_modules(parts, OUTPUTS, devices(parts))
 
 
-def annotated(whole: tvm.IRModule) -> tvm.IRModule:
-    parts = partition(whole)
-    return annotated_module(whole["main"].params, (), parts, OUTPUTS, devices(parts))
-
-
 def calls_of(module: tvm.IRModule) -> list[str]:
     lines = [line.strip().partition(", ty_args")[0] for line in module.script().splitlines()]
     return [line.partition(" = ")[2] or line for line in lines if "call_packed" in line]
 
 
-def test_crossings_become_transfers(whole: tvm.IRModule) -> None:
-    crossing = re.findall(r"(\w+): .* = R\.to_vdevice\((\w+),.*:(machine-.)", annotated(whole).script())
+def test_crossings_become_transfers() -> None:
+    parts = partition(Whole)
+    annotated = annotated_module(Whole["main"].params, (), parts, OUTPUTS, devices(parts)).script()
+    crossing = re.findall(r"(\w+): .* = R\.to_vdevice\((\w+),.*:(machine-.)", annotated)
     # Two operations of machine-b need left; it crosses once.
     crossed = [("x", "a"), ("left", "b"), ("y", "b"), ("right", "b"), ("joined", "a")]
     assert crossing == [(f"{name}_on_machine_{letter}", name, f"machine-{letter}") for name, letter in crossed]
 
 
-def test_machines_read_like_what_they_do(whole: tvm.IRModule) -> None:
-    modules = shown(partition(whole))
+def test_machines_read_like_what_they_do() -> None:
+    modules = shown(partition(Whole))
     assert list(modules) == ["machine-a", "machine-b"]
     assert calls_of(modules["machine-b"]) == [
         'R.call_packed("tvm_split.receive", R.str("left"), R.str("machine-a")',
@@ -49,8 +46,8 @@ def test_machines_read_like_what_they_do(whole: tvm.IRModule) -> None:
     ]
 
 
-def test_replicas_read_like_the_stage_on_their_own_machines(whole: tvm.IRModule) -> None:
-    first, (alone, computation), last = partition(whole)
+def test_replicas_read_like_the_stage_on_their_own_machines() -> None:
+    first, (alone, computation), last = partition(Whole)
     replicated = replace(alone, machines=("machine-b", "machine-c"), shares=(2 / 3, 1 / 3))
     modules = shown([first, (replicated, computation), last])
     assert list(modules) == ["machine-a", "machine-b", "machine-c"]

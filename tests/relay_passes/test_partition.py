@@ -18,8 +18,8 @@ def partition(module: tvm.IRModule, stage_of: Mapping[str, int] = STAGE_OF, mach
     return [computation for _, computation in placements.partition(module, stage_of, machines)]
 
 
-def test_borders(whole: tvm.IRModule) -> None:
-    stages = partition(whole)
+def test_borders() -> None:
+    stages = partition(Whole)
     assert [stage.name for stage in stages] == ["stage_0", "stage_1", "stage_2"]
     assert [stage.received for stage in stages] == [("x",), ("left", "y", "right"), ("joined", "conv1")]
     assert [stage.sent for stage in stages] == [("conv1", "left", "right"), ("joined", "other"), ("skip",)]
@@ -27,43 +27,45 @@ def test_borders(whole: tvm.IRModule) -> None:
         assert stage.received == tuple(parameter.name for parameter in stage.function.params)
 
 
-def test_value_without_inputs_is_made_where_it_is_needed(whole: tvm.IRModule) -> None:
-    assert ["R.ones(" in stage.function.script() for stage in partition(whole)] == [False, True, False]
-    both = partition(whole, {**STAGE_OF, "other": 2})
+def test_value_without_inputs_is_made_where_it_is_needed() -> None:
+    assert ["R.ones(" in stage.function.script() for stage in partition(Whole)] == [False, True, False]
+    both = partition(Whole, {**STAGE_OF, "other": 2})
     assert ["R.ones(" in stage.function.script() for stage in both] == [False, True, True]
 
 
-def test_stages_called_in_turn_give_the_whole(whole: tvm.IRModule) -> None:
+def test_stages_called_in_turn_give_the_whole() -> None:
     x, y = (
         np.random.default_rng(seed).standard_normal((1, size)).astype("float32") for seed, size in ((0, 16), (1, 8))
     )
     values = {"x": x, "y": y}
-    for stage in partition(whole):
+    for stage in partition(Whole):
         module = tvm.IRModule({"main": stage.function.with_attr("global_symbol", "main")})
         results = run(module, *[values[name] for name in stage.received])
         values.update(zip(stage.sent, results, strict=True))
-    for name, right in zip(["skip", "x", "other", "y", "other"], run(whole, x, y), strict=True):
+    for name, right in zip(["skip", "x", "other", "y", "other"], run(Whole, x, y), strict=True):
         np.testing.assert_array_equal(values[name], right)
 
 
-def test_a_stage_that_needs_a_later_one_is_refused(whole: tvm.IRModule) -> None:
+def test_a_stage_that_needs_a_later_one_is_refused() -> None:
     with pytest.raises(SelfWaitError, match=r"'skip' in stage_0 needs 'joined', which is computed in stage_1"):
-        partition(whole, {**STAGE_OF, "skip": 0})
+        partition(Whole, {**STAGE_OF, "skip": 0})
 
 
-def test_a_tuple_that_crosses_is_refused(whole: tvm.IRModule) -> None:
-    with pytest.raises(ContractError, match=r"'halves' is a .* not a tensor"):
-        partition(whole, {**STAGE_OF, "left": 1})
-
-
-def test_an_unplaced_variable_is_refused(whole: tvm.IRModule) -> None:
-    with pytest.raises(ContractError, match="no stage is named for 'joined'"):
-        partition(whole, {name: stage for name, stage in STAGE_OF.items() if name != "joined"})
-
-
-def test_a_stage_without_operations_is_refused(whole: tvm.IRModule) -> None:
-    with pytest.raises(ContractError, match="'stage_3' has no operation"):
-        partition(whole, machines="abac")
+@pytest.mark.parametrize(
+    ("stage_of", "machines", "message"),
+    [
+        ({**STAGE_OF, "left": 1}, "aba", r"'halves' is a .* not a tensor"),
+        (
+            {name: stage for name, stage in STAGE_OF.items() if name != "joined"},
+            "aba",
+            "no stage is named for 'joined'",
+        ),
+        (STAGE_OF, "abac", "'stage_3' has no operation"),
+    ],
+)
+def test_what_is_no_partition_is_refused(stage_of: dict[str, int], machines: str, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        partition(Whole, stage_of, machines)
 
 
 def rewritten(stage: Computation, right: str, wrong: str) -> Computation:
@@ -80,18 +82,18 @@ def rewritten(stage: Computation, right: str, wrong: str) -> Computation:
         ("halves[0]", "halves[1]"),
     ],
 )
-def test_a_wrong_partition_is_refused(whole: tvm.IRModule, right: str, wrong: str) -> None:
-    stages = partition(whole)
+def test_a_wrong_partition_is_refused(right: str, wrong: str) -> None:
+    stages = partition(Whole)
     assert sum(right in stage.function.script() for stage in stages) == 1
-    verify_partition(whole, [rewritten(stage, right, right) for stage in stages])
+    verify_partition(Whole, [rewritten(stage, right, right) for stage in stages])
     with pytest.raises(ContractError, match="not that of the original function"):
-        verify_partition(whole, [rewritten(stage, right, wrong) for stage in stages])
+        verify_partition(Whole, [rewritten(stage, right, wrong) for stage in stages])
 
 
-def test_stages_in_a_wrong_order_are_refused(whole: tvm.IRModule) -> None:
-    first, *rest = partition(whole)
+def test_stages_in_a_wrong_order_are_refused() -> None:
+    first, *rest = partition(Whole)
     with pytest.raises(ContractError, match="receives 'left', which no stage before it sends"):
-        verify_partition(whole, [*rest, first])
+        verify_partition(Whole, [*rest, first])
 
 
 @settings(max_examples=60)

@@ -6,7 +6,7 @@ from tvm import relax
 
 from relay_passes.ir import bindings_of
 from relay_passes.unique_names import UniqueNames
-from tests.helpers.placements import run
+from tests.helpers.placements import Whole, run
 
 
 def doubled_names() -> tvm.IRModule:
@@ -37,5 +37,5 @@ def test_variables_get_names_of_their_own() -> None:
     np.testing.assert_array_equal(run(after, x)[0], [7.0, 9.0])
 
 
-def test_unique_names_stay(whole: tvm.IRModule) -> None:
-    assert UniqueNames()(whole).same_as(whole)
+def test_unique_names_stay() -> None:
+    assert UniqueNames()(Whole).same_as(Whole)

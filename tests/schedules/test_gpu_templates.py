@@ -7,8 +7,6 @@ import pytest
 import tvm
 
 from schedules import machine_of, templates_of
-from schedules.template import text_of
-from schedules.tuning import DatabaseWriter, TuningDatabase
 from tests.helpers.schedules.convolutions import convolution, expected, product
 from tests.helpers.schedules.emulated_gpu import gpu_target, run_kernels
 from tests.helpers.schedules.gpu_kernels import (
@@ -121,19 +119,6 @@ def test_what_breaks_a_limit_is_not_offered(name, wrong):
     space = template.space(function, GPU)
     assert space.contains(space.default)
     assert not space.contains({**space.default, **wrong})
-
-
-@pytest.mark.parametrize("name", sorted(CASES))
-def test_decisions_are_scheduled_again(name, tmp_path):
-    template, function = template_and_function(name)
-    for number, choices in enumerate(some_choices(name, 1)):
-        folder = tmp_path / str(number)
-        with DatabaseWriter(folder) as writer:
-            writer.add_decision(function, SM_90, text_of(choices), 1e-6)
-        replayed = TuningDatabase(folder).kernel(function, SM_90)
-        tvm.ir.assert_structural_equal(replayed, template.kernel(function, GPU, choices))
-        assert replayed.attrs["tvm_split.choices"] == text_of(choices)
-        assert TuningDatabase(folder).kernel(function, cuda("sm_80")) is None
 
 
 def test_kernels_for_all_gpus_are_equal_before_they_are_scheduled():

@@ -20,7 +20,7 @@ def test_products_of_transforms_are_the_convolution(outputs):
     assert np.allclose(output_matrix(outputs) @ products, np.correlate(signal, taps), rtol=0, atol=1e-12)
 
 
-@settings(max_examples=14, derandomize=True)
+@settings(max_examples=14)
 @given(
     channels=st.tuples(st.sampled_from([8, 16, 24, 48]), st.sampled_from([8, 16, 24, 64])),
     size=st.tuples(st.integers(1, 15), st.integers(1, 15)),
@@ -47,22 +47,6 @@ def test_every_size_padding_and_structure(channels, size, padding, batch, output
     assert "winograd" in chosen
 
 
-@settings(max_examples=5, derandomize=True)
-@given(
-    inputs=st.sampled_from([64, 72, 96]),
-    outputs=st.sampled_from([64, 100, 136]),
-    size=st.tuples(st.sampled_from([27, 30]), st.sampled_from([25, 32])),
-    padding=st.sampled_from([0, 1, 2]),
-    batch=st.sampled_from([1, 2]),
-)
-def test_in_a_network(inputs, outputs, size, padding, batch):
-    x, weight = normal(0, batch, inputs, *size), normal(1, outputs, inputs, 3, 3)
-    bias = normal(2, outputs)
-    actual, chosen = evaluate(convolution(weight, bias, padding=(padding, padding)), [x])
-    assert "winograd" in chosen
-    assert_close(actual, expected(x, weight, bias, padding=padding), TOLERANCE)
-
-
 def test_bias_residual_and_relu_stay_in_the_kernel():
     x, weight, bias = normal(0, 1, 64, 28, 28), normal(1, 64, 64, 3, 3), normal(2, 64)
     layer = convolution(weight, bias, padding=(1, 1))
@@ -80,16 +64,17 @@ def test_bias_residual_and_relu_stay_in_the_kernel():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "attributes"),
+    ("dtype", "attributes", "is_chosen"),
     [
-        ("float32", {"strides": (2, 2)}), ("float32", {"dilation": (2, 2)}), ("float32", {"groups": 2}),
-        ("float16", {"out_dtype": "float16"}),
+        ("float32", {}, True), ("float32", {"padding": (2, 2)}, True), ("float32", {"strides": (2, 2)}, False),
+        ("float32", {"dilation": (2, 2)}, False), ("float32", {"groups": 2}, False),
+        ("float16", {"out_dtype": "float16"}, False),
     ],
 )  # fmt: skip
-def test_other_convolutions_stay_direct(dtype, attributes):
+def test_other_convolutions_stay_direct(dtype, attributes, is_chosen):
     shapes = (1, 64, 56, 56), (64, 64 // attributes.get("groups", 1), 3, 3), (64,)
     x, weight, bias = (normal(seed, *shape, dtype=dtype) for seed, shape in enumerate(shapes))
-    assert "winograd" not in rules(lower(graph_of(convolution(weight, bias, **attributes), [x]), HOST))
+    assert ("winograd" in rules(lower(graph_of(convolution(weight, bias, **attributes), [x]), HOST))) == is_chosen
 
 
 def test_weights_that_are_no_constant_stay_direct():

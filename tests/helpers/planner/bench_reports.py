@@ -5,36 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tvm_split.deployment.deployment_report import DeploymentReport
+from tvm_split.deployment.report_values import Comparison, MachineReport
+
 
 def report_of(content: Mapping[str, Any], slow: Mapping[str, float]) -> dict[str, Any]:
-    """A report of bench: machines take ``slow`` times as long as predicted, links as long as predicted."""
-    prediction = content["prediction"]
+    """A report of bench on a plan's content: machines take ``slow`` times as long as predicted."""
 
-    def compared(seconds: float, times: float = 1.0) -> dict[str, float]:
-        return {"predicted": seconds, "measured": seconds * times, "ratio": times}
+    def compared(values: Mapping[str, Any], name: str, times: float) -> Comparison:
+        return Comparison(values[name], values[name] * times)
 
-    return {
-        "model": content["model"],
-        "origin": content["origin"],
-        "limiting": prediction["limiting"],
-        "period_seconds": compared(prediction["period_seconds"], max(slow.values())),
-        "latency_seconds": compared(prediction["latency_seconds"], max(slow.values())),
-        "machines": [
-            {
-                "machine": machine["machine"],
-                "stages": [stage["name"] for stage in content["stages"] if machine["machine"] in stage["machines"]],
-                "shares": [1.0],
-                "micro_batches": 100,
-                "compute_seconds": compared(machine["compute_seconds"], slow.get(machine["machine"], 1.0)),
-                "receive_seconds": compared(0.0),
-                "send_seconds": compared(0.0),
-            }
-            for machine in prediction["machines"]
-        ],
-        "links": [],
-        "runs": 10,
-        "streamed": 100,
-        "advice": [],
-        "profiled_at": prediction["profiled_at"],
-        "corrections": prediction.get("corrections", {}),
-    }
+    prediction, nothing = content["prediction"], Comparison(0.0, 0.0)
+    machines = []
+    for machine in prediction["machines"]:
+        name = machine["machine"]
+        stages = tuple(stage["name"] for stage in content["stages"] if name in stage["machines"])
+        computed = compared(machine, "compute_seconds", slow.get(name, 1.0))
+        machines.append(MachineReport(name, stages, (1.0,), 100, computed, nothing, nothing))
+    whole = [compared(prediction, name, max(slow.values())) for name in ("period_seconds", "latency_seconds")]
+    origin, profiled_at = (content["model"], content["origin"], prediction["limiting"]), prediction["profiled_at"]
+    return DeploymentReport(*origin, *whole, tuple(machines), (), 10, 100, (), profiled_at).to_dict()

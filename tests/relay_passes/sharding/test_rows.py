@@ -307,32 +307,17 @@ def write(emit: Any, x: relax.Var) -> list[relax.Var]:
     return [emit(op.negative(value), "behind"), emit(op.exp(value), "other")]
 
 
-def test_halos_cross_and_nothing_is_computed_again() -> None:
+@pytest.mark.parametrize(("exchange", "rows", "again"), [("each", 5, 0), ("fused", 6, 2)])
+def test_halos_cross_or_are_computed_again(exchange: Exchange, rows: int, again: int) -> None:
+    """Each machine has four rows of the result, and needs ``rows`` of what comes before the region."""
     module = graph({"x": (1, 2, 8, 5)}, write)
     region = region_of(module, (0.5, 0.5), "conv1", "conv2")
-    exchanged = shard(module, region, axis="rows", exchange="each")
-    assert crossing_bytes(exchanged) == {
-        (None, "machine-a"): 5 * ROW,
-        (None, "machine-b"): 5 * ROW,
-        ("machine-a", "machine-b"): ROW,
-        ("machine-b", "machine-a"): ROW,
-        ("machine-a", None): 4 * ROW,
-        ("machine-b", None): 4 * ROW,
-    }
-    assert computed_again(exchanged, region, module) == {"conv1": 0, "conv2": 0}
-
-
-def test_fused_tiles_compute_halos_again() -> None:
-    module = graph({"x": (1, 2, 8, 5)}, write)
-    region = region_of(module, (0.5, 0.5), "conv1", "conv2")
-    fused = shard(module, region, axis="rows", exchange="fused")
-    assert crossing_bytes(fused) == {
-        (None, "machine-a"): 6 * ROW,
-        (None, "machine-b"): 6 * ROW,
-        ("machine-a", None): 4 * ROW,
-        ("machine-b", None): 4 * ROW,
-    }
-    assert computed_again(fused, region, module) == {"conv1": 2 * 2 * 5, "conv2": 0}
+    sharded = shard(module, region, axis="rows", exchange=exchange)
+    a, b = region.machines
+    between = {(a, b): ROW, (b, a): ROW} if exchange == "each" else {}
+    received, sent = {(None, name): rows * ROW for name in (a, b)}, {(name, None): 4 * ROW for name in (a, b)}
+    assert crossing_bytes(sharded) == received | sent | between
+    assert computed_again(sharded, region, module) == {"conv1": again * 2 * 5, "conv2": 0}
 
 
 def test_a_value_crosses_once_to_each_machine_and_an_input_as_a_whole() -> None:

@@ -27,23 +27,6 @@ recurrences = st.integers(1, 24).flatmap(
 )
 
 
-@pytest.mark.parametrize(
-    ("shares", "turns"),
-    [
-        ([1.0], "0"),
-        ([0.5, 0.5], "01"),
-        ([2 / 3, 1 / 3], "010"),
-        ([0.67, 0.33], "010"),
-        ([1, 1, 1], "012"),
-        ([5, 3], "01010010"),
-        ([1, 3], "1011"),
-        ([4, 2, 2], "0120"),
-    ],
-)
-def test_turns_that_can_be_checked_by_eye(shares: list[float], turns: str) -> None:
-    assert "".join(map(str, turns_by_share(shares))) == turns
-
-
 @given(shares)
 def test_each_replica_has_its_share_within_one_micro_batch(shares: list[float]) -> None:
     turns = turns_by_share(shares)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from google.protobuf.message import Message
 from hypothesis import given, strategies as st
 
 from rpc_runtime.client.result_queue import array_slot
@@ -23,7 +22,7 @@ from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.links import OutgoingLink
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.channels import LINK_PATH, WorkerEndpoint
+from rpc_runtime.wire.channels import LINK_PATH
 from rpc_runtime.wire.framing import (
     CHUNK_BYTES,
     HEADER,
@@ -39,7 +38,7 @@ from rpc_runtime.wire.framing import (
     tensor_frames,
 )
 from rpc_runtime.wire.messages import hello_of
-from tests.helpers.rpc_runtime.hostile_worker import Answer, HostileWorker
+from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
 from tests.helpers.rpc_runtime.joined_links import Idle
 from tests.helpers.rpc_runtime.raw_calls import METHODS
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
@@ -101,37 +100,18 @@ DESCRIPTION = pb.DescribeReply(
 )
 
 
-def says(*messages: Message) -> Answer:
-    return lambda requests, context: iter([message.SerializeToString() for message in messages])
-
-
-@pytest.fixture
-def hostile() -> Iterator[Callable[..., WorkerEndpoint]]:
-    """Return a function that starts a worker with these answers."""
-    with contextlib.ExitStack() as started:
-        yield (
-            lambda **answers: (
-                started.enter_context(
-                    HostileWorker("box", {METHODS[name].path: answer for name, answer in answers.items()})
-                ).endpoint
-            )
-        )
-
-
-def test_a_description_is_cleaned(hostile: Any) -> None:
-    description = describe(hostile(Describe=says(DESCRIPTION)), PATIENCE_SECONDS)
-    assert (description.machine, description.cpu_features, description.cuda_devices[0].arch) == (
-        SHOWN,
-        (SHOWN, "avx2"),
-        SHOWN,
-    )
+def test_a_description_is_cleaned() -> None:
+    with HostileWorker("box", {METHODS["Describe"].path: lambda *_: iter([DESCRIPTION.SerializeToString()])}) as worker:
+        description = describe(worker.endpoint, PATIENCE_SECONDS)
+    assert (description.machine, description.cuda_devices[0].arch) == (SHOWN, SHOWN)
+    assert description.cpu_features == (SHOWN, "avx2")
     assert description.hostname.isprintable()
     assert description.hostname.endswith("…")
     assert len(description.hostname) < 7 * MAXIMUM_LETTERS
 
 
 @pytest.mark.parametrize("kind", [pb.Failure.STAGE, None], ids=["a stage fails", "it leaves"])
-def test_a_watched_failure_is_cleaned(hostile: Any, kind: Any) -> None:
+def test_a_watched_failure_is_cleaned(kind: Any) -> None:
     def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield pb.WatchEvent().SerializeToString()
         if kind is None:
@@ -140,14 +120,16 @@ def test_a_watched_failure_is_cleaned(hostile: Any, kind: Any) -> None:
         yield pb.WatchEvent(failure=failure).SerializeToString()
 
     raised: list[TvmSplitError] = []
-    with contextlib.closing(WorkerClient(hostile(Watch=watch))) as connection:
-        watching = WorkerWatch("0" * 32, {"box": connection}, raised.append)
-        with contextlib.closing(watching):
-            try:
-                watching.start()
-                eventually(lambda: bool(raised), "the failure is reported")
-            except TvmSplitError as error:  # before the start has finished
-                raised.append(error)
+    with (
+        HostileWorker("box", {METHODS["Watch"].path: watch}) as worker,
+        contextlib.closing(WorkerClient(worker.endpoint)) as connection,
+        contextlib.closing(WorkerWatch("0" * 32, {"box": connection}, raised.append)) as watching,
+    ):
+        try:
+            watching.start()
+            eventually(lambda: bool(raised), "the failure is reported")
+        except TvmSplitError as error:  # before the start has finished
+            raised.append(error)
     assert SHOWN in str(raised[0])
     assert str(raised[0]).isprintable()
 

@@ -21,6 +21,7 @@ from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.execution.loaded_stage import library_file
 from rpc_runtime.program.measurements import KernelSet, TimedKernel
 from rpc_runtime.program.program import BlobSpec, Program, TensorSpec
 from rpc_runtime.wire.messages import load_request
@@ -109,6 +110,14 @@ def test_what_crashed_is_not_tried_again(worker: LocalWorkers, maker: ProgramMak
     for _ in range(2):
         with pytest.raises(WorkerError, match="crashed with SIGSEGV"):
             open_on(worker, program, maker)
+
+
+def test_the_file_of_a_library_cannot_be_changed_after_it_was_verified() -> None:
+    with library_file(np.frombuffer(b"verified", np.uint8)) as descriptor:
+        with pytest.raises(PermissionError):
+            os.pwrite(descriptor, b"x", 0)
+        with pytest.raises(PermissionError):
+            os.truncate(descriptor, 0)
 
 
 def test_zeros_are_no_divisors(worker: LocalWorkers, maker: ProgramMaker) -> None:
