@@ -130,9 +130,7 @@ class HostCores:
 
 def own_cores() -> HostCores:
     """Return the cores that this process may use."""
-    quota = core_quota()
-    limits = (0.0, "") if quota is None else (quota.cores, quota.group)
-    return HostCores(boot_id(), tuple(sorted(os.sched_getaffinity(0))), *limits)
+    return HostCores(boot_id(), tuple(sorted(os.sched_getaffinity(0))), *core_quota())
 
 
 def usable_together(cores: Iterable[HostCores]) -> int:
@@ -175,17 +173,6 @@ ROOT = Path("/")
 
 
 @dataclass(frozen=True)
-class CoreQuota:
-    """The processor time that all processes of a control group may use together, in cores (seconds per second).
-
-    Two processes of one host share a quota if their ``group`` is equal.
-    """
-
-    cores: float
-    group: str
-
-
-@dataclass(frozen=True)
 class MemoryLimit:
     """A control group's memory limit and use; reclaimable page cache (``inactive_file``) does not count as used."""
 
@@ -193,14 +180,16 @@ class MemoryLimit:
     used_bytes: int
 
 
-def core_quota(root: Path = ROOT) -> CoreQuota | None:
-    """Return the smallest CPU quota that applies to this process; None if there is none.
+def core_quota(root: Path = ROOT) -> tuple[float, str]:
+    """Return the smallest CPU quota that applies to this process, and the control group that has it; (0, "") if none.
+
+    The quota is what all processes of that group may use together, in cores (seconds per second).
 
     Args:
         root: the folder in which ``proc`` and the control groups are mounted.
     """
     quotas = [quota for folder in _groups("cpu", root) if (quota := _quota_of(folder)) is not None]
-    return min(quotas, key=lambda quota: quota.cores, default=None)
+    return min(quotas, default=(0.0, ""))
 
 
 def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
@@ -209,13 +198,13 @@ def memory_limits(root: Path = ROOT) -> list[MemoryLimit]:
     return [limit for limit in limits if limit is not None]
 
 
-def _quota_of(folder: Path) -> CoreQuota | None:
+def _quota_of(folder: Path) -> tuple[float, str] | None:
     version_1 = f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
     quota, _, period = (_read(folder / "cpu.max") or version_1).partition(" ")
     if not (quota.isdigit() and period.isdigit() and int(period)):
         return None  # "max" in version 2 and -1 in version 1: no limit
     status = folder.stat()
-    return CoreQuota(int(quota) / int(period), f"{status.st_dev}:{status.st_ino}")
+    return int(quota) / int(period), f"{status.st_dev}:{status.st_ino}"
 
 
 def _memory_limit_of(folder: Path) -> MemoryLimit | None:

@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 
 import tvm_split
-from scripts.harness import Side, median_seconds
+from scripts.harness import median_seconds
 from scripts.processes import Figures, Prepared
 from tests.helpers.relay import Relay
 from tests.models import torch_models
@@ -172,13 +171,3 @@ def deployed(
 ) -> tvm_split.Deployment:
     bundle = tvm_split.compile(model, plan, verify=False)
     return until_end.enter_context(tvm_split.deploy(bundle, cluster))
-
-
-def latency_side(
-    name: str, deployment: tvm_split.Deployment, inputs: Sequence[np.ndarray], facts: Mapping[str, Any]
-) -> Side:
-    return Side(name, partial(_latency, deployment, inputs), facts)
-
-
-def _latency(deployment: tvm_split.Deployment, inputs: Sequence[np.ndarray]) -> Figures:
-    return {"seconds": median_seconds(lambda: deployment.run(*inputs), RUNS)}

@@ -27,7 +27,7 @@ from tests.helpers.rpc_runtime.certificates import make_authority
 from tests.helpers.rpc_runtime.worker_process import ready, start_worker
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.launchers.addresses import PORT_NAME
+from tvm_split.launchers.running import PORT_NAME
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -63,13 +63,6 @@ def arguments(template: list[str], values: Mapping[str, str]) -> list[str]:
 @pytest.mark.parametrize("resource", resources(), ids=lambda resource: resource["kind"])
 def test_resources_fit_the_schema(resource: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(resource, version, strict=True)
-
-
-def test_the_schema_is_asked() -> None:
-    wrong = of_kind("Service")
-    wrong["spec"]["ports"][0]["port"] = "many"
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="builds with kubectl")

@@ -20,9 +20,9 @@ from tvm_split.deployment.deployment import Deployment as Deployment, deploy as 
 from tvm_split.deployment.deployment_report import DeploymentReport as DeploymentReport
 from tvm_split.errors import (
     BundleError as BundleError,
+    CacheWarning as CacheWarning,
     ClusterError as ClusterError,
     CompileError as CompileError,
-    MeasurementsWarning as MeasurementsWarning,
     ModelImportError as ModelImportError,
     OneMachineWarning as OneMachineWarning,
     PlanError as PlanError,

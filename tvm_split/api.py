@@ -21,6 +21,7 @@ from tvm_split.planner.problem import Objective
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planning import SplitLike, plan, request_for
 from tvm_split.progress import StepProgress, step_progress
+from tvm_split.reached_workers import reached_workers
 
 
 @takes_options(PlanRequest)
@@ -66,6 +67,7 @@ def compile_and_deploy(
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as bars:
         bars.enter_context(_rare_garbage_collection())
         workers = undo.enter_context(cluster.start())
+        reached_workers(cluster, request, deploys=True)
         with ThreadPoolExecutor(1) as pool:  # workers start while the frontend is imported
             starting = None if cluster.launcher.in_process else pool.submit(workers.endpoints)
             model = load_model(source, example_inputs, batch=batch)

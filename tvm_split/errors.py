@@ -80,8 +80,8 @@ class UntriedVersionWarning(UserWarning):
     """A framework has a version with which tvm-split was not tested; the message names the tested versions."""
 
 
-class MeasurementsWarning(UserWarning):
-    """Measurements cannot be read or kept, so they are repeated; the message names the file and the remedy."""
+class CacheWarning(UserWarning):
+    """Measurements or compiled stages cannot be read or kept, so they are made again; names folder and remedy."""
 
 
 class OneMachineWarning(UserWarning):

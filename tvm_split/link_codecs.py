@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import cache, partial
+from functools import partial
 
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.hardware import memory_domain
@@ -14,7 +14,6 @@ from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.transports.transport import AUTO, DEFAULT, uses_codecs
 from tvm_split.cluster.cluster import Workers
 from tvm_split.cluster.machine import AUTO_CODEC, Link
-from tvm_split.compiler.machine_targets import reached_workers
 from tvm_split.compiler.targets import host_target, runs_here
 from tvm_split.compiler.verification import one_by_one, verification_inputs
 from tvm_split.compiling import compile
@@ -46,18 +45,17 @@ def with_codecs(
     cluster: Workers,
     plan: Plan,
     request: PlanRequest,
-    profile: ClusterProfile | None = None,
-    predict_coded: PredictCoded | None = None,
-    on_progress: StepProgress | None = None,
-    *,
-    workers: Mapping[str, WorkerDescription] | None = None,
+    workers: Mapping[str, WorkerDescription],
+    profile: ClusterProfile | None,
+    predict_coded: PredictCoded | None,
+    on_progress: StepProgress | None,
 ) -> Plan:
     """Return the plan with the codecs that the cluster requests: named ones, or the fastest one for ``auto``.
 
     If any link requests a codec, the plan's stages are compiled and run here on the model's example inputs. Every
     candidate codec is timed on the transferred tensors. Link speeds come from ``profile``, else from the cluster, else
     they are measured now. Without inputs, a named codec counts with its encoded size (fixed for lossy codecs) and no
-    coding time. ``workers`` are the descriptions of reached workers, if they are already known.
+    coding time. ``workers`` are the descriptions of the workers that answer, by machine.
 
     Raises:
         PlanError: a link's codec is ``auto``, and the model has no inputs to try codecs on or the link's speed is
@@ -109,7 +107,7 @@ def _runnable_here(plan: Plan) -> Plan:
 
 
 def _links_without_codecs(
-    cluster: Workers, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription] | None
+    cluster: Workers, profile: ClusterProfile | None, workers: Mapping[str, WorkerDescription]
 ) -> Callable[[Ends], bool]:
     """Return a function that tells whether a link uses no codec: its ends share memory, or GPUs send directly.
 
@@ -120,18 +118,15 @@ def _links_without_codecs(
     links = () if profile is None else profile.links
     measured = {(link.source, link.destination): link.transport for link in links if link.transport}
 
-    @cache
-    def domains() -> dict[str, str]:
-        if cluster.launcher.on_this_host:
-            return dict.fromkeys((CLIENT, *cluster.machine_names), memory_domain())
-        reached = reached_workers(cluster) if workers is None else workers
-        return {CLIENT: memory_domain()} | {name: worker.memory_domain for name, worker in reached.items()}
+    domains = {CLIENT: memory_domain()} | {name: worker.memory_domain for name, worker in workers.items()}
+    if cluster.launcher.on_this_host:
+        domains = dict.fromkeys((CLIENT, *cluster.machine_names), memory_domain())
 
     def has_no_codec(ends: Ends) -> bool:
         setting = settings.get(ends, DEFAULT)
         transport = measured.get(ends, AUTO) if setting.wanted == AUTO else setting.wanted
         if transport == AUTO:
-            transport = setting.expected(*(domains().get(end, "") for end in ends))
+            transport = setting.expected(*(domains.get(end, "") for end in ends))
         return not uses_codecs(transport)
 
     return has_no_codec

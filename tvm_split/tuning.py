@@ -106,7 +106,8 @@ def tune(
     if trials < 0:
         raise TuningUseError(f"trials={trials} was asked for; give 0 or more")
     model, where = as_model(model), where if isinstance(where, Plan) else as_cluster(where)
-    where_measured = ask_first(where, tracker, key, device_timeout_seconds)
+    folder = usable_folder(database)
+    where_measured = ask_first(where, folder, tracker, key, device_timeout_seconds)
     planned = where if isinstance(where, Plan) else make_plan(model, where)
     machines = _machines_to_tune(planned, machine)
     target = machines[0].target
@@ -114,7 +115,6 @@ def tune(
     with _errors():
         if where_measured is None:
             _require_measurable_here(target)
-        folder = usable_folder(database)
         linker = link_command(target, "a kernel")
         gpu = tuning_needs(target)
         with (
@@ -143,13 +143,14 @@ def tune(
 
 
 def ask_first(
-    where: Plan | Cluster, tracker: str | None, key: str | None, device_timeout_seconds: float = 30.0
+    where: Plan | Cluster, folder: Path, tracker: str | None, key: str | None, device_timeout_seconds: float = 30.0
 ) -> tuning.Tracker | None:
-    """Check early whether `tune` can measure, and return the tracker to measure through; None for this machine.
+    """Check early whether `tune` can measure and write; return the tracker to measure through; None for this machine.
 
     Raises:
         TuningUseError: a tracker is given without a key, a key without a tracker, or the address is invalid.
-        TuningError: the tracker has no device of the key, or the common CUDA target of the machines cannot be tuned.
+        TuningError: the tracker has no device of the key, the common CUDA target of the machines cannot be tuned, or
+            the database folder cannot be written now.
     """
     measured = _tracker(tracker, key, device_timeout_seconds)
     targets = [machine.target for machine in where.machines]
@@ -160,6 +161,7 @@ def ask_first(
             if measured is None:
                 _require_measurable_here(first)
             tuning_needs(first)
+        tuning.DatabaseWriter(folder).close()
         if measured is not None:
             measured.wait_for_devices()
     return measured

@@ -166,10 +166,11 @@ def _without_nulls(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def sentence(problem: ErrorDetails) -> str:
-    """Return what is wrong, with the value if it is short."""
+    """Return what is wrong, with the value if it is short and the message does not have it already."""
     text, value = text_of(problem), problem["input"]
-    is_shown = isinstance(value, str | int | float) and len(repr(value)) < LONGEST_SHOWN
-    return f"{text} (it is {value!r})" if is_shown and problem["type"] not in WORDS else text
+    is_short = isinstance(value, str | int | float) and len(repr(value)) < LONGEST_SHOWN
+    is_said = isinstance(value, str) and repr(value) in text
+    return f"{text} (it is {value!r})" if is_short and not is_said and problem["type"] not in WORDS else text
 
 
 def text_of(problem: ErrorDetails) -> str:

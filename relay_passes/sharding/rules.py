@@ -19,7 +19,6 @@ RULES: Mapping[str, Callable[[Operation], Rule]] = {
     "TupleGetItem": compute_rules.tuple_field,
     "relax.nn.batch_norm": compute_rules.batch_norm,
     "relax.nn.pad": window_rules.pad,
-    "relax.nn.dropout": lambda operation: Rule((operation.only_first(),), (operation.only_first(),) * 2),
     "relax.nn.attention": compute_rules.attention,
     "relax.nn.attention_bias": compute_rules.attention,
     "relax.nn.batch_flatten": shape_rules.reshape,

@@ -118,11 +118,6 @@ class Dispatcher:
         self._sends = part.sends(program.client_tensors)
 
     @property
-    def submitted(self) -> int:
-        """The number of micro-batches fed so far."""
-        return self._results.submitted
-
-    @property
     def completed(self) -> int:
         """The number of micro-batches with a complete result so far."""
         return self._results.taken
@@ -184,12 +179,6 @@ class Dispatcher:
         """End the pipeline: all waiting and later calls raise this error."""
         logger.info("a pipeline has failed: %s", error)
         self._end(error)
-
-    def wait_failure(self, timeout_seconds: float) -> TvmSplitError | None:
-        """Return the error that ended the pipeline, after waiting for it up to the timeout; None without a failure."""
-        with self.lock:
-            self._changed.wait_for(lambda: self._failure is not None, timeout_seconds)
-            return self._failure and _copy(self._failure)
 
     def close(self) -> bool:
         """End the pipeline; return whether it was usable, that is neither closed nor failed."""

@@ -14,9 +14,6 @@ from rpc_runtime.processes import Closing
 from rpc_runtime.program.measurements import KernelSet, KernelTime, TimingEffort
 from rpc_runtime.wire.channels import WorkerEndpoint
 
-CAUSE_SECONDS = 0.5
-"""Time that a failed call waits for the watch to report its cause."""
-
 
 class RemoteKernels(Closing):
     """Times kernels that stay loaded on a worker until `close`. A context manager.
@@ -31,9 +28,9 @@ class RemoteKernels(Closing):
         self._timeout_seconds = timeout_seconds
         self._deployment = secrets.token_hex(16)
         self._connection = WorkerClient(endpoint)
-        self._failure: TvmSplitError | None = None
+        clients = {endpoint.machine: self._connection}
         self._watch = WorkerWatch(
-            self._deployment, {endpoint.machine: self._connection}, self._fail, model="kernels to time"
+            self._deployment, clients, lambda error: self._connection.close(), model="kernels to time"
         )
         try:
             self._watch.start()
@@ -63,11 +60,5 @@ class RemoteKernels(Closing):
         """Raise the watch's cause of an error: that the worker has ended says more than a call's broken connection."""
         try:
             yield
-        except TvmSplitError:
-            if self._watch.wait_report(CAUSE_SECONDS) and self._failure is not None:
-                raise self._failure from None
-            raise
-
-    def _fail(self, error: TvmSplitError) -> None:
-        self._failure = error
-        self._connection.close()
+        except TvmSplitError as error:
+            raise self._watch.cause_of(error) from None

@@ -15,13 +15,7 @@ from typing import Any
 
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.watch import WorkerWatch
-from rpc_runtime.client.worker_client import (
-    ANSWER_SECONDS,
-    Answer,
-    WorkerClient,
-    WorkerDescription,
-    on_every_machine,
-)
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, Answer, WorkerClient, WorkerDescription, on_every_machine
 from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from rpc_runtime.program.program import Program
@@ -39,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 TransferProgress = Callable[[str, int, int], None]
 """Called while blobs are sent, with (machine, bytes sent, total bytes)."""
-CAUSE_SECONDS = 0.5
-"""How long a failed opening waits for a report of the watch, which names the cause."""
 UNLOAD_SECONDS = 5.0
 """Timeout of a worker's answer to Unload."""
 LAST_WORD_SECONDS = 1.0
@@ -139,7 +131,7 @@ class Session(Runner):
             self._links_of_workers = self._connect()
             self._open_links()
         except TvmSplitError as error:
-            raise self._cause_of(error) from error
+            raise self._watch.cause_of(error) from error
         self._is_open = True
         self._dispatcher.require_usable()
         endpoints = ", ".join(map(str, self._endpoints.values()))
@@ -205,12 +197,6 @@ class Session(Runner):
                 client.close()
             for call in tuple(self._calls):
                 call.close()
-
-    def _cause_of(self, error: TvmSplitError) -> TvmSplitError:
-        """Return the root cause of a failed opening, which the watch often learns at the same time, else ``error``."""
-        if not self._watch.wait_report(CAUSE_SECONDS):
-            return error
-        return self._dispatcher.wait_failure(self._watch.verdict_seconds) or error
 
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         return self._dispatcher.submit(inputs)

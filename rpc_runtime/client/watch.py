@@ -18,19 +18,16 @@ from typing import Any
 import grpc
 
 from rpc_runtime.client.worker_client import WorkerClient
-from rpc_runtime.errors import (
-    ProtocolError,
-    StageError,
-    TvmSplitError,
-    WorkerError,
-    WorkerUnavailableError,
-)
+from rpc_runtime.errors import ProtocolError, StageError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.turns import Recurrence
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts, Liveness
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import details_of, error_of
 from rpc_runtime.wire.framing import clean_message
+
+CAUSE_SECONDS = 0.5
+"""How long a failed call waits for a report, which may name the cause."""
 
 
 class ReportKind(enum.IntEnum):
@@ -129,14 +126,10 @@ class WorkerWatch:
         self._finished: dict[tuple[str, str], int] = {}
         self._reports: list[Report] = []
         self._first_report = 0.0
+        self._cause: TvmSplitError | None = None
         self._closed = False
         self._calls: dict[str, Any] = {}
         self._threads: list[threading.Thread] = []
-
-    @property
-    def verdict_seconds(self) -> float:
-        """The most seconds until the cause is known: by then each worker has sent an event or counts as dead."""
-        return self._timeouts.silence_seconds + 2 * self._beat_seconds
 
     def start(self) -> None:
         """Open the streams and wait until every worker has answered.
@@ -164,10 +157,14 @@ class WorkerWatch:
         kind = ReportKind.PROTOCOL if isinstance(error, ProtocolError) else ReportKind.LINK
         self._report(Report(kind, CLIENT, str(error), peer))
 
-    def wait_report(self, timeout_seconds: float) -> bool:
-        """Return whether there is a report, after waiting for one up to the timeout."""
+    def cause_of(self, error: TvmSplitError) -> TvmSplitError:
+        """Return the root cause of a failed call, of which a report often comes at the same time, else ``error``."""
+        # By then each worker has sent an event or counts as dead.
+        verdict_seconds = self._timeouts.silence_seconds + 2 * self._beat_seconds
         with self._lock:
-            return self._changed.wait_for(lambda: bool(self._reports), timeout_seconds)
+            if self._changed.wait_for(lambda: self._reports, CAUSE_SECONDS):
+                self._changed.wait_for(lambda: self._cause is not None, verdict_seconds)
+            return self._cause or error
 
     def finished(self) -> dict[tuple[str, str], int]:
         """Return the known number of computed micro-batches by (machine, stage name)."""
@@ -231,7 +228,8 @@ class WorkerWatch:
                 sure = self._first_report + self._beat_seconds  # later events were sent after the first report
                 cause = root_cause(self._reports, all(at > sure for at in self._heard.values()))
                 if cause is not None:
-                    error = self._error(cause)
+                    self._cause = error = self._error(cause)
+                    self._changed.notify_all()
                     break
                 since = time.monotonic()
                 self._changed.wait(self._beat_seconds / 2)

@@ -24,7 +24,6 @@ from rpc_runtime.program.measurements import (
     TimingEffort,
     TraceEvent,
     now,
-    shift_clock,
 )
 from rpc_runtime.program.program import BlobSpec, Program
 from rpc_runtime.wire import worker_pb2 as pb
@@ -304,9 +303,18 @@ class WorkerClient:
         return float(reply.processor_seconds)
 
     def trace(self, deployment: str, clock_offset_nanoseconds: int) -> tuple[TraceEvent, ...]:
+        """Return the latest events, in a clock that is ``clock_offset_nanoseconds`` behind that of the worker."""
         reply = self._call(pb.TraceRequest(deployment=deployment), MEASUREMENT_SECONDS)
-        events = (value_of(TraceEvent, event, machine=self.endpoint.machine) for event in reply.events)
-        return tuple(shift_clock(event, clock_offset_nanoseconds) for event in events)
+        return tuple(
+            value_of(
+                TraceEvent,
+                event,
+                machine=self.endpoint.machine,
+                start_nanoseconds=event.start_nanoseconds - clock_offset_nanoseconds,
+                end_nanoseconds=event.end_nanoseconds - clock_offset_nanoseconds,
+            )
+            for event in reply.events
+        )
 
     def load_kernels(self, deployment: str, kernels: KernelSet, timeout_seconds: float) -> int:
         """Load kernels to time, whose library the worker has; return the bytes allocated for their arguments."""

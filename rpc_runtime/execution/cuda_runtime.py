@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rpc_runtime.execution.cuda_code import installed_folders, register_loader
+from rpc_runtime.execution.cuda_code import installed_folders, register_loader, toolkit_text
 
 CUDA_LIBRARY = "tvm_runtime_cuda"
 DRIVER = "libcuda.so.1"
@@ -59,6 +59,24 @@ def device_arch(device: Any) -> str:
     Requires `load_cuda`. Raises if the driver does not answer.
     """
     return "sm_" + str(device.compute_version).replace(".", "") if device.exist else ""
+
+
+def gpu_facts() -> dict[str, Any]:
+    """Describe CUDA on this machine.
+
+    Keys: ``arch`` of the first GPU (empty without one; ``problem`` says why); ``driver``, its CUDA version (13000 is
+    13.0; 0: no driver); ``compiler``, nvcc's version if there is a GPU and nvcc.
+    """
+    problem, arch = load_cuda(), ""
+    if not problem:
+        import tvm
+
+        try:
+            arch = device_arch(tvm.cuda(0))
+        except Exception as error:  # the driver does not answer
+            problem = str(error).partition("\n")[0]
+    problem = "" if arch else problem or NO_DEVICE
+    return {"arch": arch, "problem": problem, "driver": driver_version(), "compiler": toolkit_text() if arch else ""}
 
 
 def free_device_bytes() -> int:

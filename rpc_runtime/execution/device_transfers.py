@@ -29,12 +29,7 @@ import tvm
 
 from rpc_runtime.execution.cuda_calls import CudaCalls, Mark, memory_at
 from rpc_runtime.execution.cuda_runtime import runtime_library
-from rpc_runtime.execution.loaded_stage import (
-    TensorSlot,
-    find_device,
-    size_of,
-    tensor_slot,
-)
+from rpc_runtime.execution.loaded_stage import TensorSlot, find_device, size_of, tensor_slot
 from rpc_runtime.processes import do_all
 from rpc_runtime.program.program import StageSpec, TensorSpec
 from rpc_runtime.program.routes import Route

@@ -67,7 +67,8 @@ class StageExecutor:
         self._recorder.activity += 1
 
     def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
-        self._recorder.record(kind, self._stage_of[kind][route.tensor.name], sequence, start, end, size_bytes)
+        peer = route.destination if kind == SEND else route.source
+        self._recorder.record(kind, self._stage_of[kind][route.tensor.name], sequence, start, end, size_bytes, peer)
 
     def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:

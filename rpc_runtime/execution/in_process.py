@@ -12,23 +12,10 @@ from typing import Any, TypeVar
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
-from rpc_runtime.execution.loaded_stage import (
-    LoadedStage,
-    WeightCache,
-    array_from_tensor,
-    on_host,
-    tensor_from_array,
-)
+from rpc_runtime.execution.loaded_stage import LoadedStage, WeightCache, array_from_tensor, on_host, tensor_from_array
 from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.inputs import checked_inputs, client_arrays
-from rpc_runtime.program.measurements import (
-    COMPUTE,
-    LinkStatistics,
-    Recorder,
-    StageStatistics,
-    TraceEvent,
-    now,
-)
+from rpc_runtime.program.measurements import COMPUTE, LinkStatistics, Recorder, StageStatistics, TraceEvent, now
 from rpc_runtime.program.program import Program, TensorSpec, weight_bytes
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Array, Outputs, Runner

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm.runtime.vm import VirtualMachine
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
@@ -27,7 +26,7 @@ from rpc_runtime.execution.in_process import ComputingThread
 from rpc_runtime.execution.loaded_stage import Tensor, find_device, first_line, load_library
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import Closing
-from rpc_runtime.program.measurements import NETWORK, KernelSet, KernelTime, TimedKernel, TimingEffort, now
+from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel, TimingEffort, now
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.runner import Bytes
 
@@ -52,7 +51,7 @@ _Sample = tuple[float, float]
 
 
 class KernelTimer(Closing):
-    """Times the kernels of one loaded library at a time, with memory for their arguments.
+    """Times the kernels of one loaded library at a time, with memory for their arguments, in this process.
 
     The kernels run on a `ComputingThread` with ``threads`` threads. With one CPU thread, its CPU time is measured as
     well as the wall-clock time: see `undisturbed_seconds`.
@@ -65,9 +64,12 @@ class KernelTimer(Closing):
         self._kernels: tuple[TimedKernel, ...] = ()
         self._memories: dict[_Key, _Views] = {}
         self._library: Any = None
-        self._network: Any = None
 
-    def load(self, kernels: KernelSet, library: Bytes) -> int:
+    def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
+        """Load kernels whose library is in a file, as `load_library`; a `BlobError` if it is missing or damaged."""
+        return self.load_library(kernels, read_blob(blob_path(kernels.library.sha256), kernels.library))
+
+    def load_library(self, kernels: KernelSet, library: Bytes) -> int:
         """Load kernels in place of those loaded before; return the bytes allocated for their arguments.
 
         Raises:
@@ -89,8 +91,6 @@ class KernelTimer(Closing):
             )
         try:
             self._library = load_library(library, where)
-            if any(kernel.function == NETWORK for kernel in kernels.kernels):
-                self._network = VirtualMachine(self._library, self._device)[NETWORK]
             self._memories = {key: self._memory(key, size) for key, size in sizes.items()}
         except WorkerError:
             raise
@@ -122,7 +122,7 @@ class KernelTimer(Closing):
     def _unload(self) -> None:
         self._kernels = ()
         self._memories = {}
-        self._library = self._network = None
+        self._library = None
 
     def _measure(self, effort: TimingEffort, is_wanted: Callable[[], bool]) -> tuple[KernelTime, ...]:
         begin = start = now()
@@ -159,7 +159,7 @@ class KernelTimer(Closing):
         )
 
     def _time(self, kernel: TimedKernel) -> _Sample:
-        function = self._network if kernel.function == NETWORK else self._library.get_function(kernel.function, True)
+        function = self._library.get_function(kernel.function, True)
         calls = [self._arguments(kernel) for _ in range(self._launches)]
         if not self._on_cpu:
             self._device.sync()
@@ -183,24 +183,6 @@ class KernelTimer(Closing):
             return ring.next
         tensor = tvm.runtime.from_dlpack(_harmless(size_bytes, place if role == "input" else "uint8"))
         return partial(_view, tensor if self._on_cpu else tensor.copyto(self._device))
-
-
-class InProcessKernels(Closing):
-    """Times kernels in this process; `RemoteKernels` does it on another machine."""
-
-    def __init__(self, threads: int) -> None:
-        self._timer = KernelTimer(threads)
-
-    def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
-        """Load kernels as `KernelTimer.load`. Raises a `BlobError` if the library is missing or damaged."""
-        return self._timer.load(kernels, read_blob(blob_path(kernels.library.sha256), kernels.library))
-
-    def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
-        """Return the time of each loaded kernel, in order. Raises a `WorkerError` if none are loaded."""
-        return self._timer.measure(effort)
-
-    def close(self) -> None:
-        self._timer.close()
 
 
 def undisturbed_seconds(samples: Sequence[tuple[float, float]]) -> float:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rpc_runtime.program.program import BlobSpec, TensorSpec
@@ -64,7 +64,8 @@ class LinkStatistics:
 class TraceEvent:
     """An event of a stage for one micro-batch. ``kind`` is receive, compute, wait or send; times in nanoseconds.
 
-    ``size_bytes`` is the encoded size of the tensor that was received or sent.
+    ``size_bytes`` is the encoded size of the tensor that was received or sent, ``peer`` the machine, or the client, at
+    the other end of the link.
     """
 
     machine: str
@@ -74,6 +75,7 @@ class TraceEvent:
     start_nanoseconds: int
     end_nanoseconds: int
     size_bytes: int = 0
+    peer: str = ""
 
 
 class Recorder:
@@ -91,11 +93,13 @@ class Recorder:
         self.activity = 0
         """Counter of tensors, parts of tensors and micro-batches. Written without a lock, since only changes matter."""
 
-    def record(self, kind: str, stage: str, sequence: int, start: int, end: int, size_bytes: int = 0) -> None:
+    def record(
+        self, kind: str, stage: str, sequence: int, start: int, end: int, size_bytes: int = 0, peer: str = ""
+    ) -> None:
         """Record one event of a stage; ``start`` and ``end`` are times of ``now()``."""
         self.activity += 1
         # This runs between two kernels, so it only appends; totals are computed when they are read.
-        self._new.append((self._machine, stage, sequence, kind, start, end, size_bytes))
+        self._new.append((self._machine, stage, sequence, kind, start, end, size_bytes, peer))
         if len(self._new) > UNCOUNTED_EVENTS:
             with self._lock:
                 self._count_locked()
@@ -138,7 +142,7 @@ class Recorder:
     def _count_locked(self) -> None:
         while self._new:
             event = self._new.popleft()
-            _, stage, _, kind, start, end, size_bytes = event
+            _, stage, _, kind, start, end, size_bytes, _ = event
             self._counts[stage, kind] += 1
             self._seconds[stage, kind] += (end - start) * 1e-9
             self._bytes[stage, kind] += size_bytes
@@ -147,18 +151,7 @@ class Recorder:
             self._events.append(event)
 
 
-def shift_clock(event: TraceEvent, offset_nanoseconds: int) -> TraceEvent:
-    """Return the event in another clock, which is ``offset_nanoseconds`` behind the clock that it was recorded with."""
-    return replace(
-        event,
-        start_nanoseconds=event.start_nanoseconds - offset_nanoseconds,
-        end_nanoseconds=event.end_nanoseconds - offset_nanoseconds,
-    )
-
-
 MAXIMUM_LIMIT_SECONDS = 600.0
-NETWORK = "main"
-"""The name of a function that is a whole network: it calls kernels of its library, and returns its results."""
 
 
 @dataclass(frozen=True)

@@ -308,7 +308,7 @@ class StageProgress(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., finished: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("kind", "machine", "stage", "peer", "message")
+    __slots__ = ("kind", "peer", "message")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[Failure.Kind]
@@ -322,16 +322,12 @@ class Failure(_message.Message):
     PROTOCOL: Failure.Kind
     INTERNAL: Failure.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
-    MACHINE_FIELD_NUMBER: _ClassVar[int]
-    STAGE_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     kind: Failure.Kind
-    machine: str
-    stage: str
     peer: str
     message: str
-    def __init__(self, kind: _Optional[_Union[Failure.Kind, str]] = ..., machine: _Optional[str] = ..., stage: _Optional[str] = ..., peer: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[Failure.Kind, str]] = ..., peer: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class WatchEvent(_message.Message):
     __slots__ = ("stages", "activity", "failure")
@@ -398,20 +394,22 @@ class TraceRequest(_message.Message):
     def __init__(self, deployment: _Optional[str] = ...) -> None: ...
 
 class TraceEvent(_message.Message):
-    __slots__ = ("stage", "sequence", "kind", "start_nanoseconds", "end_nanoseconds", "size_bytes")
+    __slots__ = ("stage", "sequence", "kind", "start_nanoseconds", "end_nanoseconds", "size_bytes", "peer")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     START_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
     END_NANOSECONDS_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
     stage: str
     sequence: int
     kind: str
     start_nanoseconds: int
     end_nanoseconds: int
     size_bytes: int
-    def __init__(self, stage: _Optional[str] = ..., sequence: _Optional[int] = ..., kind: _Optional[str] = ..., start_nanoseconds: _Optional[int] = ..., end_nanoseconds: _Optional[int] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    peer: str
+    def __init__(self, stage: _Optional[str] = ..., sequence: _Optional[int] = ..., kind: _Optional[str] = ..., start_nanoseconds: _Optional[int] = ..., end_nanoseconds: _Optional[int] = ..., size_bytes: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class TraceReply(_message.Message):
     __slots__ = ("events",)

@@ -15,12 +15,7 @@ from rpc_runtime.option import default_of, option, options
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.transport import TRANSPORTS
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.security import (
-    TOKEN_VARIABLE,
-    TlsFiles,
-    Token,
-    token_from,
-)
+from rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles, Token, token_from
 from rpc_runtime.wire.tracker import TrackerEntry, require_key
 
 SILENCE_VARIABLE = "TVM_SPLIT_SILENCE_SECONDS"

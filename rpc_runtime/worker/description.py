@@ -14,15 +14,7 @@ from functools import cache
 from importlib import metadata
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.execution.cuda_code import toolkit_text
-from rpc_runtime.execution.cuda_runtime import (
-    NO_DEVICE,
-    device_arch,
-    driver_version,
-    free_device_bytes,
-    load_cuda,
-    runtime_library,
-)
+from rpc_runtime.execution.cuda_runtime import device_arch, free_device_bytes, gpu_facts, load_cuda, runtime_library
 from rpc_runtime.hardware import (
     available_memory_bytes,
     boot_id,
@@ -103,11 +95,8 @@ def _version(package: str) -> str:
 
 @cache
 def _cuda() -> pb.Cuda:
-    return pb.Cuda(
-        driver=driver_version(),
-        problem=load_cuda() or ("" if _cuda_devices() else NO_DEVICE),
-        compiler=toolkit_text() if driver_version() else "",
-    )
+    facts = gpu_facts()
+    return pb.Cuda(driver=facts["driver"], problem=facts["problem"], compiler=facts["compiler"])
 
 
 def describe(machine: str, threads: int, secure: bool, deployments: list[pb.HeldDeployment]) -> pb.DescribeReply:

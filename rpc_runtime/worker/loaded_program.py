@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from queue import Empty, SimpleQueue
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
@@ -15,14 +17,7 @@ from rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
 from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingStation, overlapping_transfers
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.kernel_timer import KernelTimer
-from rpc_runtime.execution.loaded_stage import (
-    LoadedStage,
-    Tensor,
-    WeightCache,
-    size_of,
-    tensor_bytes,
-    tensor_slot,
-)
+from rpc_runtime.execution.loaded_stage import LoadedStage, Tensor, WeightCache, size_of, tensor_bytes, tensor_slot
 from rpc_runtime.execution.nccl_calls import own_nccl
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import do_all
@@ -73,8 +68,10 @@ class LoadedProgram:
         self._store = store
         self._trials = trials
         self._lock = threading.Lock()
-        # A separate lock: waiting for events must not be delayed by a thread that holds the other lock for long.
-        self._events = threading.Condition()
+        self._news: SimpleQueue[pb.Failure | None] = SimpleQueue()
+        """The failure, once; None when the program is closed or no longer watched."""
+        self._settled = threading.Event()
+        """Set when the program is connected, has failed or is closed."""
         self._program: MachineProgram | None = None
         self._link_secrets: Mapping[tuple[str, str], bytes] = {}
         self._stages: list[LoadedStage] = []
@@ -87,8 +84,6 @@ class LoadedProgram:
         self._attached: set[tuple[str, str]] = set()
         self._calls: list[LinkCall] = []
         self._failure: pb.Failure | None = None
-        self._unreported: pb.Failure | None = None
-        self._unwatched = False
         self._closed = False
 
     def description(self) -> pb.HeldDeployment:
@@ -183,7 +178,7 @@ class LoadedProgram:
         self._check_open()
         library = self._store.read(kernels.library)
         self._trials.kernels(kernels, time.monotonic() + seconds, is_wanted)
-        return self.timer.load(kernels, library)
+        return self.timer.load_library(kernels, library)
 
     def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> tuple[LinkStatistics, ...]:
         """Start computing, and open the links to the machines that this one sends to; return their transports.
@@ -196,7 +191,7 @@ class LoadedProgram:
         """
         with self._lock:
             program = self._join_locked()
-        self._notify()  # neighbours that wait in `attach`
+        self._settled.set()
         calls = []
         for machine in program.by_destination:
             if machine == CLIENT:
@@ -258,8 +253,7 @@ class LoadedProgram:
         """
         with self._lock:
             machine = self._loaded_locked()[0].machine
-        with self._events:
-            self._events.wait_for(lambda: self._executor or self._failure or self._closed, CONNECT_WAIT_SECONDS)
+        self._settled.wait(CONNECT_WAIT_SECONDS)
         if self._executor is None:
             self._check_open()
             raise WorkerError(f"deployment {self.identifier[:8]} is not connected on machine {machine!r}")
@@ -291,24 +285,25 @@ class LoadedProgram:
 
     def _stage_failed(self, stage: StageSpec, error: Exception) -> None:
         text = str(error) if isinstance(error, TvmSplitError) else f"stage {stage.name!r}: {error!r}"
-        self._fail(pb.Failure.STAGE, text, stage=stage.name)
+        self._fail(pb.Failure.STAGE, text)
 
     @property
     def _name(self) -> str:
         return self._program.machine if self._program else ""
 
-    def _fail(self, kind: pb.Failure.Kind, message: str, peer: str = "", stage: str = "") -> None:
+    def _fail(self, kind: pb.Failure.Kind, message: str, peer: str = "") -> None:
         text = message[:MAXIMUM_LETTERS]
-        failure = pb.Failure(kind=kind, machine=self._name, stage=stage, peer=peer, message=text)
+        failure = pb.Failure(kind=kind, peer=peer, message=text)
         with self._lock:
             if self._failure is not None or self._closed:
                 return
-            self._failure = self._unreported = failure
+            self._failure = failure
             self._halt_locked()
         # A broken link is not this machine's fault: usually its client has ended; else the client reports the cause.
         level = logging.INFO if kind == pb.Failure.LINK else logging.WARNING
         logger.log(level, "deployment %s has failed: %s", self.identifier[:8], text)
-        self._notify()
+        self._news.put(failure)
+        self._settled.set()
         # A failed program cannot continue, so its memory is freed at once, even if the client stays.
         threading.Thread(target=self._free, name="free", daemon=True).start()
 
@@ -321,12 +316,12 @@ class LoadedProgram:
             incoming.close_locked()
 
     def next_event(self, timeout_seconds: float) -> pb.WatchEvent | None:
-        """Return the failure, once, or a heartbeat after the timeout; None when closed or no longer watched."""
-        with self._events:
-            self._events.wait_for(lambda: self._closed or self._unwatched or self._unreported, timeout_seconds)
-            failure, self._unreported = self._unreported, None
-        if self._closed or self._unwatched:
-            return None
+        """Return the failure, once, or a heartbeat after the timeout; None at the end: closed or no longer watched."""
+        failure: pb.Failure | None = None
+        with contextlib.suppress(Empty):
+            failure = self._news.get(timeout=timeout_seconds)
+            if failure is None:
+                return None
         executor, recorder = self._executor, self._recorder
         progress = executor.progress() if executor is not None else {}
         return pb.WatchEvent(
@@ -336,14 +331,8 @@ class LoadedProgram:
         )
 
     def stop_waiting(self) -> None:
-        """Make all current and later waits for events return at once, because the client no longer watches."""
-        with self._events:
-            self._unwatched = True
-            self._events.notify_all()
-
-    def _notify(self) -> None:
-        with self._events:
-            self._events.notify_all()
+        """End the events, because the client no longer watches."""
+        self._news.put(None)
 
     @property
     def recorder(self) -> Recorder:
@@ -358,6 +347,8 @@ class LoadedProgram:
         """End the program and free everything. Idempotent."""
         with self._lock:
             self._closed = True
+        self._news.put(None)
+        self._settled.set()
         logger.info("deployment %s is closed", self.identifier[:8])
         self._free()
 
@@ -377,7 +368,6 @@ class LoadedProgram:
             calls, self._calls = self._calls, []
             executor, self._executor = self._executor, None
             self._stages = []
-        self._notify()
         steps: list[Callable[[], object]] = [call.close for call in calls]
         if executor is not None:
             steps.append(partial(executor.join, JOIN_SECONDS))

@@ -21,13 +21,7 @@ from rpc_runtime.transports.opening import LinkAnswer
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH, WorkerEndpoint
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
-from rpc_runtime.wire.messages import (
-    MAXIMUM_CONNECT_SECONDS,
-    link_secrets,
-    message_of,
-    program_of,
-    value_of,
-)
+from rpc_runtime.wire.messages import MAXIMUM_CONNECT_SECONDS, link_secrets, message_of, program_of, value_of
 from rpc_runtime.wire.security import Metadata, TlsFiles
 from rpc_runtime.wire.server import CONTROL_SERVICE, CallQuota
 from rpc_runtime.wire.worker_pb2_grpc import ControlServicer

@@ -16,14 +16,7 @@ from typing import IO
 from rpc_runtime.errors import TvmSplitError, WorkerError
 from rpc_runtime.processes import Closing, end_child, start_child
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.tracker import (
-    Code,
-    Registration,
-    State,
-    TrackerConnection,
-    TrackerEntry,
-    information,
-)
+from rpc_runtime.wire.tracker import Code, Registration, State, TrackerConnection, TrackerEntry, information
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ from secrets import token_hex
 from typing import Any
 
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.execution.cuda_code import toolkit_text
-from rpc_runtime.execution.cuda_runtime import NO_DEVICE, device_arch, driver_version, load_cuda
+from rpc_runtime.execution.cuda_runtime import gpu_facts
 from rpc_runtime.processes import ForkedChild
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.tracker import (
@@ -248,27 +247,8 @@ def register_tuning_functions() -> None:
 
 
 def describe_gpu() -> str:
-    """Describe the first GPU, on which kernels are measured, as JSON.
-
-    Keys: ``hostname``; ``arch`` (empty without a GPU; ``problem`` says why); ``driver``, its CUDA version (13000 is
-    13.0); ``compiler``, nvcc's version if there is one.
-    """
-    problem, arch = load_cuda(), ""
-    if not problem:
-        import tvm
-
-        try:
-            arch = device_arch(tvm.cuda(0))
-        except Exception as error:  # the driver does not answer
-            problem = str(error)
-    facts = {
-        "hostname": socket.gethostname(),
-        "arch": arch,
-        "problem": "" if arch else problem or NO_DEVICE,
-        "driver": driver_version(),
-        "compiler": toolkit_text() if arch else "",
-    }
-    return json.dumps(facts)
+    """Describe the first GPU, on which kernels are measured, as JSON: its `gpu_facts`, and the ``hostname``."""
+    return json.dumps({"hostname": socket.gethostname(), **gpu_facts()})
 
 
 def evict(*arguments: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 from tvm import s_tir
@@ -18,12 +17,9 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from schedules.blocks import Block, Parts, inline_tail
 from schedules.cpu.elementwise import schedule_spatial_block
 from schedules.cpu.register_tile import RegisterTile, divisors, tiles_to_try
-from schedules.prefetch import Region, mark_for_prefetch
 from schedules.template import Choices, Space, Template, Value, space_of
 from schedules.traits import Traits
 
-# LLVM assumes that a prefetch uses all memory, so the sums leave their registers before it and return after it.
-STEPS_BETWEEN_PREFETCHES = 64
 ALL_AT_ONCE = "all"
 BLOCKS_OUTSIDE, ROWS_OUTSIDE = "blocks_outside", "rows_outside"
 PREPARE_BEFORE, PREPARE_INSIDE = "before", "inside"
@@ -166,7 +162,7 @@ def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: 
 
 def _in_one_pass(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: LoopRoles, tiling: Tiling) -> None:
     """Schedule the whole reduction in registers: ``parallel, inner | reduction | tile``."""
-    anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
+    anchor, lanes = product.handle, product.extents[roles.lanes]
     parallel, inner, tile, reduction = _tile(schedule, anchor, roles, tiling)
     schedule.reorder(*parallel, *inner, *reduction, *tile)
     outermost = schedule.fuse(*parallel)
@@ -175,7 +171,6 @@ def _in_one_pass(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles
     schedule.reverse_compute_at(last, around, preserve_unit_loops=True)
     schedule.set_scope(anchor, 0, "local")
     reduction = _unroll_step(schedule, reduction, tiling.unroll)
-    reduction = _prefetch(schedule, inner, reduction, tiling, vectors, vectors)
     unroll_and_vectorize(schedule, tile)
     initial = schedule.decompose_reduction(anchor, reduction[0])
     depth = 1 + len(inner)
@@ -189,7 +184,7 @@ def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: 
     The loops are ``parallel | chunk, inner | (chunk's reduction | tile) + add tile to the sums``, then the tail on the
     whole group.
     """
-    anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
+    anchor, lanes = product.handle, product.extents[roles.lanes]
     chunk, _ = schedule.split(schedule.get_loops(anchor)[roles.reduction[0]], [None, int(tiling.chunk)])
     partial = schedule.rfactor(chunk, 0)
     one_step = replace(roles, reduction=(roles.reduction[0],))
@@ -208,9 +203,6 @@ def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: 
     tile.insert(len(tile) - 1, spatial[1 + roles.blocks])
     schedule.reorder(spatial[0], *reduction, *tile)
     reduction = _unroll_step(schedule, reduction, tiling.unroll)
-    in_chunk = vectors // int(schedule.get(chunk).extent)
-    # The loop over the chunk itself, around the reduction, has one iteration.
-    reduction = _prefetch(schedule, [*inner, spatial[0]], reduction, tiling, in_chunk, vectors)
     unroll_and_vectorize(schedule, tile)
     unroll_and_vectorize(schedule, sums_tile)
     initial_partial = schedule.decompose_reduction(partial, reduction[0])
@@ -220,11 +212,6 @@ def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: 
     unroll_and_vectorize(schedule, schedule.get_loops(last)[-1:], lanes)
 
 
-def _vectors(anchor: Block, roles: LoopRoles) -> int:
-    """The number of weight vectors of one block of output channels."""
-    return prod(anchor.extents[position] for position in roles.reduction)
-
-
 def _unroll_step(schedule: s_tir.Schedule, reduction: list[LoopRV], unroll: int) -> list[LoopRV]:
     """Unroll ``unroll`` steps of the innermost reduction loop; return the reduction's loops."""
     if unroll <= 1:
@@ -232,32 +219,6 @@ def _unroll_step(schedule: s_tir.Schedule, reduction: list[LoopRV], unroll: int)
     outer, inner = schedule.split(reduction[-1], [None, unroll])
     schedule.unroll(inner)
     return [*reduction[:-1], outer]
-
-
-def _prefetch(
-    schedule: s_tir.Schedule,
-    around: list[LoopRV],
-    reduction: list[LoopRV],
-    tiling: Tiling,
-    vectors: int,
-    vectors_of_block: int,
-) -> list[LoopRV]:
-    """Mark a loop with about `STEPS_BETWEEN_PREFETCHES` steps per iteration, of the reduction or ``around`` it.
-
-    Returns the reduction's loops; one of them may have been split in two.
-    """
-    steps = max(tiling.unroll, 1)
-    loops = [*around, *reduction]
-    for position in reversed(range(len(loops))):
-        extent = int(schedule.get(loops[position]).extent)
-        inside = next((divisor for divisor in divisors(extent) if divisor * steps >= STEPS_BETWEEN_PREFETCHES), extent)
-        if inside < extent and (inside == 1 or position >= len(around)):
-            split = [loops[position]] if inside == 1 else list(schedule.split(loops[position], [None, inside]))
-            mark_for_prefetch(schedule, split[0], Region(position, tiling.size.blocks, vectors, vectors_of_block))
-            loops[position : position + 1] = split
-            break
-        steps *= extent
-    return loops[len(around) :]
 
 
 def unroll_and_vectorize(schedule: s_tir.Schedule, loops: Sequence[LoopRV], lanes: int | None = None) -> None:

@@ -37,7 +37,6 @@ from schedules.cpu.winograd_lowering import (
     transformed_kernel,
     winograd_conv2d,
 )
-from schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
 from schedules.relax_tools import CONV2D, FUSABLE, ModuleMutator, array_of, constant, operator_of, static_shape
 from schedules.traits import Traits
 
@@ -149,10 +148,7 @@ def direct_nanoseconds(workload: Workload, threads: int) -> float:
 
 
 def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, threads: int) -> float:
-    """The estimated nanoseconds of a choice, by the rates above.
-
-    Weights from memory count in full, although prefetching hides some of that time.
-    """
+    """The estimated nanoseconds of a choice, by the rates above."""
     across = -(-workload.out_width // (choice.outputs * choice.columns))
     groups = workload.batch * across * -(-workload.out_height // (choice.outputs * choice.rows))
     tiles = padded_extent(choice.rows * choice.columns, workload.output_blocks, traits)
@@ -224,7 +220,7 @@ def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc 
     _transform_input(schedule, parts, group)
     for block in (parts.preparation[-1], sums):
         schedule.storage_align(block.handle, 0, PLANE_AXIS, ALIGNED_FLOATS, traits.lanes)
-    return prefetch_weights(schedule.mod["main"])
+    return schedule.mod["main"]
 
 
 def _tile_results(
@@ -266,10 +262,6 @@ def _multiply(schedule: s_tir.Schedule, anchor: Block, sums: Block, tile: Regist
     unroll_and_vectorize(schedule, [tile_inner, block_inner, lane])
     initial = schedule.decompose_reduction(anchor.handle, block)
     unroll_and_vectorize(schedule, schedule.get_loops(initial)[-3:])
-    # The loops over images, groups and tiles, and the four loops inside each iteration, read a tile of weights again.
-    channels = anchor.extents[7] * anchor.extents[8]
-    # Prefetching in each step of the innermost loop instead costs half of what it gains at 512 channels of 28 x 28.
-    mark_for_prefetch(schedule, schedule.get_loops(anchor.handle)[-6], Region(7, tile.blocks, channels, channels))
 
 
 def _transform_input(schedule: s_tir.Schedule, parts: Parts, group: LoopRV | None) -> None:

@@ -176,8 +176,12 @@ class DatabaseWriter:
         return len(incoming)
 
     def _add(self, record: Record) -> Record:
-        with (self.folder / RECORDS).open("ab") as file:
-            file.write(_RECORD.dump_json(record) + b"\n")
+        path = self.folder / RECORDS
+        try:
+            with path.open("ab") as file:
+                file.write(_RECORD.dump_json(record) + b"\n")
+        except OSError as error:
+            raise DatabaseError(f"cannot write {path}: {error.strerror}; make room, or name another folder") from error
         self._records.append(record)
         return record
 

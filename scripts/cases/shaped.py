@@ -20,7 +20,7 @@ from rpc_runtime.scratch import ScratchFolder
 from scripts.cases.shards import HALVES
 from scripts.harness import BEST, Case, Limit, Setup, Side
 from scripts.processes import Figures
-from scripts.sides import cluster_of, deployed, latency_side, network, predicted_latency, stages_text
+from scripts.sides import cluster_of, deployed, network, predicted_latency, stages_text, timed
 from tests.helpers.shaped_network import shaped_workers
 from tests.helpers.smooth_network import CUT, smooth_network
 from tvm_split import Shard
@@ -85,10 +85,9 @@ def splits(bits_per_second: float, setup: Setup) -> Sequence[Side]:
     }
     arrays = [tensor.numpy() for tensor in inputs]
     return [
-        latency_side(
+        Side(
             name,
-            deployed(model, plan, cluster, setup.until_end),
-            arrays,
+            timed(partial(deployed(model, plan, cluster, setup.until_end).run, *arrays)),
             {"stages": stages_text(plan), "predicted_seconds": predicted_latency(plan)} if name == PLANNED else {},
         )
         for name, plan in plans.items()

@@ -19,7 +19,6 @@ import pytest
 from keras import layers
 
 import tvm_split
-from relay_passes.ir import bindings_of, operator_name
 from tests.helpers.frontends.comparison import run_split
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.helpers.frontends.keras_networks import (
@@ -193,13 +192,6 @@ def test_files_that_are_no_models_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.keras").write_bytes(b"no model")
     with pytest.raises(ModelImportError, match=r"broken\.keras"):
         load_model(tmp_path / "broken.keras")
-
-
-@pytest.mark.parametrize(("build", "convolutions"), [(mobilenet, 52), (efficientnet, 81)])
-def test_a_channels_last_network_costs_no_transposes_inside(build: Callable[[], Any], convolutions: int) -> None:
-    operators = [operator_name(binding.value) for binding in bindings_of(load_model(build(), batch=1).module["main"])]
-    assert operators.count("relax.permute_dims") == 1
-    assert operators.count("relax.nn.conv2d") == convolutions
 
 
 def test_only_the_first_kernel_transposes(tmp_path: Path) -> None:

@@ -41,14 +41,23 @@ def plan_for(program: Program, predicted=None) -> Plan:
 
 
 def events_of(program: Program, compute=(10, 6), wire: float = 2, count: int = 20) -> list[TraceEvent]:
-    """Return events, with a micro-batch every 10 ms: a stage receives and sends for ``wire`` ms."""
+    """Return events, with a micro-batch every 10 ms: a stage receives and sends each tensor for ``wire`` ms."""
     events = []
-    for sequence in range(count):
-        for spec, milliseconds in zip(program.stages, compute, strict=True):
+    for spec, milliseconds in zip(program.stages, compute, strict=True):
+        part = program.on(spec.machine)
+        arriving = [(RECEIVE, route, route.source) for route in part.incoming if route.tensor in spec.inputs]
+        leaving = [(SEND, route, route.destination) for route in part.outgoing if route.tensor in spec.outputs]
+        for sequence in range(count):
             start = sequence * 10 * MILLISECOND
-            for kind, length in ((RECEIVE, wire), (COMPUTE, milliseconds), (SEND, wire)):
-                end = start + int(length * MILLISECOND)
-                events.append(TraceEvent(spec.machine, spec.name, sequence, kind, start, end))
+            times = (start, start + int(wire * MILLISECOND))
+            events.append(
+                TraceEvent(spec.machine, spec.name, sequence, COMPUTE, start, start + int(milliseconds * MILLISECOND))
+            )
+            events += [
+                TraceEvent(spec.machine, spec.name, sequence, kind, *times, route.tensor.size_bytes, peer)
+                for kind, route, peer in (*arriving, *leaving)
+                if sequence in route.when
+            ]
     return events
 
 

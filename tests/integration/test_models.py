@@ -8,6 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import tvm_split
+from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.models import torch_models
 from tests.models.onnx_models import light_model
 
@@ -67,6 +68,7 @@ def test_answers_are_those_of_the_source(
 def test_small_relatives_of_known_networks(name: str, three_workers: tvm_split.Cluster) -> None:
     module, inputs = torch_models.small_models()[name]
     model = tvm_split.load_model(module, inputs)
+    assert_keeps_contract(model)
     bundle = tvm_split.compile(model, tvm_split.plan(model, three_workers, stages=3, estimate=True))
     with tvm_split.deploy(bundle, three_workers) as deployment:
         assert len(deployment.stages) == 3

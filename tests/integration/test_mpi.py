@@ -28,7 +28,6 @@ from tests.helpers.rpc_runtime.mpi_ranks import MPIEXEC
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import eventually
 from tvm_split.cluster.machine import Link, Machine
-from tvm_split.errors import TvmSplitError
 
 NAMES = ("machine-a", "machine-b", "machine-c")
 LAYERS = ("0", "1", "2")
@@ -150,8 +149,3 @@ def test_two_worlds_are_not_joined(tmp_path: Path) -> None:
         endpoints = {"machine-a": first_world["machine-a"], "machine-b": second_world["machine-b"]}
         with pytest.raises(WorkerError, match=r"machine 'machine-b'.*different MPI worlds: one mpiexec"):
             deployed(joined_by_mpi(endpoints))
-
-
-def test_the_client_is_in_no_world() -> None:
-    with pytest.raises(TvmSplitError, match="mpi, which joins no client"):
-        Link("client", "machine-a", transport="mpi")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from PIL import Image
 
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.helpers.rpc_runtime.worker_process import ROOT, ready, start_worker
@@ -107,8 +108,7 @@ EXAMPLES = {"images_to_npz.py": ("photos", "inputs.npz", "--batch", "2")}
 
 @pytest.mark.parametrize("name", [path.name for path in (ROOT / "examples").glob("*.py")])
 def test_examples(lab: Path, name: str) -> None:
-    image = pytest.importorskip("PIL.Image")
     (lab / "photos").mkdir(exist_ok=True)
     for number in range(3):
-        image.new("RGB", (30, 40 + number)).save(lab / "photos" / f"{number}.png")
+        Image.new("RGB", (30, 40 + number)).save(lab / "photos" / f"{number}.png")
     assert errors_of(lab, (ROOT / "examples" / name).read_text(), *EXAMPLES[name]) == ""

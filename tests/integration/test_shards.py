@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -13,14 +11,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import tvm_split
-from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program
-from tests.helpers.relay import Relay
 from tests.models.small_onnx_model import small_model
 from tests.models.torch_models import bert, published_models, vgg
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Link, Machine
+from tvm_split.cluster.machine import Machine
 from tvm_split.launchers.local import InProcess
 from tvm_split.planner.problem import Axis, Exchange
 from tvm_split.simulation.scenario import scenario_of_plan
@@ -56,8 +52,11 @@ def require_answers(
         assert {stage.micro_batches for stage in statistics} == {len(batches)}
 
 
-def test_rows_of_an_image_on_three_workers(small_vgg: tvm_split.Model, three_workers: tvm_split.Cluster) -> None:
-    shard = tvm_split.Shard("features.0", "features.7", "rows", {A: 0.5, B: 0.3, C: 0.2})
+@pytest.mark.parametrize("exchange", ["fused", "each"])
+def test_rows_of_an_image_on_three_workers(
+    small_vgg: tvm_split.Model, three_workers: tvm_split.Cluster, exchange: Exchange
+) -> None:
+    shard = tvm_split.Shard("features.0", "features.7", "rows", {A: 0.5, B: 0.3, C: 0.2}, exchange)
     planned = tvm_split.plan(small_vgg, three_workers, shards=[shard])
     assert planned.stages[0].machines == (A, B, C)
     assert planned.prediction is None
@@ -160,7 +159,7 @@ def content(program: Program) -> tuple[list[tuple[str, str]], set[tuple[object, 
             "small_vgg",
             None,
             [
-                tvm_split.Shard("features.0", "features.2", "rows", {A: 0.5, B: 0.5}, "each"),
+                tvm_split.Shard("features.0", "features.2", "rows", {A: 0.5, B: 0.5}),
                 tvm_split.Shard("features.3", "features.7", "channels", {A: 0.5, B: 0.5}, "each"),
             ],
         ),
@@ -199,21 +198,6 @@ def crossed(events: Iterable[TraceEvent]) -> list[tuple[str, str, str, int, int]
     )
 
 
-def followed(events: Sequence[TraceEvent], program: Program) -> set[tuple[tuple[str, int], tuple[str, int]]]:
-    """Return the pairs of connected stages and micro-batches where the second began after the first had ended."""
-    computations = {(event.stage, event.sequence): event for event in events if event.kind == COMPUTE}
-    makers = {tensor: [stage.name for stage in stages] for tensor, stages in program.producers.items()}
-    pairs = {
-        (before, stage.name) for stage in program.stages for tensor in stage.inputs for before in makers[tensor.name]
-    }
-    return {
-        ((before, number), (after, number))
-        for before, after in pairs
-        for number in range(MICRO_BATCHES)
-        if computations[before, number].end_nanoseconds <= computations[after, number].start_nanoseconds
-    }
-
-
 def test_workers_do_what_is_simulated_in_the_same_order(
     small_vgg: tvm_split.Model, three_workers: tvm_split.Cluster
 ) -> None:
@@ -237,34 +221,3 @@ def test_workers_do_what_is_simulated_in_the_same_order(
         assert len(order) == MICRO_BATCHES * len(bundle.program.stages_on(machine)) > 2 * MICRO_BATCHES
         assert order == computed(simulated, machine)
     assert crossed(events) == crossed(simulated)
-    assert followed(events, bundle.program) == followed(simulated, scenario.program)
-
-
-FAR_SECONDS = 0.02
-STREAMED = 200
-
-
-def test_machines_that_wait_for_each_others_halos() -> None:
-    torch.manual_seed(0)
-    network = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))).eval()
-    inputs = [torch.randn(1, 3, 16, 16) for _ in range(7)]
-    with torch.no_grad():
-        expected = [network(x).numpy() for x in inputs]
-    with ExitStack() as until_end:
-        endpoints = until_end.enter_context(LocalWorkers([A, B])).endpoints
-        far = {
-            name: until_end.enter_context(Relay(endpoint.address, latency_seconds=FAR_SECONDS)).address
-            for name, endpoint in endpoints.items()
-        }
-        cluster = Cluster(
-            tuple(Machine(name, 1, endpoint=endpoint) for name, endpoint in endpoints.items()),
-            tuple(Link(*ends, address=far[ends[1]]) for ends in permutations(endpoints, 2)),
-        )
-        model = tvm_split.load_model(network, (inputs[0],))
-        shard = tvm_split.Shard("0", "2", "rows", {A: 0.5, B: 0.5}, "each")
-        bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, shards=[shard]))
-        deployment = until_end.enter_context(tvm_split.deploy(bundle, cluster))
-        batches = [(inputs[number % len(inputs)],) for number in range(STREAMED)]
-        for number, (result,) in enumerate(deployment.stream(batches)):
-            np.testing.assert_allclose(result, expected[number % len(inputs)], rtol=1e-4, atol=1e-4)
-        assert {stage.micro_batches for stage in deployment.stats().stages} == {STREAMED}

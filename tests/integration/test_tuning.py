@@ -19,8 +19,6 @@ from tests.helpers.schedules.schedule_harness import normal
 from tvm_split.compiler.targets import tvm_target
 from tvm_split.tuning import kernels_to_tune
 
-pytest.importorskip("tornado", reason="TVM's tracker needs tornado: pip install 'tvm-split[tracker]'")
-
 QUICK = Effort(rounds=1, runs=3, build_timeout_seconds=60.0)
 pytestmark = pytest.mark.usefixtures("no_process_stays")
 
@@ -72,29 +70,6 @@ def test_tracker_with_two_servers_one_of_which_is_killed(model, plan, tmp_path):
     shares = sum(kernel.share for kernel in report.kernels)
     assert shares + report.fixed_seconds / report.default_seconds == pytest.approx(1.0)
     assert len(set(tried(tmp_path / "tuned"))) == 18
-
-
-@pytest.mark.long
-def test_stop_and_resume_with_one_server(model, plan, tmp_path):
-    folder = tmp_path / "tuned"
-
-    def stop_early(progress):
-        if progress.doing == "searching":
-            raise KeyboardInterrupt
-
-    with RpcLab(tmp_path, servers=1) as lab:
-
-        def run(on_progress):
-            return tvm_split.tune(
-                model, plan, database=folder, trials=30, tracker=lab.address, key=KEY, effort=QUICK,
-                on_progress=on_progress,
-            )  # fmt: skip
-
-        with pytest.raises(KeyboardInterrupt):
-            run(stop_early)
-        assert 3 <= len(tried(folder)) < 30
-        assert run(None).trials == 30
-    assert len(tried(folder)) == len(set(tried(folder))) == 30
 
 
 @pytest.mark.slow

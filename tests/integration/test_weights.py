@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from torch import nn
@@ -58,7 +57,6 @@ def test_a_worker_gets_only_its_own_stages(bundle: tvm_split.Bundle, tmp_path: P
     names = bundle.program.machines
     with ExitStack() as stack:
         workers = {name: stack.enter_context(LocalWorkers([name], cache=tmp_path / name)) for name in names}
-        idle = {name: psutil.Process(workers[name].process_ids[name]).memory_info().rss for name in names}
         machines = tuple(Machine(name, endpoint=workers[name].endpoints[name]) for name in names)
         deployment = stack.enter_context(tvm_split.deploy(bundle, tvm_split.Cluster(machines)))
         deployment.run(torch.zeros(1, 256))
@@ -66,6 +64,3 @@ def test_a_worker_gets_only_its_own_stages(bundle: tvm_split.Bundle, tmp_path: P
             stages = bundle.program.stages_on(name)
             held = {path.name for path in (tmp_path / name).rglob("*") if path.is_file()}
             assert {digest for digest in held if len(digest) == 64} == {b.sha256 for s in stages for b in s.blobs}
-        # 64 MiB and 0.1 MiB: the workers' memory shows which one has the large layer.
-        grown = {name: psutil.Process(workers[name].process_ids[name]).memory_info().rss - idle[name] for name in names}
-        assert grown["machine-b"] - grown["machine-a"] > 40 * 2**20

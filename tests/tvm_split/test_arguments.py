@@ -127,6 +127,7 @@ PLANS: dict[str, Callable[[tvm_split.Model, tvm_split.Cluster], Any]] = {
     "no inputs": lambda model, cluster: tvm_split.compile_and_deploy(network(), cluster),
     "lists of numbers": lambda model, cluster: tvm_split.load_model(network(), ([[1.0] * 4],)),
     "a list that holds itself": lambda model, cluster: tvm_split.load_model(network(), endless()),
+    "a list that is 2 ** 40 lists": lambda model, cluster: tvm_split.load_model(network(), doubled(40)),
     "workers as text": lambda model, cluster: tvm_split.Cluster.local("three"),
     "no workers": lambda model, cluster: tvm_split.Cluster.local(0),
     "a file as machines": lambda model, cluster: tvm_split.Cluster("cluster.yaml"),
@@ -135,6 +136,13 @@ PLANS: dict[str, Callable[[tvm_split.Model, tvm_split.Cluster], Any]] = {
     "memory as text": lambda model, cluster: tvm_split.Machine(A, memory_bytes="16 GB"),
     "an address as endpoint": lambda model, cluster: tvm_split.Machine(A, endpoint="10.0.0.7:7001"),
 }
+
+
+def doubled(times: int) -> list[Any]:
+    values: list[Any] = []
+    for _ in range(times):
+        values = [values, values]
+    return values
 
 
 def endless() -> list[Any]:

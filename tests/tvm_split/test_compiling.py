@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import tvm_split
-from rpc_runtime.files import CACHE_VARIABLE
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.bundle import Verified
@@ -52,21 +51,6 @@ def test_every_machine_can_be_read(bundle: tvm_split.Bundle) -> None:
     # The printed program is the compiled one: transferred tensors have the shapes that the bundle states.
     (crossing,) = bundle.program.stages[0].outputs
     assert f"relu: R.Tensor(({', '.join(map(str, crossing.shape))})" in bundle.ir["machine-b"]
-
-
-def test_a_bundle_for_two_machines_is_reproducible(
-    model: tvm_split.Model, bundle: tvm_split.Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))  # where nothing that was compiled is kept
-    again = tvm_split.compile(model, tvm_split.plan(model, Cluster.local(2), split=SPLIT))
-    assert again.program == bundle.program
-    assert again.digest == bundle.digest
-
-
-def test_a_bundle_is_not_written_over_other_files(bundle: tvm_split.Bundle, tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(tvm_split.BundleError, match="holds other files"):
-        bundle.save(tmp_path)
 
 
 def test_every_phase_can_be_dumped(model: tvm_split.Model, tmp_path: Path) -> None:

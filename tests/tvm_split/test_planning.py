@@ -16,8 +16,7 @@ from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.launchers.local import Local
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import replan
-from tvm_split.planning_problem import build_planning_problem
+from tvm_split.planning import build_planning_problem, replan
 from tvm_split.simulation.scenario import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 
@@ -155,6 +154,13 @@ def test_pins_that_cannot_be_meant_are_refused_before_any_worker_is_asked(wide, 
     nobody = tvm_split.Cluster((Machine(A, endpoint=WorkerEndpoint(A, "127.0.0.1:9")),))
     with pytest.raises(PlanError, match=message):
         tvm_split.plan(wide, nobody, **demand)
+
+
+@pytest.mark.parametrize("call", [tvm_split.plan, lambda *what: tvm_split.compile_and_deploy(what[0], None, what[1])])
+def test_a_dead_worker_is_told_before_a_file_is_imported(call):
+    nobody = tvm_split.Cluster((Machine(A, endpoint=WorkerEndpoint(A, "127.0.0.1:9")),))
+    with pytest.raises(tvm_split.WorkerUnavailableError, match=r"127\.0\.0\.1:9 cannot be reached"):
+        call("missing.onnx", nobody)
 
 
 def test_demands_are_never_dropped(model):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -45,9 +44,12 @@ def compile(
             raise WrongUseError("it says this already; leave the machines out", "--plan")
         with flags_named(PlanRequest):
             request.require_default("--plan says this already", [name for name in request.given if name != "database"])
-    chosen_plan = None if plan is None else tvm_split.Plan.load(plan)
-    loaded = shapes.load(model, () if chosen_plan is None else chosen_plan.inputs)
-    chosen_plan = chosen_plan or planned(loaded, machines.machines(), request)
+        chosen_plan = tvm_split.Plan.load(plan)
+        loaded = shapes.load(model, chosen_plan.inputs)
+    else:
+        cluster = machines.machines(request)
+        loaded = shapes.load(model)
+        chosen_plan = planned(loaded, cluster, request)
     database = request.database or chosen_plan.request.database
     bundle = tvm_split.compile(loaded, chosen_plan, verify=not no_verify, dump_folder=dump, database=database)
     bundle.save(output)
@@ -101,19 +103,20 @@ def tune(
         return
     if model is None:
         raise WrongUseError("give one", "MODEL")
-    machines = _cluster(cluster, target, threads)
+    machines = _cluster(cluster, target, threads, request)
     load_tvm()
+    from tvm_split.compiler.tuning_folder import usable_folder
     from tvm_split.tuning import ask_first
 
-    ask_first(machines, tracker, key)
+    folder = usable_folder(request.database)
+    ask_first(machines, folder, tracker, key)
     loaded = shapes.load(model)
-    existing_database = request.database if request.database is not None and request.database.is_dir() else None
-    chosen_plan = planned(loaded, machines, replace(request, database=existing_database))
+    chosen_plan = planned(loaded, machines, request)
     with tuning_progress() as report:
         result = tvm_split.tune(
             loaded,
             chosen_plan,
-            database=request.database,
+            database=folder,
             trials=0 if list_only else trials,
             machine=machine,
             tracker=tracker,
@@ -123,11 +126,11 @@ def tune(
     write(result, json=json)
 
 
-def _cluster(file: Path | None, target: str | None, threads: int | None) -> tvm_split.Cluster:
+def _cluster(file: Path | None, target: str | None, threads: int | None, request: PlanRequest) -> tvm_split.Cluster:
     if file is not None:
         if target is not None:
             raise WrongUseError("a cluster file says this for each machine", "--target")
-        return MachineOptions(str(file), threads=threads).machines()
+        return MachineOptions(str(file), threads=threads).machines(request)
     from tvm_split.cluster.machine import Machine
 
     if target is None:
@@ -175,7 +178,7 @@ def profile(
         for is_given, flag in ((rounds is not None, "--rounds"), (calls, "--calls")):
             if is_given:
                 raise WrongUseError("this is for one machine, without a cluster or --workers", flag)
-        cluster = machines.machines()
+        cluster = machines.machines(PlanRequest())
         loaded = shapes.load(model)
         from tvm_split.profiling.cluster_profile import profile_model
 

@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 from rich.text import Text
 
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.files import cache_folder
+from rpc_runtime.hardware import available_memory_bytes, cpu_features, own_cores, total_memory_bytes
 from tvm_split.cli import options
 from tvm_split.display.console import STDOUT, print_json
 from tvm_split.units import age_text, bytes_text, count_text
@@ -144,7 +146,6 @@ def _linker() -> Check:
 
 def _processor() -> Check:
     """Report the target for which deployments on this host are compiled."""
-    from rpc_runtime.hardware import cpu_features
     from tvm_split.compiler.targets import host_target, target_text
 
     target, features = target_text(host_target(1)), cpu_features()
@@ -162,8 +163,6 @@ def _processor() -> Check:
 
 
 def _cores() -> Check:
-    from rpc_runtime.hardware import own_cores
-
     cores = own_cores()
     if cores.count == 1:
         advice = "use one worker on this host: several would share this core and gain nothing"
@@ -172,8 +171,6 @@ def _cores() -> Check:
 
 
 def _memory() -> Check:
-    from rpc_runtime.hardware import available_memory_bytes, total_memory_bytes
-
     free, total = available_memory_bytes(), total_memory_bytes()
     return Check("memory", Verdict.OK, f"{bytes_text(free)} free of the {bytes_text(total)} that this process may use")
 
@@ -236,7 +233,6 @@ def cache(
 
     Example: tvm-split cache show
     """
-    from rpc_runtime.files import cache_folder
     from tvm_split.compiler import build_cache, tuning_folder
     from tvm_split.profiling import store
 

@@ -89,7 +89,7 @@ def plan(
     if (batches or write_problem) and request.is_by_hand:
         text = "a split by hand leaves nothing to search"
         raise WrongUseError(text, "--split" if request.split else "--shard")
-    cluster = machines.machines()
+    cluster = machines.machines(request)
     if batches is not None:
         for value, flag in ((shapes.batch, "--batch"), (write_problem, "--write-problem")):
             if value is not None:
@@ -161,10 +161,10 @@ def replan(
         request.require_default("new measurements need no correction; use `tvm-split plan`", ["refresh"])
         request.require_default("a plan that has run is improved by searching", SPLITTING)
         request.require_default("it is that of the plan; use `tvm-split plan` for another one", ["precision"])
-    cluster = machines.machines()
     current = _read_plan(plan, measured)
-    loaded = shapes.load(model, current.inputs)
     new_request = replace(current.request.searched(refresh=False), **request.given)
+    cluster = machines.machines(new_request)
+    loaded = shapes.load(model, current.inputs)
     measurements = read_measured(measured, current.model)
     better, change = tvm_split.replan(loaded, cluster, current, measurements, threshold, new_request)
     if not change.changed:

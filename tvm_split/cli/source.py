@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tvm_split.display.console import print_note
 from tvm_split.errors import ClusterError, ModelImportError, OpenAxesError
 from tvm_split.frontends import file_suffixes, is_network
 from tvm_split.planner.request import PlanRequest
+from tvm_split.reached_workers import reached_workers
 
 IN_PROCESS = "in-process"
 DEFAULT_WORKERS = {"local": 2, IN_PROCESS: 1}
@@ -79,16 +81,21 @@ class MachineOptions:
         """The command-line option that selects the same machines."""
         return f"--cluster {self.location}" if self.is_elsewhere else "--cluster FILE"
 
-    def machines(self) -> tvm_split.Cluster:
+    def machines(self, request: PlanRequest | None = None, *, deploys: bool = False) -> tvm_split.Cluster:
         """Return the cluster of the machines, and note on stderr those that are left out.
+
+        With a request for a plan, which may be deployed then, the workers that this needs have answered.
 
         Raises:
             ClusterError: the cluster file is invalid, or there is no machine to deploy to.
+            WorkerUnavailableError: a needed worker cannot be reached.
         """
         location = self.location
         cluster = (tvm_split.Cluster.from_yaml if Path(location).exists() else tvm_split.Cluster.at)(location)
         for name, reason in cluster.left_out.items():
             print_note(f"left out: {name}, {reason}")
+        if request is not None:
+            reached_workers(cluster, request, deploys=deploys)
         return cluster
 
 
@@ -141,17 +148,21 @@ class ModelOptions:
             raise ModelImportError(f"the plan is for a model with the inputs {shown}: {error}") from error
 
 
+_LOADING = threading.Lock()
+
+
 def load_tvm() -> None:
     """Import TVM without torch, which TVM imports for tensor conversion if it is installed, in more than a second.
 
-    Commands pass numpy arrays to TVM; models of torch import torch themselves.
+    Commands pass numpy arrays to TVM; models of torch import torch themselves. Thread-safe.
     """
-    if "torch" not in sys.modules:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-        try:
-            importlib.import_module("tvm.relax")
-        finally:
-            del sys.modules["torch"]
+    with _LOADING:
+        if "torch" not in sys.modules:
+            sys.modules["torch"] = None  # type: ignore[assignment]
+            try:
+                importlib.import_module("tvm.relax")
+            finally:
+                del sys.modules["torch"]
 
 
 def is_file(source: str) -> bool:
@@ -194,8 +205,8 @@ def bundle_and_cluster(
         raise WrongUseError(f"{source!r} is a folder without a bundle", "BUNDLE|MODEL")
     if rename:
         raise WrongUseError("it renames machines of a bundle, and a model is planned for the cluster", "--rename")
+    cluster = machines.machines(request, deploys=True)
     model = shapes.load(source)
-    cluster = machines.machines()
     return tvm_split.compile(model, planned(model, cluster, request), database=request.database), cluster
 
 

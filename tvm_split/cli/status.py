@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -17,11 +17,13 @@ from rpc_runtime.hardware import memory_domain
 from rpc_runtime.option import option
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.source import MachineOptions, load_tvm
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.launcher import AskedMachine, asked, launcher_at
+from tvm_split.cluster.launcher import AskedMachine, OnAnswer, asked, launcher_at, worker_misfit
+from tvm_split.cluster.machine import Machine
 from tvm_split.display.cluster import transport_lines
 from tvm_split.display.console import STDOUT, print_error, print_json, print_line
 from tvm_split.units import bytes_text, number_text, short_list
@@ -49,10 +51,11 @@ def status(
     if not machines.is_elsewhere:
         raise WrongUseError("name the workers to ask", "--cluster, --tracker, --kubernetes")
     launcher = launcher_at(machines.location)
-    answers, settings = launcher.ask(timeout), NO_SETTINGS
+    on_answer = None if json else load_tvm  # which takes seconds, too, and is needed for what a worker is shown to be
+    answers, settings = launcher.ask(timeout, on_answer), NO_SETTINGS
     if answers is None:
         cluster = launcher.find()
-        answers, settings = _ask_all(cluster, timeout), cluster.link_settings
+        answers, settings = _ask_all(cluster, timeout, on_answer), cluster.link_settings
     links = _links(answers, settings)
     if json:
         print_json({"workers": list(map(_row, answers)), "links": [link._asdict() for link in links]})
@@ -65,20 +68,33 @@ def status(
         raise typer.Exit(1)
 
 
-def _ask_all(cluster: Cluster, timeout_seconds: float) -> Sequence[AskedMachine]:
+def _ask_all(cluster: Cluster, timeout_seconds: float, on_answer: OnAnswer | None) -> Sequence[AskedMachine]:
     """Ask the worker of every machine; a worker that does not match its machine's description is a fault."""
-    with cluster as workers, ThreadPoolExecutor(1) as threads:
-        threads.submit(load_tvm)  # which takes seconds, too, and is needed for what they answer
-        answers = on_every_machine(workers.endpoints().values(), lambda endpoint: asked(endpoint, timeout_seconds))
-    from tvm_split.compiler.machine_targets import misfit, require_known_targets
 
-    require_known_targets(cluster)
+    def ask(endpoint: WorkerEndpoint) -> AskedMachine:
+        return asked(endpoint, timeout_seconds, on_answer)
+
+    with cluster as workers, ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(on_every_machine, workers.endpoints().values(), ask)
+        misfit = _misfit_of(cluster)
+    answers = asking.result()
 
     def judged(answer: AskedMachine) -> AskedMachine:
         problem = answer.worker is not None and misfit(cluster.machine(answer.name), answer.worker)
         return dataclasses.replace(answer, reason=problem, is_fault=True) if problem else answer
 
     return list(map(judged, answers.values()))
+
+
+def _misfit_of(cluster: Cluster) -> Callable[[Machine, WorkerDescription], str]:
+    """Return the check of a worker; TVM is loaded where a machine has a target, which is checked now."""
+    if all(machine.target is None for machine in cluster.machines):
+        return worker_misfit
+    load_tvm()
+    from tvm_split.compiler.machine_targets import misfit, require_known_targets
+
+    require_known_targets(cluster)
+    return misfit
 
 
 def _row(answer: AskedMachine) -> dict[str, Any]:
@@ -112,7 +128,7 @@ def _print(answer: AskedMachine) -> None:
     if answer.worker is not None:
         STDOUT.print(Text("\n".join(f"  {line}" for line in _lines(answer.worker))), soft_wrap=True)
     elif answer.is_fault:
-        STDOUT.print(Text("  does not answer", "bold red"))
+        STDOUT.print(Text("  cannot be used", "bold red"))
     else:
         STDOUT.print(Text(f"  {answer.reason}"), soft_wrap=True)
     if answer.is_fault:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 from urllib.parse import parse_qsl
 
 from pydantic import ConfigDict, ValidationError
 
-from rpc_runtime.client.worker_client import WorkerDescription, describe, on_every_machine
+from rpc_runtime.client.worker_client import WorkerDescription, describe
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.registry import Registry
-from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
 from tvm_split.cluster.machine import Machine
@@ -26,7 +24,6 @@ from tvm_split.values import adapter_of, text_of
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
 
-LISTENS_SECONDS = 1.0
 FILE_SUFFIXES = (".yaml", ".yml", ".json")
 TLS_KEYS = {"tls_ca": "authority", "tls_certificate": "certificate", "tls_key": "key"}
 
@@ -35,13 +32,15 @@ TLS_KEYS = {"tls_ca": "authority", "tls_certificate": "certificate", "tls_key": 
 class AskedMachine:
     """A machine with its worker's description, or with the ``reason`` why nothing can be deployed to it.
 
-    ``is_fault`` says whether the reason is a fault, as opposed to a normal state such as tuning.
+    ``is_fault`` says whether the reason is a fault, as opposed to a normal state such as tuning. ``threads`` is the
+    number that a service lists, if it does.
     """
 
     endpoint: WorkerEndpoint
     worker: WorkerDescription | None = None
     reason: str = ""
     is_fault: bool = False
+    threads: int | None = None
 
     @property
     def name(self) -> str:
@@ -55,59 +54,38 @@ class AskedMachine:
         return Machine(self.name, self.worker.threads, endpoint=self.endpoint)
 
 
-def ask(endpoint: WorkerEndpoint, timeout_seconds: float, threads: int | None = None) -> AskedMachine:
-    """Ask the worker at ``endpoint``, which must have the endpoint's name and, if given, this number of threads."""
-    answer = AskedMachine(endpoint, is_fault=True)
-    if answer.name == CLIENT:
-        return replace(
-            answer, reason=f"its worker is named {CLIENT!r}, as the process that deploys is: give it another --name"
-        )
-    answered = asked(endpoint, timeout_seconds)
-    worker = answered.worker
-    if worker is None:
-        return answered
-    if worker.machine != answer.name or threads not in (None, worker.threads):
-        return replace(
-            answer,
-            worker=worker,
-            reason=f"it should be {answer.name!r}{f' with {threads} threads' if threads else ''}, and the worker that "
-            f"answers is {worker.machine!r} with {worker.threads}",
-        )
-    return answered
+OnAnswer = Callable[[], object]
+"""Called by the thread that asks a worker as soon as that one has answered."""
 
 
-def asked(endpoint: WorkerEndpoint, timeout_seconds: float) -> AskedMachine:
-    """Ask the worker at ``endpoint``, whoever it is; no answer is a fault."""
+def asked(endpoint: WorkerEndpoint, timeout_seconds: float, on_answer: OnAnswer | None = None) -> AskedMachine:
+    """Ask the worker at ``endpoint``, whoever it is; an error is a fault, whose reason calls the worker "it"."""
     try:
-        return AskedMachine(endpoint, describe(endpoint, timeout_seconds))
+        answer = AskedMachine(endpoint, describe(endpoint, timeout_seconds))
     except TvmSplitError as error:
         words = str(error).replace(str(endpoint), "it")  # whoever shows the reason names the machine
-        return AskedMachine(endpoint, reason=f"its worker does not answer: {words}", is_fault=True)
+        return AskedMachine(endpoint, reason=words, is_fault=True)
+    if on_answer is not None:
+        on_answer()
+    return answer
 
 
-def planned_machines(
-    answers: Sequence[AskedMachine], place: str, advice: str
-) -> tuple[tuple[Machine, ...], dict[str, str]]:
-    """Return the machines to plan on, sorted by name, and the reasons for the others, keyed by name and address.
+def worker_misfit(machine: Machine, worker: WorkerDescription) -> str:
+    """Return why a worker has not the name or the threads of its machine, and what to do; empty if it has.
 
-    ``place`` is the start of the error message's sentence; ``advice`` says how to add a machine.
-
-    Raises:
-        ClusterError: there is no machine, or two of them have the same name.
+    A worker without ``--name`` reports its host's name, and then matches any machine.
     """
-    chosen = [machine for answer in answers if (machine := answer.machine) is not None]
-    machines = tuple(sorted(chosen, key=lambda machine: (machine.name, machine.address or "")))
-    left_out = {f"{answer.name} at {answer.endpoint.address}": answer.reason for answer in answers if answer.reason}
-    if not machines:
-        reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
-        raise ClusterError(f"{place} has no machine that can be deployed to; {advice}{reasons}")
-    for first, second in pairwise(machines):
-        if first.name == second.name:
-            raise ClusterError(
-                f"{place} has two machines named {first.name!r}, at {first.address} and {second.address}: start their "
-                "workers with --name, each with one of its own"
-            )
-    return machines, left_out
+    if worker.machine not in (machine.name, worker.hostname):
+        return (
+            f"the worker that answers for machine {machine.name!r} is {worker.machine!r}; give each machine the "
+            f"address of its own worker, or start that one with --name={shlex.quote(machine.name)}"
+        )
+    if machine.threads > worker.threads:
+        return (
+            f"machine {machine.name!r} is said to have {machine.threads} threads, and its worker computes with "
+            f"{worker.threads}; start it with --threads {machine.threads}, or say threads: {worker.threads}"
+        )
+    return ""
 
 
 class Started(Protocol):
@@ -145,7 +123,7 @@ class Launcher(ABC):
                 or answers wrongly.
         """
 
-    def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine] | None:
+    def ask(self, timeout_seconds: float = 5.0, on_answer: OnAnswer | None = None) -> Sequence[AskedMachine] | None:
         """Ask the workers that a service lists, also where nothing can be deployed to; None if there is no service.
 
         Raises:
@@ -159,7 +137,7 @@ class Launcher(ABC):
         Raises:
             ClusterError, WorkerUnavailableError, DeadlineError: a worker does not start.
         """
-        return Running(_endpoints(cluster))
+        return Running(endpoints_of(cluster))
 
 
 @dataclass(frozen=True)
@@ -170,23 +148,6 @@ class Running:
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
         return self.by_machine
-
-    def close(self) -> None:
-        pass
-
-
-class Listed:
-    """Workers that a service lists. If one does not listen, all addresses are read from the service again."""
-
-    def __init__(self, launcher: Launcher, cluster: Cluster) -> None:
-        self._launcher = launcher
-        self._endpoints = _endpoints(cluster)
-
-    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
-        if not all(on_every_machine(self._endpoints.values(), _listens).values()):
-            current = _endpoints(self._launcher.find())
-            self._endpoints = {name: current.get(name, endpoint) for name, endpoint in self._endpoints.items()}
-        return self._endpoints
 
     def close(self) -> None:
         pass
@@ -207,10 +168,10 @@ LAUNCHERS: Registry[type[Launcher]] = Registry(
     {
         "local": "tvm_split.launchers.local:Local",
         "in-process": "tvm_split.launchers.local:InProcess",
-        "file": "tvm_split.launchers.addresses:ClusterFile",
-        "at": "tvm_split.launchers.addresses:At",
-        "tracker": "tvm_split.launchers.addresses:Tracker",
-        "kubernetes": "tvm_split.launchers.addresses:Kubernetes",
+        "file": "tvm_split.launchers.running:ClusterFile",
+        "at": "tvm_split.launchers.running:At",
+        "tracker": "tvm_split.launchers.running:Tracker",
+        "kubernetes": "tvm_split.launchers.running:Kubernetes",
         "ray": "tvm_split.launchers.ray:Ray",
     },
     base=Launcher,
@@ -276,17 +237,10 @@ def _parameters(kind: type[Launcher]) -> str:
     return ", ".join([*names, *(["token_file", *TLS_KEYS] if issubclass(kind, WithAccess) else [])])
 
 
-def _endpoints(cluster: Cluster) -> dict[str, WorkerEndpoint]:
+def endpoints_of(cluster: Cluster) -> dict[str, WorkerEndpoint]:
+    """Return the endpoints that a cluster's machines have. Raises `ClusterError` for a machine without one."""
     for machine in cluster.machines:
         if machine.endpoint is None:
             text = f"machine {machine.name!r} has no address; give the HOST:PORT on which its worker listens"
             raise ClusterError(text)
     return {machine.name: machine.endpoint for machine in cluster.machines if machine.endpoint is not None}
-
-
-def _listens(endpoint: WorkerEndpoint) -> bool:
-    try:
-        Address.parse(endpoint.address).connect(LISTENS_SECONDS).close()
-    except OSError:
-        return False
-    return True

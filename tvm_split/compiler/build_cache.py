@@ -12,6 +12,8 @@ import functools
 import hashlib
 import json
 import logging
+import os
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
@@ -28,12 +30,12 @@ import schedules
 import tvm_split
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.files import cache_folder, replacing
+from rpc_runtime.files import CACHE_VARIABLE, cache_folder, reason_of, replacing
 from rpc_runtime.private_folder import private_folder
 from rpc_runtime.program.program import BlobSpec, TensorSpec, WeightSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.cuda_code import needs_of
-from tvm_split.errors import OutputError
+from tvm_split.errors import CacheWarning, OutputError
 
 
 class BlobFolder:
@@ -78,6 +80,8 @@ class BlobFolder:
 
 logger = logging.getLogger(__name__)
 
+_warned: set[str] = set()
+"""Folders of which a warning was shown, since every stage and every machine's kernels are kept."""
 MOST_KEPT = 500
 """Results that are kept; one of a large network has some hundred kilobytes."""
 
@@ -120,7 +124,7 @@ def recall(key: str, blobs: BlobFolder | None = None) -> Any:
 
 
 def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyType({})) -> None:
-    """Keep a JSON value and blobs, with their files, under a key; do nothing if folder or store cannot be used."""
+    """Keep a JSON value and blobs, with their files, under a key; a `CacheWarning` says why they cannot be kept."""
     text = json.dumps({"content": content, "blobs": [asdict(blob) for blob in blobs]}).encode()
     try:
         with contextlib.closing(_store()) as store:
@@ -132,7 +136,15 @@ def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyTy
         with replacing(default_folder() / key) as file:
             file.write(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
     except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
-        logger.info("what was compiled is not kept: %s", error)
+        _warn_unkept(reason_of(error) if isinstance(error, OSError) else str(error))
+
+
+def _warn_unkept(reason: str) -> None:
+    folder = os.environ.get(CACHE_VARIABLE, "this user's cache folder")
+    if folder not in _warned:
+        _warned.add(folder)
+        text = f"what is compiled is not kept in {folder}, and is compiled again another time ({reason}): mend that, or"
+        warnings.warn(f"{text} name another folder in ${CACHE_VARIABLE}", CacheWarning, stacklevel=1)
 
 
 def _checked(content: bytes) -> bytes:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rpc_runtime.client.worker_client import WorkerDescription, describe, describe_all, on_every_machine
-from rpc_runtime.errors import WorkerUnavailableError
+from rpc_runtime.client.worker_client import WorkerDescription, describe_all
 from rpc_runtime.execution.cuda_code import toolkit_version
 from tvm_split.cluster.cluster import Cluster, Workers
+from tvm_split.cluster.launcher import worker_misfit
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.targets import cannot_execute, cpu_target, host_target, tvm_target
 from tvm_split.errors import ClusterError, PlanError
-
-REACHED_SECONDS = 3.0
-"""Timeout for describing a worker when its machine can be planned without it."""
 
 
 def resolve_targets(cluster: Workers, names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -48,31 +44,22 @@ def require_known_targets(cluster: Cluster) -> None:
 def misfit(machine: Machine, worker: WorkerDescription) -> str:
     """Return why the worker at a machine's address does not match its description, and what to do; empty if it does.
 
-    A worker without ``--name`` reports its host's name, and then matches any machine.
+    The target's part of it, beside `worker_misfit`, needs TVM.
     """
-    if worker.machine not in (machine.name, worker.hostname):
+    if problem := worker_misfit(machine, worker):
+        return problem
+    if machine.target is None:
+        return ""
+    said = f"machine {machine.name!r} is said to have the target {dict(machine.target)}, and its worker"
+    if problem := cannot_execute(machine.target, worker.architecture, worker.cpu_features):
         return (
-            f"the worker that answers for machine {machine.name!r} is {worker.machine!r}; give each machine the "
-            f"address of its own worker, or start that one with --name={shlex.quote(machine.name)}"
+            f"{said}'s processor {problem}: code for it would crash there. Give the machine its right target, or leave "
+            "it out"
         )
-    if machine.threads > worker.threads:
-        return (
-            f"machine {machine.name!r} is said to have {machine.threads} threads, and its worker computes with "
-            f"{worker.threads}; start it with --threads {machine.threads}, or say threads: {worker.threads}"
-        )
-    problem = machine.target and cannot_execute(machine.target, worker.architecture, worker.cpu_features)
-    if problem:
-        return (
-            f"machine {machine.name!r} is said to have the target {dict(machine.target or {})}, and its worker's "
-            f"processor {problem}: code for it would crash there. Give the machine its right target, or leave it out"
-        )
-    if machine.target and machine.target["kind"] == "cuda" and "arch" in machine.target:
-        problem = cuda_misfit(CudaNeeds(str(machine.target["arch"]), toolkit_version()), worker)
-        if problem:
-            return (
-                f"machine {machine.name!r} is said to have the target {dict(machine.target)}, and its worker {problem}"
-            )
-    return ""
+    if machine.target["kind"] != "cuda" or "arch" not in machine.target:
+        return ""
+    problem = cuda_misfit(CudaNeeds(str(machine.target["arch"]), toolkit_version()), worker)
+    return f"{said} {problem}" if problem else ""
 
 
 def require_fit(machine: Machine, worker: WorkerDescription) -> None:
@@ -80,30 +67,6 @@ def require_fit(machine: Machine, worker: WorkerDescription) -> None:
     problem = misfit(machine, worker)
     if problem:
         raise ClusterError(problem)
-
-
-def reached_workers(cluster: Workers) -> dict[str, WorkerDescription]:
-    """Describe the reachable workers of a remote cluster, by machine; empty for workers that this process starts."""
-    if cluster.launcher.on_this_host:
-        return {}
-    endpoints = cluster.endpoints()
-
-    def if_reached(machine: str) -> WorkerDescription | None:
-        try:
-            return describe(endpoints[machine], REACHED_SECONDS)
-        except WorkerUnavailableError:
-            return None
-
-    workers = on_every_machine(endpoints, if_reached)
-    return {name: worker for name, worker in workers.items() if worker is not None}
-
-
-def fitting_workers(cluster: Workers) -> dict[str, WorkerDescription]:
-    """Return `reached_workers`; raise a `ClusterError` if one does not match its machine's description."""
-    workers = reached_workers(cluster)
-    for name, worker in workers.items():
-        require_fit(cluster.machine(name), worker)
-    return workers
 
 
 def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, Any]:

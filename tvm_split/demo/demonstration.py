@@ -14,7 +14,7 @@ from rpc_runtime.program.measurements import StageStatistics, TraceEvent
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiling import compile
-from tvm_split.demo.network import Digits, accuracy, load_digits, scores_of, shards_over, split_over, train
+from tvm_split.demo.network import FIRST_LAYERS, Digits, accuracy, load_digits, scores_of, shards_over, train
 from tvm_split.deployment.deployment import Deployment, deploy
 from tvm_split.errors import VerificationError
 from tvm_split.frontends import load_model
@@ -66,19 +66,19 @@ class Demonstration:
 
 
 def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: bool = False) -> Demonstration:
-    """Run the whole demonstration; the bundle, with the full IR, is left in ``folder / "bundle"``.
+    """Run the whole demonstration on 1 to 4 workers; the bundle, with the full IR, is left in ``folder / "bundle"``.
 
     With ``shard`` each layer is sharded over all workers, and micro-batches run one after the other.
 
     Raises:
         VerificationError: the scores of the split network differ from those of the whole one.
-        PlanError: there are too many workers, or too few to shard layers.
+        PlanError: one worker alone shall share layers.
     """
     steps = 5
     on_step("reading the digits", 0, steps)
     cluster = Cluster.local(workers=workers)
-    names = cluster.machine_names
-    split, shards = (None, shards_over(names)) if shard else (split_over(names), ())
+    split = None if shard else [[layer] for layer in FIRST_LAYERS[workers]]
+    shards = shards_over(cluster.machine_names) if shard else ()
     digits = load_digits(SEED)
     network = train(digits, SEED, lambda done, epochs: on_step(f"training, epoch {done} of {epochs}", 1, steps))
     on_step("planning", 2, steps)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import Shard
 
 IMAGE_SIZE = 8
@@ -27,13 +26,13 @@ EPOCHS = 8
 BATCH = 32
 LEARNING_RATE = 2e-3
 
-LAYERS_BY_MACHINE = {
-    1: (("conv1", "relu1", "conv2", "relu2", "flatten", "fc1", "relu3", "fc2"),),
-    2: (("conv1", "relu1", "conv2", "relu2"), ("flatten", "fc1", "relu3", "fc2")),
-    3: (("conv1", "relu1"), ("conv2", "relu2"), ("flatten", "fc1", "relu3", "fc2")),
-    4: (("conv1", "relu1"), ("conv2", "relu2"), ("flatten", "fc1", "relu3"), ("fc2",)),
+FIRST_LAYERS = {
+    1: ("conv1",),
+    2: ("conv1", "flatten"),
+    3: ("conv1", "conv2", "flatten"),
+    4: ("conv1", "conv2", "flatten", "fc2"),
 }
-"""The layers of each machine, by the number of machines."""
+"""The first layer of each machine, by the number of machines; the layers between follow it."""
 
 
 class DigitNetwork(nn.Module):  # type: ignore[misc]  # torch is not typed here
@@ -56,31 +55,8 @@ class DigitNetwork(nn.Module):  # type: ignore[misc]  # torch is not typed here
         return scores
 
 
-def split_over(machine_names: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return the layers of every machine, as the argument ``split`` of `tvm_split.plan`.
-
-    Raises:
-        PlanError: the demonstration has no split for this number of machines.
-    """
-    if len(machine_names) not in LAYERS_BY_MACHINE:
-        raise PlanError(
-            f"the demonstration can use 1 to {max(LAYERS_BY_MACHINE)} workers, {len(machine_names)} were asked for"
-        )
-    parts = LAYERS_BY_MACHINE[len(machine_names)]
-    return {machine: list(layers) for machine, layers in zip(machine_names, parts, strict=True)}
-
-
 def shards_over(machine_names: tuple[str, ...]) -> tuple[Shard, ...]:
-    """Shard all layers over all machines: convolutions by rows, with halo exchange, the others by channels.
-
-    Raises:
-        PlanError: there is one machine, or there are more than an image of `IMAGE_SIZE` rows allows.
-    """
-    if not 1 < len(machine_names) <= max(LAYERS_BY_MACHINE):
-        raise PlanError(
-            f"layers of the demonstration can be shared by 2 to {max(LAYERS_BY_MACHINE)} workers, "
-            f"{len(machine_names)} were asked for"
-        )
+    """Shard all layers over all machines: convolutions by rows, with halo exchange, the others by channels."""
     shares = dict.fromkeys(machine_names, 1 / len(machine_names))
     return Shard("conv1", "relu2", "rows", shares, "each"), Shard("flatten", "fc2", "channels", shares)
 

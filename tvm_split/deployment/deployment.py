@@ -237,45 +237,40 @@ def deploy_on(
     in_flight: int | None = None,
 ) -> Deployment:
     """`deploy` on a session of workers, which the deployment then owns; the session is closed if this fails."""
+    program = bundle.program
     with contextlib.ExitStack() as undo:
         undo.enter_context(workers)
-        runner = _runner(workers, bundle, timeout_seconds, on_transfer, in_flight)
+        _check_machines(program, workers)
+        runner: Runner
+        if workers.launcher.in_process:
+            _require_runnable_here(bundle)
+            runner = InProcessRunner(program, bundle.blob_path, max(machine.threads for machine in workers.machines))
+        else:
+            _check_codecs(program, workers)
+            endpoints = workers.endpoints()
+            runner = Session(
+                program,
+                {name: endpoints[name] for name in program.machines},
+                bundle.blob_path,
+                timeout_seconds=timeout_seconds,
+                on_transfer=on_transfer,
+                links=workers.link_settings,
+                in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
+                check=partial(_check_workers, bundle, workers, endpoints),
+                model=bundle.model,
+            )
         undo.pop_all()
     return Deployment(bundle, workers, runner)
 
 
-def _runner(
-    cluster: Workers,
-    bundle: Bundle,
-    timeout_seconds: float,
-    on_transfer: TransferProgress | None,
-    in_flight: int | None,
-) -> Runner:
-    """Return a runner that has loaded the bundle's stages."""
-    for machine in bundle.program.machines:
+def _check_machines(program: Program, cluster: Cluster) -> None:
+    """Raise a `ClusterError` if the cluster lacks a machine of the program."""
+    for machine in program.machines:
         if machine not in cluster.machine_names:
             raise ClusterError(
                 f"the bundle has stages for machine {machine!r}; the cluster has {short_list(cluster.machine_names)}. "
                 f"Equal machines may take their place: --rename {machine}=NAME, or bundle.renamed in Python"
             )
-    if cluster.launcher.in_process:
-        _require_runnable_here(bundle)
-        threads = max(machine.threads for machine in cluster.machines)
-        return InProcessRunner(bundle.program, bundle.blob_path, threads)
-    _check_codecs(bundle.program, cluster)
-    all_endpoints = cluster.endpoints()
-    endpoints = {name: all_endpoints[name] for name in bundle.program.machines}
-    return Session(
-        bundle.program,
-        endpoints,
-        bundle.blob_path,
-        timeout_seconds=timeout_seconds,
-        on_transfer=on_transfer,
-        links=cluster.link_settings,
-        in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
-        check=partial(_check_workers, bundle, cluster, endpoints),
-        model=bundle.model,
-    )
 
 
 def _check_codecs(program: Program, cluster: Cluster) -> None:

@@ -22,7 +22,6 @@ from pydantic import Field, TypeAdapter
 from rpc_runtime.program.codecs import NONE
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program, StageSpec
-from rpc_runtime.program.routes import Route
 from rpc_runtime.program.turns import Recurrence
 from rpc_runtime.transports.transport import uses_codecs
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport, advice_for, changed_links
@@ -138,20 +137,21 @@ def _begun_in(windows: Sequence[Window], events: Iterable[TraceEvent]) -> Iterat
             yield event
 
 
-_Sums = dict[tuple[str, str, str], dict[int, float]]
-"""Sums of trace events by machine, stage and kind, then by micro-batch."""
+_Sums = defaultdict[tuple[str, str, str], dict[int, float]]
+"""Sums of trace events by machine, stage or peer, and kind, then by micro-batch."""
 
 
 class _Times:
-    """Seconds and bytes of trace events."""
+    """Seconds of trace events by stage, and seconds and bytes by the peer of their link."""
 
     def __init__(self, events: Iterable[TraceEvent]) -> None:
-        self.seconds: _Sums = defaultdict(lambda: defaultdict(float))
-        self.bytes: _Sums = defaultdict(lambda: defaultdict(float))
+        sums: list[_Sums] = [defaultdict(lambda: defaultdict(float)) for _ in range(3)]
+        self.of_stages, self.of_links, self.bytes = sums
         for event in events:
-            key = event.machine, event.stage, event.kind
-            self.seconds[key][event.sequence] += (event.end_nanoseconds - event.start_nanoseconds) * 1e-9
-            self.bytes[key][event.sequence] += event.size_bytes
+            seconds = (event.end_nanoseconds - event.start_nanoseconds) * 1e-9
+            self.of_stages[event.machine, event.stage, event.kind][event.sequence] += seconds
+            self.of_links[event.machine, event.peer, event.kind][event.sequence] += seconds
+            self.bytes[event.machine, event.peer, event.kind][event.sequence] += event.size_bytes
 
     def of_machine(self, stages: Iterable[StageSpec], kind: str) -> float | None:
         """Seconds of a machine's stages per micro-batch of the stream; None if there are no events.
@@ -163,21 +163,21 @@ class _Times:
         for stage in stages:
             groups[stage.own_turns].append(stage)
         medians = [
-            _median(self.seconds, members[0].machine, [stage.name for stage in members], kind, when)
+            _median([self.of_stages[stage.machine, stage.name, kind] for stage in members], when)
             for when, members in groups.items()
         ]
         measured = [seconds for seconds in medians if seconds is not None]
         return sum(measured) if measured else None
 
 
-def _median(sums: _Sums, machine: str, stages: Iterable[str], kind: str, when: Recurrence) -> float | None:
-    """The median, over the micro-batches of ``when``, of the sum over the stages, times the share of ``when``.
+def _median(parts: Iterable[Mapping[int, float]], when: Recurrence) -> float | None:
+    """The median, over the micro-batches of ``when``, of the sum of the parts, times the share of ``when``.
 
-    This is the average cost per micro-batch of the whole stream; None if the machine has no such events.
+    This is the average cost per micro-batch of the whole stream; None without events.
     """
     summed: dict[int, float] = defaultdict(float)
-    for stage in stages:
-        for sequence, value in sums.get((machine, stage, kind), {}).items():
+    for part in parts:
+        for sequence, value in part.items():
             if sequence in when:
                 summed[sequence] += value
     return statistics.median(summed.values()) * when.share if summed else None
@@ -208,7 +208,7 @@ def _machine_report(
         machine=machine,
         stages=names,
         shares=tuple(stage.own_turns.share for stage in stages),
-        micro_batches=min((len(times.seconds.get((machine, name, COMPUTE), ())) for name in names), default=0),
+        micro_batches=min((len(times.of_stages[machine, name, COMPUTE]) for name in names), default=0),
         compute=Comparison(expected, times.of_machine(stages, COMPUTE), least),
         receive=_range(predicted.receive_seconds if predicted else None, times.of_machine(stages, RECEIVE), received),
         send=_range(predicted.send_seconds if predicted else None, times.of_machine(stages, SEND), sent),
@@ -230,48 +230,23 @@ def _link_report(
 ) -> LinkReport:
     routes = [route for route in program.routes if (route.source, route.destination) == ends]
     when = functools.reduce(operator.or_, (route.when for route in routes))
-    event_keys = list(_own_events(program, routes, when))
-    # The slower end counts. Without bytes of either end, the size of the tensors does, unless they have codecs.
-    seconds = [median for median in (_median(times.seconds, *keys, when) for keys in event_keys) if median is not None]
-    sent_bytes = next((median for median in (_median(times.bytes, *keys, when) for keys in event_keys) if median), None)
+    source, destination = ends
+    both_ends = (source, destination, SEND), (destination, source, RECEIVE)
+    seconds, sent_bytes = (
+        [median for end in both_ends if (median := _median([sums[end]], when)) is not None]
+        for sums in (times.of_links, times.bytes)
+    )
     codecs = tuple(dict.fromkeys(route.codec for route in routes if route.codec != NONE))
-    if sent_bytes is None and not codecs and any(kind in (RECEIVE, SEND) for _, _, kind in times.seconds):
-        sent_bytes = sum(route.tensor.size_bytes * route.when.share for route in routes)
     least, spread = None, 0.0
     if predicted is not None:
         least, spread = predicted.stream_seconds, max(0.0, predicted.seconds * when.share - predicted.stream_seconds)
     return LinkReport(
         *ends,
-        Comparison(predicted.bytes if predicted else None, sent_bytes),
-        _range(least, max(seconds, default=None), spread),
+        Comparison(predicted.bytes if predicted else None, max(sent_bytes, default=None)),
+        _range(least, max(seconds, default=None), spread),  # the slower end counts
         transport,
         codecs if uses_codecs(transport) else (),
     )
-
-
-def _own_events(program: Program, link: Sequence[Route], when: Recurrence) -> Iterator[tuple[str, set[str], str]]:
-    """The ends of a link whose events belong to this link alone: machine, stages, and kind of the events."""
-    source, destination = link[0].source, link[0].destination
-    sent = [(route, _sending_stage(program, route)) for route in program.routes if route.source == source]
-    received = [
-        (route, _receiving_stage(program, route)) for route in program.routes if route.destination == destination
-    ]
-    for machine, kind, recorded in ((source, SEND, sent), (destination, RECEIVE, received)):
-        stages = {stage for route, stage in recorded if route in link and stage is not None}
-        other_routes = [route for route, stage in recorded if stage in stages and route not in link]
-        if not any(route.when & when for route in other_routes):
-            yield machine, stages, kind
-
-
-def _sending_stage(program: Program, route: Route) -> str | None:
-    """Return the name of the stage that records the sending of a route's tensor; None for the client."""
-    return next((stage.name for stage in program.producers[route.tensor.name] if stage.machine == route.source), None)
-
-
-def _receiving_stage(program: Program, route: Route) -> str | None:
-    """Return the stage that records the receiving: the first at the destination with this input; None: the client."""
-    stages = program.stages_on(route.destination)
-    return next((stage.name for stage in stages if route.tensor in stage.inputs), None)
 
 
 def read_computing(path: Path, model: str) -> dict[str, float]:

@@ -95,9 +95,8 @@ class LinkReport:
     """A one-way link between machines, or between a machine and the client: bytes and wire seconds per micro-batch.
 
     With replicas, both are averages over the micro-batches of the whole stream. The measured seconds are those of the
-    slower end. They are None if a stage sends a micro-batch to, or receives it from, several machines, because the time
-    cannot be divided among the links; the measured bytes are then the size of the tensors. ``codecs`` are those of the
-    tensors on the link. ``transport`` is ``"grpc"``, ``"shm"``, ``"mpi"`` or ``"nccl"``; empty if it is not known.
+    slower end. ``codecs`` are those of the tensors on the link. ``transport`` is ``"grpc"``, ``"shm"``, ``"mpi"`` or
+    ``"nccl"``; empty if it is not known.
     """
 
     source: str

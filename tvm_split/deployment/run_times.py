@@ -25,8 +25,8 @@ RUNS_KEPT = 1001
 """Number of latest single runs that are kept."""
 STREAMS_KEPT = 101
 """Number of latest streams that are kept."""
-MOST_MOMENTS = 2048
-"""Most times kept per stream. A longer stream keeps every second time, then every fourth, …, to bound memory."""
+MOMENTS_KEPT = 2048
+"""Number of latest results of a stream whose times are kept."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,15 @@ class Window:
 
 
 class StreamEvents:
-    """The times at which a stream's results came and its last input was taken. Thread-safe."""
+    """The times at which a stream's latest results came and its last input was taken. Thread-safe."""
 
     def __init__(self, began: int) -> None:
         self.began = began
         self._fed: int | None = None
         self._lock = threading.Lock()
-        self._stride = 1
-        self._count = 0
-        self._moments: list[int] = []
-        self._last = began
-
-    @property
-    def count(self) -> int:
-        return self._count
+        self._moments: deque[int] = deque(maxlen=MOMENTS_KEPT)
+        self.count = 0
+        """The number of all results."""
 
     def feeding(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the inputs, and record when the last one was taken."""
@@ -70,33 +65,28 @@ class StreamEvents:
     def note(self, moment: int) -> None:
         """Record that one more result came at ``moment`` (nanoseconds)."""
         with self._lock:
-            if self._count % self._stride == 0:
-                self._moments.append(moment)
-                if len(self._moments) == MOST_MOMENTS:
-                    self._moments = self._moments[::2]
-                    self._stride *= 2
-            self._count += 1
-            self._last = moment
+            self._moments.append(moment)
+            self.count += 1
 
     def steady(self) -> Window | None:
-        """The window from the first result after the fill to the last result before the input ended.
+        """The window from the first kept result after the fill to the last result before the input ended.
 
         Later results come faster if machines share cores, because idle machines leave their cores to the others. As
         many results are skipped first as micro-batches were in flight when the input ended: they fill the pipeline. For
         shorter streams all results after the first tenth count. None for streams of fewer than three results.
         """
         with self._lock:
-            # Skip the first result even of a short stream: until then the pipeline was filling.
-            first = max(1, -(-int(self._count * FILL_SHARE) // self._stride))
-            if self._fed is not None:
-                last = bisect.bisect_right(self._moments, self._fed) - 1
-                under_way = self._count - 1 - last * self._stride
-                for begin in (max(first, -(-under_way // self._stride)), first):
-                    results = (last - begin) * self._stride
-                    if results >= max(LEAST_SHARE * self._count, 2):
-                        return Window(self._moments[begin], self._moments[last], results)
-            results = self._count - 1 - first * self._stride
-            return Window(self._moments[first], self._last, results) if results > 0 else None
+            moments, forgotten = list(self._moments), self.count - len(self._moments)
+        last = len(moments) - 1
+        # Skip the first result even of a short stream: until then the pipeline was filling.
+        first = max(0, max(1, int((forgotten + len(moments)) * FILL_SHARE)) - forgotten)
+        if self._fed is not None:
+            last_fed = bisect.bisect_right(moments, self._fed) - 1
+            under_way = last - last_fed
+            for begin in (max(first, under_way - forgotten), first):
+                if last_fed - begin >= max(LEAST_SHARE * len(moments), 2):
+                    return Window(moments[begin], moments[last_fed], last_fed - begin)
+        return Window(moments[first], moments[last], last - first) if last > first else None
 
 
 class RunTimes:

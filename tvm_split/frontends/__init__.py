@@ -24,6 +24,9 @@ __all__ = ["FRONTENDS", "Frontend", "ImportRequest", "load_model"]
 MOST_ELEMENTS = 2**31 - 1
 """The largest size of an axis: some importers and frameworks use 32-bit sizes."""
 
+MOST_LEAVES = 1 << 22
+"""The most values in nested example inputs; frameworks take about a microsecond for each."""
+
 
 @dataclass(frozen=True)
 class ImportRequest:
@@ -88,6 +91,19 @@ def _leaves(values: Any) -> Iterator[Any]:
         return
     for part in values.values() if isinstance(values, Mapping) else values:
         yield from _leaves(part)
+
+
+def _count_leaves(values: Any, counts: dict[int, int]) -> int:
+    """Return the number of values and empty containers in nested lists, tuples and mappings.
+
+    ``counts`` has those of containers by id, so that a container that many others hold is walked once.
+    """
+    if not isinstance(values, list | tuple | Mapping):
+        return 1
+    if id(values) not in counts:
+        parts = values.values() if isinstance(values, Mapping) else values
+        counts[id(values)] = sum(_count_leaves(part, counts) for part in parts) or 1
+    return counts[id(values)]
 
 
 _TFLITE = b"TFL3"
@@ -217,10 +233,7 @@ def load_model(
     if not isinstance(name, str | None) or not isinstance(dimensions, Mapping | None):
         wrong = f"name is {name!r:.80} and dimensions is {dimensions!r:.80}"
         raise ModelImportError(f"{wrong}; name is a text, and dimensions a mapping such as {{'length': 128}}")
-    try:
-        list(_leaves(example_inputs))
-    except RecursionError:
-        raise ModelImportError("example_inputs hold themselves, or are nested too deep; give arrays") from None
+    _require_countable(example_inputs)
     request = ImportRequest(example_inputs, batch, dict(dimensions or {}), name)
     _require_sizes(request)
     if example_inputs is None and _is_function(source) and not is_network(source):
@@ -242,6 +255,17 @@ def load_model(
     with ONE_AT_A_TIME:
         model: Model = getattr(importlib.import_module(module), function)(source, request)
     return model
+
+
+def _require_countable(example_inputs: Any) -> None:
+    try:
+        count = _count_leaves(example_inputs, {})
+    except RecursionError:
+        raise ModelImportError("example_inputs hold themselves, or are nested too deep; give arrays") from None
+    if count > MOST_LEAVES:
+        raise ModelImportError(
+            f"example_inputs hold {count} values in nested lists, and {MOST_LEAVES} are possible; give arrays"
+        )
 
 
 def _require_sizes(request: ImportRequest) -> None:

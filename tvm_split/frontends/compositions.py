@@ -171,6 +171,39 @@ def counted_from_front(op: Operators, index: relax.Expr, size: int) -> relax.Exp
     return op.where(op.less(index, 0), op.add(index, size), index)
 
 
+def sorted_places(op: Operators, data: relax.Expr, axis: int, is_descending: bool) -> relax.Expr:
+    """Return the int64 positions of the elements of ``data`` in sorted order along ``axis``.
+
+    NaN is the greatest element, and equal elements keep their order.
+    """
+    return op.argsort(_sort_keys(op, data), axis, is_descending, dtype="int64")
+
+
+def sorted_elements(
+    op: Operators, data: relax.Expr, axis: int, is_descending: bool, count: int | None = None
+) -> tuple[relax.Expr, relax.Expr]:
+    """Return the first ``count`` elements of ``data`` (default: all) in sorted order, and their int64 positions."""
+    axis, places = axis % len(shape_of(data)), sorted_places(op, data, axis, is_descending)
+    if count is not None:
+        places = op.strided_slice(places, [axis], [0], [count])
+    return op.gather_elements(data, places, axis), places
+
+
+def _sort_keys(op: Operators, data: relax.Expr) -> relax.Expr:
+    """Return numbers in the order of ``data`` that TVM sorts correctly: int32, int64, or float64 without NaN.
+
+    TVM has no order for NaN, sorts bfloat16 wrongly, and fails for other integers. Infinity becomes the greatest finite
+    number, so that it stays below NaN.
+    """
+    dtype = dtype_of(data)
+    if is_float(dtype):
+        numbers = op.cast(data, "float64")
+        return op.where(op.isnan(numbers), math.inf, op.minimum(numbers, np.finfo("float64").max))
+    if dtype == "uint64":
+        return op.bitwise_xor(op.cast(data, "int64"), constant(np.iinfo("int64").min, "int64"))
+    return op.cast(data, "int64" if dtype in ("int64", "uint32") else "int32")
+
+
 def parts(op: Operators, data: relax.Expr, sizes: Sequence[int], axis: int) -> relax.Expr:
     """Split ``data`` into parts of ``sizes``; TVM's split refuses parts without elements."""
     ends = np.cumsum([0, *sizes]).tolist()

@@ -12,8 +12,18 @@ from tvm_split.frontends import ImportRequest
 from tvm_split.units import count_text
 
 Array = np.ndarray[Any, Any]
-Specs = Sequence[tuple[str, Sequence[int | str | None], str]]
-"""The name, sizes and dtype of each input; an open size is its symbol, or None if it has no name."""
+
+
+class Derived(NamedTuple):
+    """An open size that follows from that of a ``symbol``: ``factor`` · symbol + ``offset``."""
+
+    symbol: str
+    factor: int
+    offset: int
+
+
+Specs = Sequence[tuple[str, Sequence[int | str | Derived | None], str]]
+"""The name, sizes and dtype of each input; an open size is its symbol, or None if it has none."""
 
 
 def with_rows(arrays: list[Array], batch: int | None) -> list[Array]:
@@ -58,11 +68,10 @@ def in_order(names: Sequence[str], example_inputs: Any) -> list[Any]:
 
 
 class Bound(NamedTuple):
-    """The size of a symbol, the source that says it, and the first axis that has it, such as ``x[1]``."""
+    """The size of a symbol, and a sentence that says where it comes from."""
 
     size: int
-    source: str
-    place: str
+    reason: str
 
 
 def bound_inputs(specs: Specs, request: ImportRequest) -> tuple[list[list[int]], list[Array] | None]:
@@ -76,7 +85,7 @@ def bound_inputs(specs: Specs, request: ImportRequest) -> tuple[list[list[int]],
     ]
     examples = None if request.example_inputs is None else checked_examples(named, request.example_inputs)
     sizes = bound_sizes(named, request, examples)
-    shapes = [[sizes[size].size if isinstance(size, str) else size for size in shape] for _, shape, _ in named]
+    shapes = [[size if isinstance(size, int) else sizes[str(size)].size for size in shape] for _, shape, _ in named]
     fits = examples is not None and [list(array.shape) for array in examples] == shapes
     return shapes, examples if fits else None
 
@@ -98,42 +107,37 @@ def checked_examples(specs: Specs, example_inputs: Any) -> list[Array]:
 
 
 def bound_sizes(
-    specs: Specs,
-    request: ImportRequest,
-    examples: Sequence[Array] | None,
-    derived: Mapping[str, str] | None = None,
-    symbols_are_names: bool = True,
+    specs: Specs, request: ImportRequest, examples: Sequence[Array] | None, symbols_are_names: bool = True
 ) -> dict[str, Bound]:
-    """Return the size of each symbol; an open size "" is ignored, because it follows from others.
+    """Return the size of each symbol; a size None is ignored, because it follows from others.
 
-    ``derived`` has further symbols, and an axis whose size follows from each. Errors name a symbol if
-    ``symbols_are_names`` that a person chose, else by its axis.
+    Errors name a symbol if ``symbols_are_names`` that a person chose, else its axis.
 
     Raises OpenAxesError for open sizes, and ModelImportError for names in ``dimensions`` that no axis has, and for two
     sizes of one axis.
     """
     wanted = request.dimensions
     axes = [(f"{name}[{axis}]", axis, size) for name, shape, _ in specs for axis, size in enumerate(shape)]
-    places: dict[str, str] = {}
-    for place, _, size in axes:
-        if isinstance(size, str) and size:
-            places.setdefault(size, place)
-    places = {**(derived or {}), **places}
-    _require_known(wanted, places, {place for place, _, size in axes if size != ""})
+    direct = {size: place for place, _, size in reversed(axes) if isinstance(size, str)}
+    places = {size.symbol: place for place, _, size in reversed(axes) if isinstance(size, Derived)} | direct
+    _require_known(wanted, places, {place for place, _, size in axes if size is not None})
     has_open_batch = any(axis == 0 and not isinstance(size, int) for _, axis, size in axes)
     sizes: dict[str, Bound] = {}
+    for symbol, place in places.items():
+        if symbol in wanted:
+            _bind(sizes, symbol, wanted[symbol], f"dimensions[{symbol!r}]", place)
     for place, axis, size in axes:
-        sources = [(wanted.get(name), f"dimensions[{name!r}]") for name in (place, str(size)) if size != ""]
-        if axis == 0 and size != "" and not (isinstance(size, int) and has_open_batch):
-            sources.append((request.batch, "batch"))
-        for number, source in sources:
-            if number is not None:
-                _bind(sizes, size, number, source, place)
+        if place in wanted:
+            _bind(sizes, size, wanted[place], f"dimensions[{place!r}]", place)
+        is_fixed = isinstance(size, int) and has_open_batch
+        follows = isinstance(size, Derived) and size.symbol in direct
+        if axis == 0 and request.batch is not None and not is_fixed and not follows:
+            _bind(sizes, size, request.batch, "batch", place)
     explicit = set(sizes)
     example_sizes = [size for array in examples or () for size in array.shape]
     for (place, _, size), number in zip(axes, example_sizes, strict=examples is not None):
-        if isinstance(size, str) and size and size not in explicit:
-            _bind(sizes, size, number, f"the example input at {place}", place)
+        if not isinstance(size, int) and _symbol_of(size) not in explicit:
+            _bind(sizes, size, number, "the example input", place)
     names = {symbol: symbol if symbols_are_names else place for symbol, place in places.items() if symbol not in sizes}
     if names:
         first = [names[size] for _, axis, size in axes if axis == 0 and size in names]
@@ -141,20 +145,31 @@ def bound_sizes(
     return sizes
 
 
+def _symbol_of(size: Any) -> Any:
+    return size.symbol if isinstance(size, Derived) else size
+
+
 def _bind(sizes: dict[str, Bound], size: Any, number: int, source: str, place: str) -> None:
-    """Give the symbol or fixed ``size`` at ``place`` the size ``number``. Raises ModelImportError if it has another."""
+    """Give ``size``, open or fixed, at ``place`` the size ``number``. Raises ModelImportError if it cannot have it."""
+    reason = f"{source} gives {place} the size {number}"
+    if size is None:
+        return
     if isinstance(size, int):
         if number != size:
             raise ModelImportError(
-                f"{source} gives {place} the size {number}, the model has the fixed size {size} there; "
+                f"{reason}, the model has the fixed size {size} there; "
                 "export it again with an open size, or use the model's own"
             )
         return
-    bound = sizes.setdefault(size, Bound(number, source, place))
+    if isinstance(size, Derived):
+        number, rest = divmod(number - size.offset, size.factor)
+        if rest or number < 1:
+            raise ModelImportError(
+                f"{reason}, the model has {size.factor} · n{size.offset:+d} there, for a whole n from 1"
+            )
+    bound = sizes.setdefault(_symbol_of(size), Bound(number, reason))
     if bound.size != number:
-        raise ModelImportError(
-            f"{source} is {number}, but {bound.source} says {bound.size} for the same size ({size!r})"
-        )
+        raise ModelImportError(f"{reason}, but {bound.reason}: both follow from one open size of the model")
 
 
 def _require_known(wanted: Mapping[str, int], places: Mapping[str, str], axes: set[str]) -> None:

@@ -52,10 +52,7 @@ class _StartedHere:
 
 @dataclass(frozen=True)
 class InProcess(Launcher):
-    """A cluster without processes and RPC: the stages are called one after the other in this process.
-
-    ``threads`` is the number of threads that each kernel may use; None is all usable cores.
-    """
+    """A cluster without processes and RPC; see `Cluster.in_process`."""
 
     name = "in-process"
     argument = "machines"

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from typing import NamedTuple
 
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
@@ -43,15 +43,11 @@ class NumberedStep(NamedTuple):
     activation_bytes: float
 
 
-class Links(Protocol):
-    """The links of a problem, between machines given as numbers."""
+Links = Callable[[MachineSet, MachineSet], tuple[float, float]]
+"""Function that returns the longest latency (s) and the most seconds per byte of any link from one set to another.
 
-    def between(self, sources: MachineSet, targets: MachineSet) -> tuple[float, float]:
-        """The longest latency in seconds and the most seconds per byte of any link from a source to a target.
-
-        Raises:
-            PlanError: a source and a target have no link.
-        """
+It raises a `PlanError` if a source and a target have no link.
+"""
 
 
 def evaluate(problem: Problem, graph: StepGraph) -> Evaluation:
@@ -89,24 +85,21 @@ def flow_of(problem: Problem, graph: StepGraph) -> Flow:
         )
         for transfer in graph.transfers
     ]
-    return Flow(problem, _NamedLinks(problem), steps, transfers)
+    return Flow(problem, partial(_slowest_link, problem, (*numbers, CLIENT)), steps, transfers)
 
 
-class _NamedLinks:
-    def __init__(self, problem: Problem) -> None:
-        self._names = [*(machine.name for machine in problem.machines), CLIENT]
-        self._links = problem.link_of
-
-    def between(self, sources: MachineSet, targets: MachineSet) -> tuple[float, float]:
-        latency = seconds_per_byte = 0.0
-        for source, target in itertools.product(sources, targets):
-            if source != target:
-                link = self._links.get((self._names[source], self._names[target]))
-                if link is None:
-                    raise missing_link(self._names[source], self._names[target])
-                latency = max(latency, link.latency_seconds)
-                seconds_per_byte = max(seconds_per_byte, 1.0 / link.bytes_per_second)
-        return latency, seconds_per_byte
+def _slowest_link(
+    problem: Problem, names: Sequence[str], sources: MachineSet, targets: MachineSet
+) -> tuple[float, float]:
+    latency = seconds_per_byte = 0.0
+    for source, target in itertools.product(sources, targets):
+        if source != target:
+            link = problem.link_of.get((names[source], names[target]))
+            if link is None:
+                raise missing_link(names[source], names[target])
+            latency = max(latency, link.latency_seconds)
+            seconds_per_byte = max(seconds_per_byte, 1.0 / link.bytes_per_second)
+    return latency, seconds_per_byte
 
 
 def missing_link(source: str, target: str) -> PlanError:
@@ -138,7 +131,6 @@ class Flow:
     ) -> None:
         self.problem = problem
         self.steps = steps
-        self._links = links
         self._transfers = transfers
         self._placements = [*(step.machines for step in steps), CLIENT_SET]
         self.counts = [0] * len(self._placements)
@@ -155,7 +147,7 @@ class Flow:
                 for end in (source, target):
                     self.counts[end] += 1
                     self.sizes[end] += size
-        self._speeds = {ends: links.between(*ends) for ends in self.crossing}
+        self._speeds = {ends: links(*ends) for ends in self.crossing}
 
     @cached_property
     def machines(self) -> tuple[int, ...]:
@@ -337,17 +329,18 @@ def keeps_demands(problem: Problem, stages: Sequence[Stage], evaluation: Timed) 
 
 
 def _memory_violations(problem: Problem, evaluation: Evaluation) -> Iterator[str]:
-    limits = {machine.name: machine.memory_bytes for machine in problem.machines}
     for load in evaluation.loads:
-        if load.memory_bytes > limits[load.machine] * (1 + TOLERANCE):
-            needed, limit = bytes_text(load.memory_bytes), bytes_text(limits[load.machine])
-            yield f"{load.machine} needs {needed} of memory and has {limit}"
+        limit = problem.memory_limits.get(load.machine, math.inf)
+        if load.memory_bytes > limit * (1 + TOLERANCE):
+            yield f"{load.machine} needs {bytes_text(load.memory_bytes)} of memory and has {bytes_text(limit)}"
 
 
-def memory_shortage(problem: Problem, evaluation: Evaluation) -> float:
+def memory_shortage(problem: Problem, evaluation: Evaluation | Flow) -> float:
     """Bytes by which a plan exceeds the memory of its machines, summed over them."""
-    limits = {machine.name: machine.memory_bytes for machine in problem.machines}
-    return math.fsum(max(0.0, load.memory_bytes - limits[load.machine]) for load in evaluation.loads)
+    limits = problem.memory_limits
+    if not limits:  # the loads take time to compute
+        return 0.0
+    return math.fsum(max(0.0, load.memory_bytes - limits.get(load.machine, math.inf)) for load in evaluation.loads)
 
 
 def pin_violations(problem: Problem, stages: Sequence[Stage]) -> Iterator[str]:

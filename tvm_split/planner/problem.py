@@ -186,6 +186,11 @@ class Problem:
         """The links by source and destination."""
         return {(link.source, link.destination): link for link in self.links}
 
+    @cached_property
+    def memory_limits(self) -> Mapping[str, float]:
+        """Bytes of memory by machine, without machines that have no limit."""
+        return {machine.name: machine.memory_bytes for machine in self.machines if math.isfinite(machine.memory_bytes)}
+
 
 Axis = Literal["rows", "columns", "channels", "heads", "batch"]
 Exchange = Literal["fused", "each"]

@@ -12,7 +12,7 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,7 +76,8 @@ def lower(problem: Problem, stages: Sequence[Stage], estimated: Container[tuple[
     pieces = {piece.name: piece for piece in problem.pieces}
     stage_of = _stage_of(problem, pieces, stages)
     sent = list(_sent(problem, stage_of))
-    order = _topological_order(stages, [(source, end) for _, source, end, _ in sent])
+    edges = [(source, end) for _, source, end, _ in sent]
+    order = topological_order(len(stages), edges, lambda number: stages[number].machines)
     names = {number: stages[number].name or f"stage_{place}" for place, number in enumerate(order)} | {None: CLIENT}
     return StepGraph(
         tuple(
@@ -160,15 +161,22 @@ def _sent(problem: Problem, stage_of: dict[str, int]) -> Iterator[tuple[str, int
         yield name, source, end, edge.bytes
 
 
-def _topological_order(stages: Sequence[Stage], edges: Sequence[tuple[int | None, int | None]]) -> list[int]:
-    before: dict[int, set[int]] = {number: set() for number in range(len(stages))}
+def topological_order(
+    count: int, edges: Iterable[tuple[int | None, int | None]], machines_of: Callable[[int], Sequence[str]]
+) -> list[int]:
+    """The numbers of stages in topological order, from edges between them; other ends, such as the client, are ignored.
+
+    Raises:
+        PlanError: stages wait for each other in a cycle; names their machines by ``machines_of``.
+    """
+    before: dict[int, set[int]] = {number: set() for number in range(count)}
     for source, end in edges:
-        if source is not None and end is not None:
+        if source in before and end in before:
             before[end].add(source)
     try:
         return list(graphlib.TopologicalSorter(before).static_order())
     except graphlib.CycleError as error:
-        names = [names_of(stages[number].machines) for number in reversed(error.args[1])]
+        names = [names_of(machines_of(number)) for number in reversed(error.args[1])]
         raise PlanError(f"the stages wait for each other in a cycle: {' → '.join(names)}") from error
 
 

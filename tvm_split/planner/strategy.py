@@ -130,7 +130,7 @@ class Strategy(ABC):
 STRATEGIES: Registry[type[Strategy]] = Registry(
     "tvm_split.strategies",
     "strategy",
-    {"best": "tvm_split.planner.search.solve:Best", "first-fit": "tvm_split.planner.search.simple_plans:FirstFit"},
+    {"best": "tvm_split.planner.search.search:Best", "first-fit": "tvm_split.planner.search.simple_plans:FirstFit"},
     Strategy,
     PlanError,
 )

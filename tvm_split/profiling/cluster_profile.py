@@ -19,13 +19,13 @@ from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verification_inputs
 from tvm_split.errors import ProfileError
 from tvm_split.model import Model
+from tvm_split.planner.estimate import Roofline
 from tvm_split.planner.graph import piece_edges, pieces_of, pieces_of_kernels
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, StreamingCost
 from tvm_split.profiling.kernel_timing import DEFAULT_TIMEOUT_SECONDS, time_kernels
 from tvm_split.profiling.kernels import KernelCall, TargetCode, shared_weight_bytes, target_code
 from tvm_split.profiling.link_probing import probe_links
 from tvm_split.profiling.machine_times import CallSeconds, MachineTimes
-from tvm_split.profiling.peaks import Ceilings
 from tvm_split.profiling.store import default_folder
 from tvm_split.progress import StepProgress, Steps
 from tvm_split.units import Shown
@@ -154,8 +154,8 @@ def _machine_profile(
         threads=machine.threads,
         hostname=machine.hostname,
         memory_free_bytes=machine.memory_free_bytes,
-        operations_per_second=seconds.ceilings.operations_per_second,
-        bytes_per_second=seconds.ceilings.bytes_per_second,
+        operations_per_second=seconds.peaks.operations_per_second,
+        bytes_per_second=seconds.peaks.bytes_per_second,
         streaming=StreamingCost(),
         pieces={piece[0]: seconds.of(piece_calls) for piece, piece_calls in zip(pieces, calls, strict=True)},
         measured_at=_oldest(times),
@@ -204,7 +204,7 @@ class ModelProfile(Shown):
     seconds: float
     kernels: tuple[KernelProfile, ...]
     untimed: int
-    ceilings: Ceilings
+    ceilings: Roofline
 
     @property
     def kernel_seconds(self) -> float:
@@ -283,5 +283,5 @@ def profile(
         undisturbed_seconds([(seconds, seconds) for seconds in wholes[WARM_UP_ROUNDS:]]),
         tuple(KernelProfile(call.kernel, times.alone[call.digest].seconds) for call in timed),
         len(calls) - len(timed),
-        CallSeconds(times).ceilings,
+        CallSeconds(times).peaks,
     )

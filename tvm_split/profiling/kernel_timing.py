@@ -14,13 +14,13 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 
 from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.client.remote_kernels import RemoteKernels
-from rpc_runtime.execution.kernel_timer import InProcessKernels
+from rpc_runtime.execution.kernel_timer import KernelTimer
 from rpc_runtime.hardware import usable_together
 from rpc_runtime.program.measurements import MAXIMUM_LIMIT_SECONDS, KernelTime, TimingEffort
 from rpc_runtime.program.program import BlobSpec
@@ -31,7 +31,7 @@ from tvm_split.errors import ProfileError
 from tvm_split.profiling.kernels import TargetCode
 from tvm_split.profiling.machine_times import MachineTimes
 from tvm_split.profiling.machines import MachineFacts, machine_facts
-from tvm_split.profiling.peaks import EFFORT as PEAK_EFFORT, CeilingCode, ceiling_code
+from tvm_split.profiling.peaks import EFFORT as PEAK_EFFORT, peak_code
 from tvm_split.profiling.rounds import ROUNDS, WITHIN, confirmed_fastest, first_of
 from tvm_split.profiling.store import Store, default_folder
 from tvm_split.progress import StepProgress, Steps
@@ -45,27 +45,9 @@ OVERLAP = 1.25
 """Length of a round under contention relative to a round alone, so that all compute while the slowest one does."""
 
 KIND = attrgetter("kind")
-KernelSession = InProcessKernels | RemoteKernels
+KernelSession = KernelTimer | RemoteKernels
 Times = Mapping[str, tuple[KernelTime, ...]]
 """Times of kernels by machine."""
-
-
-class Libraries:
-    """Builds libraries of kernels, each once. Thread-safe."""
-
-    def __init__(self) -> None:
-        self.blobs = BlobFolder.temporary()
-        self._built: dict[tuple[int, frozenset[str]], BlobSpec] = {}
-
-    @one_at_a_time
-    def library(self, code: TargetCode | CeilingCode, digests: frozenset[str] = frozenset()) -> BlobSpec:
-        """Return the library of the kernels with these digests, or that of a machine's peaks."""
-        key = id(code), digests
-        if key not in self._built:
-            self._built[key] = (
-                code.build(self.blobs) if isinstance(code, CeilingCode) else code.build(digests, self.blobs)
-            )
-        return self._built[key]
 
 
 class HostTiming:
@@ -79,13 +61,14 @@ class HostTiming:
         self,
         machines: Sequence[MachineTimes],
         open_session: Callable[[MachineFacts], KernelSession],
-        libraries: Libraries,
+        library: Callable[[TargetCode, frozenset[str]], BlobSpec],
+        blobs: BlobFolder,
         timeout_seconds: float,
         on_step: Callable[[str], None],
     ) -> None:
         self._machines = machines
         self._open_session = open_session
-        self._libraries = libraries
+        self._library, self._blobs = library, blobs
         self._timeout_seconds = timeout_seconds
         self._on_step = on_step
         self._round_seconds: dict[str, float] = {}
@@ -115,16 +98,16 @@ class HostTiming:
         for machine in first_of(recalled, KIND):
             self._on_step(f"checking what is known of {machine.name}")
             with contextlib.closing(self._open_session(machine.machine)) as session:
-                self._load(session, machine, frozenset({machine.checked_kernel or ""}))
+                self._load(session, machine, machine.code, frozenset({machine.checked_kernel or ""}))
                 if not machine.is_consistent(session.measure(CHECK_EFFORT)[0]) and self._has_changed(machine, session):
                     changed.add(machine.kind)
         for machine in recalled:
             if machine.kind in changed:
                 machine.forget()
 
-    def _load(self, session: KernelSession, machine: MachineTimes, digests: frozenset[str]) -> None:
-        kernels = machine.kernel_set(digests, self._libraries.library(machine.code, digests))
-        session.load(kernels, self._libraries.blobs.path)
+    def _load(self, session: KernelSession, machine: MachineTimes, code: TargetCode, digests: frozenset[str]) -> None:
+        kernels = machine.kernel_set(code, digests, self._library(code, digests))
+        session.load(kernels, self._blobs.path)
 
     def _has_changed(self, times: MachineTimes, session: KernelSession) -> bool:
         """Whether a kernel is now faster than its cached time, or is confirmed to be slower."""
@@ -136,7 +119,7 @@ class HostTiming:
 
     def measure(self) -> None:
         """Measure the missing times."""
-        lacking = [machine for machine in self._machines if self.wanted[machine.name] or machine.lacks_ceilings]
+        lacking = [machine for machine in self._machines if self.wanted[machine.name] or machine.lacks_peaks]
         timed = first_of(lacking, KIND)
         self._time(timed)
         for machine in lacking:
@@ -152,9 +135,9 @@ class HostTiming:
                 machine.name: stack.enter_context(contextlib.closing(self._open_session(machine.machine)))
                 for machine in dict.fromkeys((*machines, *together))
             }
-            self._time_peaks([machine for machine in machines if machine.lacks_ceilings], sessions)
+            self._time_peaks([machine for machine in machines if machine.lacks_peaks], sessions)
             for machine in dict.fromkeys((*timed, *together)):
-                self._load(sessions[machine.name], machine, self.wanted[machine.name])
+                self._load(sessions[machine.name], machine, machine.code, self.wanted[machine.name])
             measures: dict[str, Callable[[], Times]] = {
                 machine.name: partial(self._measure_alone, machine, sessions[machine.name]) for machine in timed
             }
@@ -177,9 +160,7 @@ class HostTiming:
 
     def _time_peaks(self, machines: Sequence[MachineTimes], sessions: Mapping[str, KernelSession]) -> None:
         def load(machine: MachineTimes) -> None:
-            assert machine.ceilings is not None  # noqa: S101  (it lacks their times)
-            kernels = machine.ceilings.kernel_set(machine.name, self._libraries.library(machine.ceilings))
-            sessions[machine.name].load(kernels, self._libraries.blobs.path)
+            self._load(sessions[machine.name], machine, machine.peaks, frozenset(machine.peaks.distinct))
 
         # Before its first library, a worker starts the process that tests libraries. Load all at the same time.
         with ThreadPoolExecutor(max(len(machines), 1), thread_name_prefix="load") as pool:
@@ -274,10 +255,16 @@ def time_kernels(
             steps.begin(f"compiling {name} for {machine.name}")
             codes[key] = code_of(machine)
         times = _machine_times(machines, codes, default_folder() if cache_folder is None else Path(cache_folder))
-        opened, libraries = partial(open_session, workers, timeout_seconds), Libraries()
+        opened, blobs = partial(open_session, workers, timeout_seconds), BlobFolder.temporary()
+        library = one_at_a_time(cache(lambda code, digests: code.build(digests, blobs)))  # for the hosts' threads
         timings = [
             HostTiming(
-                [time for time in times if time.machine.host == host], opened, libraries, timeout_seconds, steps.begin
+                [time for time in times if time.machine.host == host],
+                opened,
+                library,
+                blobs,
+                timeout_seconds,
+                steps.begin,
             )
             for host in dict.fromkeys(machine.host for machine in machines)
         ]
@@ -298,12 +285,12 @@ def _machine_times(
     machines: Sequence[MachineFacts], codes: Mapping[str, TargetCode], folder: Path
 ) -> list[MachineTimes]:
     """Return empty times of each machine. Machines of one target and number of threads share their peaks."""
-    peaks: dict[tuple[str, int], CeilingCode | None] = {}
+    peaks: dict[tuple[str, int], TargetCode] = {}
     all_times = []
     for machine in machines:
         key = _target_key(machine), machine.threads
         if key not in peaks:
-            peaks[key] = None if machine.has_gpu else ceiling_code(machine.target, machine.threads)
+            peaks[key] = peak_code(machine.target, machine.threads)
         companions = sorted(
             f"{peer.name} with {peer.threads} threads"
             for peer in machines
@@ -317,7 +304,7 @@ def _machine_times(
 def open_session(cluster: Workers, timeout_seconds: float, machine: MachineFacts) -> KernelSession:
     """Open a session that times kernels, in this process or on the worker. Errors are those of `RemoteKernels`."""
     if cluster.launcher.in_process:
-        return InProcessKernels(machine.threads)
+        return KernelTimer(machine.threads)
     return RemoteKernels(cluster.endpoints()[machine.name], timeout_seconds)
 
 

@@ -138,7 +138,7 @@ def shared_weight_bytes(calls: tuple[KernelCall, ...] | list[KernelCall]) -> int
 SYMBOL_LETTERS = 24
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TargetCode:
     """The kernel calls of some stages, in order; ``functions`` returns the distinct kernels by digest.
 

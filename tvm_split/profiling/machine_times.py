@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel
+from rpc_runtime.program.measurements import KernelSet, KernelTime
 from rpc_runtime.program.program import BlobSpec
 from tvm_split.compiler.targets import target_text
 from tvm_split.errors import ProfileError
+from tvm_split.planner.estimate import Roofline
 from tvm_split.planner.profile import SHORTEST_SECONDS, PieceTime
 from tvm_split.profiling.kernels import KernelCall, TargetCode, symbol
 from tvm_split.profiling.machines import MachineFacts
-from tvm_split.profiling.peaks import CeilingCode, Ceilings
 from tvm_split.profiling.store import Store, entry_key
 
 MOST_OF_MEMORY = 0.5
@@ -44,12 +44,12 @@ class MachineTimes:
     """Known times of one machine by digest, alone and under contention, and why others are unknown.
 
     Contention is with ``companions``; a machine without any is always alone. The times alone include those of the
-    kernels of ``ceilings``.
+    kernels of ``peaks``; a GPU has none.
     """
 
     machine: MachineFacts
     code: TargetCode
-    ceilings: CeilingCode | None
+    peaks: TargetCode
     cache: Store
     companions: tuple[str, ...]
     problems: dict[str, str] = field(default_factory=dict)
@@ -75,14 +75,10 @@ class MachineTimes:
     def recall(self) -> None:
         """Load the times that the cache has."""
         for companions, times in self._times.items():
-            for digest in (*self.code.distinct, *self._peaks):
+            for digest in (*self.code.distinct, *self.peaks.distinct):
                 cached = self.cache.get(self._key(digest, companions), _CACHED_TIME)
                 if cached is not None:
                     times[digest] = cached
-
-    @property
-    def _peaks(self) -> Mapping[str, TimedKernel]:
-        return {} if self.ceilings is None else self.ceilings.kernels
 
     @property
     def checked_kernel(self) -> str | None:
@@ -97,7 +93,7 @@ class MachineTimes:
     def forget(self) -> None:
         """Discard all known times of the code's kernels."""
         for times in self._times.values():
-            for digest in times.keys() - self._peaks.keys():
+            for digest in times.keys() - self.peaks.distinct.keys():
                 del times[digest]
 
     @property
@@ -126,21 +122,19 @@ class MachineTimes:
         return id(self.code), json.dumps({**self.machine.identity, "machine": ""}, sort_keys=True)
 
     @property
-    def lacks_ceilings(self) -> bool:
-        return not self._peaks.keys() <= self.alone.keys()
+    def lacks_peaks(self) -> bool:
+        return not self.peaks.distinct.keys() <= self.alone.keys()
 
-    def kernel_set(self, digests: frozenset[str], library: BlobSpec) -> KernelSet:
-        ordered = [digest for digest in self.code.distinct if digest in digests]
+    def kernel_set(self, code: TargetCode, digests: frozenset[str], library: BlobSpec) -> KernelSet:
+        """Return the kernels of ``code``, which is that of the model or of the peaks, with these digests."""
         room = self.machine.memory_free_bytes
-        weight_bytes = min(self.code.weight_bytes, int(MOST_OF_MEMORY * room)) if room else self.code.weight_bytes
-        kernels = tuple(self.code.distinct[digest].timed for digest in ordered)
-        target = target_text(self.code.target)
-        return KernelSet(self.machine.name, self.code.device, library, kernels, weight_bytes, target)
+        weight_bytes = min(code.weight_bytes, int(MOST_OF_MEMORY * room)) if room else code.weight_bytes
+        kernels = tuple(call.timed for digest, call in code.distinct.items() if digest in digests)
+        return KernelSet(self.machine.name, code.device, library, kernels, weight_bytes, target_text(code.target))
 
     def take(self, times: Sequence[KernelTime], companions: tuple[str, ...], *, is_confirmed: bool) -> None:
         """Use measured times. The cache keeps them if they are confirmed, or faster than the cached ones."""
-        by_symbol = {symbol(digest): digest for digest in self.code.distinct}
-        by_symbol |= {kernel.function: digest for digest, kernel in self._peaks.items()}
+        by_symbol = {symbol(digest): digest for digest in (*self.code.distinct, *self.peaks.distinct)}
         new_times: dict[str, CachedTime] = {}
         for kernel_time in times:
             digest = by_symbol[kernel_time.function]
@@ -182,15 +176,13 @@ class MachineTimes:
 class CallSeconds:
     """Seconds of kernel calls on a machine, alone and under contention: measured, else from a roofline of its peaks.
 
-    They include the network's overhead per weight.
-
     Raises:
         ProfileError: nothing could be measured on the machine.
     """
 
     def __init__(self, times: MachineTimes) -> None:
         self._times = times
-        self.ceilings = _ceilings(times)
+        self.peaks = _peaks(times)
         known_digests = [digest for digest in times.code.distinct if digest in times.known]
         alone = sum(times.alone[digest].seconds for digest in known_digests)
         self._slower = (
@@ -208,28 +200,22 @@ class CallSeconds:
         return PieceTime(min(alone, contended), contended, "measured" if all_known else "estimated")
 
     def _of_call(self, call: KernelCall) -> tuple[float, float]:
-        weight_seconds = len(call.weights) * self.ceilings.seconds_per_weight
         if call.digest in self._times.known:
             alone, contended = (times[call.digest].seconds for times in (self._times.alone, self._times.contended))
-            return alone + weight_seconds, contended + weight_seconds * self._slower
-        roofline = weight_seconds + max(
-            call.kernel.operations / self.ceilings.operations_per_second,
-            call.kernel.moved_bytes / self.ceilings.bytes_per_second,
-        )
+            return alone, contended
+        roofline = self.peaks.seconds(call.kernel.operations, call.kernel.moved_bytes)
         return roofline, roofline * self._slower
 
 
-def _ceilings(times: MachineTimes) -> Ceilings:
+def _peaks(times: MachineTimes) -> Roofline:
     """Return peak operations and bytes per second: measured, or else the best that any kernel reached."""
-    code = times.ceilings
-    if code is not None and not times.lacks_ceilings:
-        return code.ceilings({digest: times.alone[digest].seconds for digest in code.kernels})
+    code = times.code if not times.peaks.calls or times.lacks_peaks else times.peaks
     measured_rates = [
-        (call.kernel.operations / times.alone[digest].seconds, call.kernel.moved_bytes / seconds)
-        for digest, call in times.code.distinct.items()
+        (call.kernel.operations / seconds, call.kernel.moved_bytes / seconds)
+        for digest, call in code.distinct.items()
         if digest in times.alone and (seconds := times.alone[digest].seconds)
     ]
     if not measured_rates:
         reasons = "; ".join(sorted(set(times.problems.values()))) or "none of its kernels can be timed"
         raise ProfileError(f"nothing could be measured on machine {times.machine.name!r}: {reasons}")
-    return Ceilings(*(max(rates) for rates in zip(*measured_rates, strict=True)))
+    return Roofline(*(max(rates) for rates in zip(*measured_rates, strict=True)))

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rpc_runtime.files import CACHE_VARIABLE, LOCK_SECONDS, cache_folder, locked, reason_of, replacing
 from rpc_runtime.private_folder import private_folder
-from tvm_split.errors import MeasurementsWarning
+from tvm_split.errors import CacheWarning
 
 FORMAT = "tvm-split measurements"
 VERSION = 3
@@ -48,7 +48,7 @@ class Store:
     """The measurements of ``subject``, a JSON value, in a file of ``folder``.
 
     They stay only in memory if ``folder`` is None, cannot be written, is open to other users, or stays locked for
-    ``lock_seconds``. A `MeasurementsWarning` reports such a problem, or a damaged file.
+    ``lock_seconds``. A `CacheWarning` reports such a problem, or a damaged file.
     """
 
     def __init__(self, folder: Path | None, subject: Mapping[str, Any], lock_seconds: float = LOCK_SECONDS) -> None:
@@ -126,7 +126,7 @@ class Store:
 def _warn(path: Path, text: str) -> None:
     if path not in _warned:
         _warned.add(path)
-        warnings.warn(text, MeasurementsWarning, stacklevel=1)
+        warnings.warn(text, CacheWarning, stacklevel=1)
 
 
 def _was_locked(folder: Path) -> bool:

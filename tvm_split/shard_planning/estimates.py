@@ -278,10 +278,8 @@ def profile_parts(
     )
 
 
-@dataclass(frozen=True)
-class _Calls:
-    calls: tuple[KernelCall, ...]
-    functions: Mapping[str, tirx.PrimFunc]
+_Scheduled = tuple[tuple[KernelCall, ...], Mapping[str, tirx.PrimFunc]]
+"""Kernel calls of a stage, and its distinct kernels by digest."""
 
 
 class _ScheduledPlan:
@@ -291,19 +289,19 @@ class _ScheduledPlan:
         self.plan = plan
         self.placed = partition(model, plan)
         self._database = database
-        self._scheduled: dict[str, _Calls] = {}
+        self._scheduled: dict[str, _Scheduled] = {}
 
     def machines(self) -> Iterable[str]:
         return dict.fromkeys(stage.machine for stage in self.placed.plan.stages)
 
-    def calls_on(self, machine: str) -> list[_Calls]:
+    def calls_on(self, machine: str) -> list[_Scheduled]:
         return [self.calls_of(stage.name) for stage in self.placed.plan.stages if stage.machine == machine]
 
-    def calls_of(self, stage: str) -> _Calls:
+    def calls_of(self, stage: str) -> _Scheduled:
         if stage not in self._scheduled:
             placed, computation = next(part for part in self.placed.parts if part[0].name == stage)
             layers, target = computation.layers(self.placed.model.layers), self.plan.machine(placed.machine).target
-            self._scheduled[stage] = _Calls(*scheduled_calls(computation.function, target, layers, self._database))
+            self._scheduled[stage] = scheduled_calls(computation.function, target, layers, self._database)
         return self._scheduled[stage]
 
 
@@ -316,15 +314,15 @@ def _code(plans: Sequence[_ScheduledPlan], facts: MachineFacts) -> TargetCode:
         for machine in plan.machines():
             if plan.plan.machine(machine).target == facts.target:
                 parts = plan.calls_on(machine)
-                calls += [call for part in parts for call in part.calls]
-                weight_bytes = max(weight_bytes, sum(shared_weight_bytes(part.calls) for part in parts))
-                for part in parts:
-                    functions.update(part.functions)
+                weight_bytes = max(weight_bytes, sum(shared_weight_bytes(part_calls) for part_calls, _ in parts))
+                for part_calls, part_functions in parts:
+                    calls += part_calls
+                    functions.update(part_functions)
     return TargetCode(facts.target, tuple(calls), lambda: functions, weight_bytes, untimeable_in(functions))
 
 
 def _timed(scheduled: _ScheduledPlan, step: Step, seconds: CallSeconds, estimates: PartEstimates, origin: int) -> Step:
-    calls = scheduled.calls_of(step.name).calls
+    calls, _ = scheduled.calls_of(step.name)
     piece_time, correction = seconds.of(calls), estimates.corrections.get(step.machines[0], 1.0)
     together = estimates.is_contended(scheduled.plan, origin, step.machines[0])
     contended = piece_time.contended_seconds * estimates.oversubscription.get(step.machines[0], 1.0)

@@ -63,11 +63,13 @@ class Trace:
         self._count = micro_batches
         self.events: list[TraceEvent] = []
 
-    def record(self, machine: str, stage: str, sequence: int, kind: str, start: float, size_bytes: int = 0) -> None:
+    def record(
+        self, machine: str, stage: str, sequence: int, kind: str, start: float, size_bytes: int = 0, peer: str = ""
+    ) -> None:
         """Record an event that began at ``start`` (seconds) and ends now."""
         if sequence < self._count and machine != CLIENT:
             times = round(start * 1e9), self._clock.nanoseconds
-            self.events.append(TraceEvent(machine, stage, sequence, kind, *times, size_bytes))
+            self.events.append(TraceEvent(machine, stage, sequence, kind, *times, size_bytes, peer))
 
 
 class Resting:
@@ -198,12 +200,12 @@ class Worker:
         self.scheduler.connect(links)
 
     def sent(self, route: Route, sequence: int, start: float) -> None:
-        stage = self._sender[route.tensor.name]
-        self._trace.record(self._plan.machine, stage, sequence, SEND, start, route.tensor.size_bytes)
+        stage, size_bytes = self._sender[route.tensor.name], route.tensor.size_bytes
+        self._trace.record(self._plan.machine, stage, sequence, SEND, start, size_bytes, route.destination)
 
     def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
-        stage = self._taker[route.tensor.name]
-        self._trace.record(self._plan.machine, stage, sequence, RECEIVE, start, route.tensor.size_bytes)
+        stage, size_bytes = self._taker[route.tensor.name], route.tensor.size_bytes
+        self._trace.record(self._plan.machine, stage, sequence, RECEIVE, start, size_bytes, route.source)
         if not self.is_lost:
             self.scheduler.give(route.tensor.name, sequence, NOTHING, release)
 

@@ -19,7 +19,7 @@ from tvm import te, tirx
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.errors import WorkerError, WorkerUnavailableError
-from rpc_runtime.execution.kernel_timer import InProcessKernels, undisturbed_seconds
+from rpc_runtime.execution.kernel_timer import KernelTimer, undisturbed_seconds
 from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
@@ -27,7 +27,7 @@ from tests.helpers.rpc_runtime.programs import A, B
 from tests.helpers.rpc_runtime.timed_kernels import KERNELS, f32
 
 QUICK = TimingEffort(minimum_rounds=3, minimum_seconds=0.0, limit_seconds=30.0)
-Session = RemoteKernels | InProcessKernels
+Session = RemoteKernels | KernelTimer
 
 
 def product(rows: int, inner: int, columns: int) -> tirx.PrimFunc:
@@ -56,7 +56,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> tuple[KernelSet, Callab
 
 @contextmanager
 def session_of(kind: str, workers: LocalWorkers) -> Iterator[Session]:
-    with InProcessKernels(1) if kind == "in process" else RemoteKernels(workers.endpoints[A], 30) as session:
+    with KernelTimer(1) if kind == "in process" else RemoteKernels(workers.endpoints[A], 30) as session:
         yield session
 
 

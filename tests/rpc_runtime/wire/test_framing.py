@@ -116,7 +116,7 @@ def test_a_watched_failure_is_cleaned(kind: Any) -> None:
         yield pb.WatchEvent().SerializeToString()
         if kind is None:
             context.abort(grpc.StatusCode.UNAVAILABLE, EVIL)
-        failure = pb.Failure(kind=kind, message=EVIL, peer=EVIL, stage=EVIL)
+        failure = pb.Failure(kind=kind, message=EVIL, peer=EVIL)
         yield pb.WatchEvent(failure=failure).SerializeToString()
 
     raised: list[TvmSplitError] = []

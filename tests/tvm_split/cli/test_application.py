@@ -11,7 +11,7 @@ import tvm_split
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 COMMANDS = ("demo", "plan", "compile", "tune", "worker", "deploy", "run", "status", "doctor")
-HEAVY = ("tvm", "torch", "onnx", "numpy", "grpc", "pydantic", "matplotlib")
+HEAVY = ("tvm", "torch", "onnx", "jax", "keras", "numpy", "grpc", "pydantic", "matplotlib")
 
 
 def test_help_lists_all_commands(invoke):

@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 import psutil
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-from schedules.tuning.database import RECORDS
+from schedules.tuning.database import RECORDS, DatabaseWriter
+from tests.helpers.frontends.onnx_cases import node_model
+from tests.helpers.full_disk import full_disk
 from tests.helpers.waiting import PATIENCE_SECONDS, wait_while_running
 
 
@@ -50,6 +51,23 @@ def test_wrong_use(invoke, onnx_path, tmp_path):
     assert "no tuning database" in missing.stderr
 
 
+def test_a_database_that_cannot_be_written_is_told_before_the_model_is_read(invoke, tmp_path):
+    command = ("tune", tmp_path / "nothing.onnx", "--database")
+    with DatabaseWriter(tmp_path / "tuned"):
+        assert "another process writes to" in invoke(*command, tmp_path / "tuned", code=1).stderr
+    (tmp_path / "file").touch()
+    assert f"cannot write the tuning database {tmp_path}/file" in invoke(*command, tmp_path / "file", code=1).stderr
+
+
+def test_a_merge_on_a_full_disk_names_the_file(invoke, tmp_path):
+    record = {"kernel": "0" * 16, "target": ["llvm"], "choices": "a", "rounds": [1.0], "is_decision": True}
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / RECORDS).write_text(json.dumps(record) + "\n")
+    with full_disk():
+        error = invoke("tune", "--merge", tmp_path / "theirs", "--database", tmp_path / "mine", code=1).stderr
+    assert f"cannot write {tmp_path}/mine/{RECORDS}: File too large; make room" in error
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
 def test_a_signal_to_all_processes_keeps_what_was_measured(start_process, onnx_path, tmp_path, number, word):
@@ -85,33 +103,15 @@ def test_every_kernel_with_its_layers(invoke_json, onnx_path):
     assert firsts.index("conv_1") < firsts.index("conv_2") < firsts.index("dense")
 
 
-def test_a_table(invoke, onnx_path):
-    text = invoke("profile", onnx_path, "--threads", "1", "--rounds", "1").stdout
-    assert "conv_1" in text
-    assert "both measured now" in " ".join(text.split())
-    assert max(map(len, text.splitlines())) <= 80
-
-
 def test_a_network_without_a_kernel(invoke, invoke_json, tmp_path):
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y"))
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "same", [x], [y])
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "same.onnx"
-    )
+    onnx.save(node_model("Identity", [np.ones(4, np.float32)]), tmp_path / "same.onnx")
     assert invoke_json("profile", tmp_path / "same.onnx", "--threads", "1", "--rounds", "1")["kernels"] == []
     invoke("profile", tmp_path / "same.onnx", "--threads", "1", "--rounds", "1")
 
 
 def test_indices_cannot_be_made_up(invoke, tmp_path):
-    node = helper.make_node("Gather", ["table", "words"], ["rows"], name="lookup")
-    graph = helper.make_graph(
-        [node],
-        "words",
-        [helper.make_tensor_value_info("words", TensorProto.INT64, [4])],
-        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, [4, 3])],
-        [numpy_helper.from_array(np.ones((5, 3), np.float32), "table")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "w.onnx")
+    words, table = np.ones(4, np.int64), np.ones((5, 3), np.float32)
+    onnx.save(node_model("Gather", [table, words]), tmp_path / "w.onnx")
     assert "example inputs" in invoke("profile", tmp_path / "w.onnx", code=1).stderr
 
 

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
+from tests.helpers.frontends.onnx_cases import node_model
 from tests.helpers.planner.bench_reports import report_of
 from tests.helpers.planner.problems import GOOD
 from tests.helpers.rpc_runtime.worker_process import ROOT
@@ -73,7 +74,7 @@ def arguments(onnx_path, bundle, tmp_path_factory):
     problem, plan, report, cluster = (folder / name for name in ("problem.json", "plan.json", "report.json", "c.yaml"))
     problem.write_text(GOOD)
     activation = folder / "activation.onnx"
-    onnx.save(activation_model(), activation)  # no kernel of it is tuned
+    onnx.save(node_model("Relu", [np.ones((1, 4), np.float32)]), activation)  # no kernel of it is tuned
     planned = CliRunner().invoke(app, ["plan", str(onnx_path), "--estimate", "--output", str(plan)])
     assert planned.exit_code == 0, planned.output
     report.write_text(json.dumps(report_of(json.loads(plan.read_text()), {"machine-a": 1.0})))
@@ -98,12 +99,6 @@ def arguments(onnx_path, bundle, tmp_path_factory):
         "status": ("--cluster", cluster, "--timeout", "1"),
         "doctor": (),
     }
-
-
-def activation_model() -> onnx.ModelProto:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], name="relu")], "activation", ends[:1], ends[1:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from tests.helpers.planner.bench_reports import report_of
 from tests.helpers.planner.problems import GOOD
 from tests.helpers.planner.profiles import A, B, chain_profile, planned
-from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -97,7 +96,6 @@ def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
 
 
 def test_a_picture(invoke, plan_path, tmp_path):
-    pytest.importorskip("matplotlib")
     invoke("simulate", plan_path, "--picture", tmp_path / "work.svg")
     assert "<svg" in (tmp_path / "work.svg").read_text()
 
@@ -127,15 +125,6 @@ def test_files_that_are_no_plan_and_no_answer(invoke, plan_path, solved):
     assert "takes an answer of `tvm-split solve` with its --problem" in invoke("simulate", answer, code=2).stderr
     both = invoke("simulate", answer, "--problem", problem, "--measured", plan_path, code=2)
     assert "--measured" in both.stderr
-
-
-def test_the_planner_alone_as_a_process(start_process, problem_path):
-    process = start_process("solve", problem_path, "--json")
-    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, errors) == (0, "")
-    solution = json.loads(output)
-    assert [stage["machine"] for stage in solution["stages"]] == ["machine-0", "machine-1"]
-    assert solution["predicted"]["period_seconds"] == 0.015
 
 
 def test_a_problem_as_a_table(invoke, problem_path):

@@ -46,20 +46,65 @@ def test_status(invoke, invoke_json, worker, tmp_path):
     (tmp_path / "cluster.yaml").write_text(json.dumps({"machines": machines}))
     result = invoke("status", "--cluster", tmp_path / "cluster.yaml", "--timeout", "3", code=1)
     assert "near" in result.stdout
-    assert result.stdout.count("does not answer") == 1
+    assert result.stdout.count("cannot be used") == 1
     assert result.stderr.count("127.0.0.1:9") == 1
 
 
-def test_workers_are_asked_while_tvm_is_loaded(start_process, tmp_path):
-    """A machine that stands still takes its timeout, and nothing else is waited for before."""
+@pytest.mark.parametrize("location", ["FILE", "at:ADDRESS"])
+def test_a_frozen_worker_takes_its_timeout_and_nothing_more(start_process, tmp_path, location):
+    """TVM, which takes seconds to load, is needed only for what a worker has answered."""
     (tmp_path / "tvm.py").write_text("import time\nwhile True: time.sleep(1)")
     with socket.create_server(("127.0.0.1", 0)) as frozen:
-        frozen.settimeout(PATIENCE_SECONDS)
-        path = cluster_file(tmp_path, {"name": "box", "address": f"127.0.0.1:{frozen.getsockname()[1]}"})
+        address = f"127.0.0.1:{frozen.getsockname()[1]}"
+        path = cluster_file(tmp_path, {"name": "box", "address": address})
         (tmp_path / "token").write_text(TOKEN)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
-        start_process("status", "--cluster", path, env=environment)
-        frozen.accept()
+        where = location.replace("FILE", str(path)).replace("ADDRESS", address)
+        process = start_process("status", "--cluster", where, "--timeout", "0.5", env=environment)
+        _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert f"at {address}: it did not answer in time" in errors
+
+
+def test_a_refusal_is_no_silence(invoke, invoke_json, worker, tmp_path):
+    (tmp_path / "token").write_text("wrong")
+    for location in (cluster_file(tmp_path, {"name": "box", "address": worker[1]}), f"at:{worker[1]}"):
+        result = invoke("status", "--cluster", location, code=1)
+        assert "it refused the call" in result.stderr
+        assert "answer" not in result.output
+        (row,) = invoke_json("status", "--cluster", location, code=1)["workers"]
+        assert row["reason"].startswith("it refused the call")
+
+
+DEAD = [{"name": name, "address": f"127.0.0.1:{port}"} for name, port in (("desk", 9), ("box", 11))]
+LLVM = {"target": {"kind": "llvm"}}
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        *((command, {}) for command in ("plan", "run", "bench", "profile", "tune", "compile --output bundle")),
+        *((f"plan {options}", {}) for options in ("--batches 1,2", "--estimate", "--split box=conv_1")),
+        ("plan", LLVM),
+        ("plan --split box=conv_1 --predict", LLVM),
+        ("run --estimate", LLVM),
+        ("run --split box=conv_1", LLVM),
+    ],
+)
+def test_dead_workers_are_told_before_the_model_is_read(invoke, tmp_path, command, more):
+    (tmp_path / "token").write_text(TOKEN)
+    path = cluster_file(tmp_path, *({**machine, **more} for machine in DEAD))
+    name, *options = command.replace("bundle", str(tmp_path / "bundle")).split()
+    error = invoke(name, tmp_path / "missing.onnx", "--cluster", path, *options, code=1).stderr
+    assert "127.0.0.1:11 cannot be reached" in error
+
+
+@pytest.mark.parametrize("options", ["--estimate", "--split box=conv_1"])
+def test_workers_that_a_plan_does_without_are_not_asked(invoke, tmp_path, options):
+    (tmp_path / "token").write_text(TOKEN)
+    path = cluster_file(tmp_path, *({**machine, **LLVM} for machine in DEAD))
+    result = invoke("plan", tmp_path / "missing.onnx", "--cluster", path, *options.split(), code=2)
+    assert "there is no file" in result.stderr
 
 
 def test_status_says_what_a_worker_holds_and_whose_it_is(invoke, invoke_json, worker, tmp_path):
@@ -141,7 +186,7 @@ def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_
 )
 def test_what_a_cluster_file_cannot_mean(invoke, onnx_path, tmp_path, entry, message):
     (tmp_path / "token").write_text(TOKEN)
-    path = cluster_file(tmp_path, {"name": "box", "address": "127.0.0.1:7001"}, {"name": "desk", **entry})
+    path = cluster_file(tmp_path, {"name": "box", "address": "127.0.0.1:7001", **LLVM}, {"name": "desk", **entry})
     for command in (["status"], ["plan", onnx_path, "--split", "box=conv_1"], ["plan", onnx_path, "--estimate"]):
         error = invoke(*command, "--cluster", path, code=2).stderr
         assert message in error

@@ -77,6 +77,13 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, right: str, wrong:
     assert_named(tmp_path, GOOD, right, wrong, f"{line}: ", message)
 
 
+@pytest.mark.parametrize(("right", "wrong"), [("192.0.2.10:7001", "192.0.2.10"), ("16e9", "16GB")])
+def test_a_wrong_value_is_told_once(tmp_path: Path, right: str, wrong: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        Cluster.from_yaml(write(tmp_path, GOOD.replace(right, wrong)))
+    assert str(caught.value).count(repr(wrong)) == 1
+
+
 def assert_named(folder: Path, text: str, right: str, wrong: str, line: str, message: str) -> None:
     """Assert that a line of the error about a file with ``wrong`` instead of ``right`` has this line and message."""
     assert right in text

@@ -54,7 +54,7 @@ def test_ready_pods_are_the_cluster(api: KubernetesApi, workers: LocalWorkers) -
     reasons = {name.split(" ")[0]: reason for name, reason in cluster.left_out.items()}
     assert "its pod is not ready (phase Running)" in reasons["tvm-split-2"]
     assert "its pod is ending" in reasons["tvm-split-3"]
-    assert "does not answer" in reasons["tvm-split-4"]
+    assert "it cannot be reached" in reasons["tvm-split-4"]
     assert "the worker that answers is 'tvm-split-0'" in reasons["tvm-split-5"]
 
 

@@ -19,6 +19,7 @@ from schedules.template import text_of
 from schedules.tuning import DatabaseWriter
 from tvm_split.compiler.build_cache import BlobFolder
 from tvm_split.compiler.targets import host_target, tvm_target
+from tvm_split.errors import CacheWarning
 from tvm_split.planner.plan import PlannedCodec
 from tvm_split.profiling.kernels import target_code
 from tvm_split.tuning import kernels_to_tune
@@ -141,6 +142,16 @@ def test_damaged_or_foreign_files_are_not_used(cache: Path, harm: Callable[[Path
     second, is_compiled = compiled(model, plan)
     assert is_compiled
     assert second == first
+
+
+@pytest.mark.parametrize("folder", ["compiled", "blobs"])
+def test_what_is_not_kept_is_told_once(cache: Path, folder: str) -> None:
+    (cache / folder).touch()
+    with pytest.warns(CacheWarning) as caught:
+        assert [compiled(model_of(), plan_of(model_of()), verify=False)[1] for _ in range(2)] == [True, True]
+    (text,) = [str(warning.message) for warning in caught]
+    assert f"what is compiled is not kept in {cache}" in text
+    assert "TVM_SPLIT_CACHE" in text
 
 
 @pytest.mark.parametrize("name", [".writing-1", "0" * 64])

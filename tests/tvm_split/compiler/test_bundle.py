@@ -68,6 +68,24 @@ def test_a_digest_that_is_no_text(folder: Path, tmp_path: Path) -> None:
         tvm_split.Bundle.load(tmp_path / "bundle")
 
 
+@pytest.mark.parametrize("victim", ["blobs/*", "ir/machine-a.py", "manifest.json"])
+def test_a_changed_byte_is_told_with_its_file(folder: Path, tmp_path: Path, victim: str) -> None:
+    shutil.copytree(folder, tmp_path / "bundle")
+    path = next((tmp_path / "bundle").glob(victim))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BundleError, match=rf"{path.name} was changed: its SHA-256 is"):
+        tvm_split.Bundle.load(tmp_path / "bundle")
+
+
+def test_a_bundle_of_another_version(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "bundle")
+    write(tmp_path / "bundle", json.dumps({**json.loads((folder / "manifest.json").read_text()), "version": 99}))
+    with pytest.raises(BundleError, match=r"of version 99; this version of tvm-split reads .* of version \d"):
+        tvm_split.Bundle.load(tmp_path / "bundle")
+
+
 @pytest.mark.parametrize("place", ["ir", "ir/annotated.py", "blobs", "blobs/1", "manifest.json", "manifest.sha256"])
 def test_links_lead_nowhere(folder: Path, tmp_path: Path, place: str) -> None:
     """Loading reads no file outside the bundle, and saving over such a bundle changes none."""

@@ -9,7 +9,6 @@ from tvm import relax
 from tvm.relax import op
 
 from relay_passes.ir import main_function, operations_of
-from relay_passes.sharding import emit as emitter
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights, with_cuts_made
 from tests.helpers.shared_plans import A, B, C, planned, require_consistent, shared, whole
 from tvm_split.compiler.partition import Partition
@@ -134,19 +133,6 @@ def test_each_machine_gets_its_rows_of_the_input_and_those_beside() -> None:
     ]
     assert [computation.received for computation in cut.computations[:2]] == [("x_machine_a",), ("x_machine_b",)]
     assert [parameter.name for parameter in main_function(cut.annotated()).params] == ["x"]
-
-
-def test_a_sum_in_parts_is_two_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emitter, "LARGE_SUM_BYTES", 1)
-
-    def wide(emit: Emit, x: relax.Var) -> list[relax.Var]:
-        conv1 = emit(op.nn.conv2d(x, weights(6, 4, 1, 1)), "conv1")
-        conv2 = emit(op.nn.conv2d(emit(op.nn.relu(conv1), "relu"), weights(64, 6, 1, 1)), "conv2")
-        return [emit(op.nn.conv2d(emit(op.nn.relu(conv2), "relu2"), weights(6, 64, 1, 1)), "last")]
-
-    layers = ("conv1", "relu", "conv2", "relu2", "last")
-    placed = parted(model_of(wide), shared("channels", *layers, shares={A: 0.5, B: 0.25, C: 0.25}))
-    assert len(placed.plan.stages) == 3 * 3 + 1
 
 
 @pytest.mark.parametrize(

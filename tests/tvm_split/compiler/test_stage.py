@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import tvm
+import tvm_ffi
 from torch import nn
-from tvm import relax
+from tvm import relax, tirx
 
 import tvm_split
 from relay_passes.ir import new_function
 from tests.helpers.full_disk import full_disk
 from tests.models import torch_models
 from tvm_split.compiler.describe import calls
+from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import host_target
 from tvm_split.errors import CompileError
@@ -127,3 +131,30 @@ def test_work_belongs_to_the_kernel_that_does_it() -> None:
     for kernel in kernels:
         if kernel not in products:
             assert kernel.operations <= kernel.moved_bytes, kernel
+
+
+LAYERS = 4
+
+
+def repeated(*modules: Callable[[], nn.Module]) -> nn.Sequential:
+    return nn.Sequential(*(module() for _ in range(LAYERS) for module in modules))
+
+
+def test_layers_of_the_same_shapes_share_one_kernel() -> None:
+    """Blocks of every family: dense, narrow groups, depthwise, a norm; then blocks over one axis."""
+    images = repeated(
+        partial(nn.Conv2d, 32, 32, 3, padding=1),
+        nn.ReLU,
+        partial(nn.Conv2d, 32, 32, 3, padding=1, groups=8),
+        partial(nn.Conv2d, 32, 32, 3, padding=1, groups=32),
+        partial(nn.GroupNorm, 4, 32),
+    )
+    lines = repeated(partial(nn.Conv1d, 32, 32, 3, padding=1), nn.GELU)
+    last = repeated(partial(nn.Linear, 48, 48), partial(nn.LayerNorm, 48))
+    network = nn.Sequential(images, nn.Flatten(2), lines, last).eval()
+    model = tvm_split.load_model(network, (torch.zeros(1, 32, 6, 8),))
+    (part,) = partition(model, tvm_split.plan(model, tvm_split.Cluster.in_process(1, threads=1))).computations
+    functions = StageCompiler(host_target(1)).lower(part.function)["schedule"].functions_items()
+    kernels = [kernel.without_attr("global_symbol") for _, kernel in functions if isinstance(kernel, tirx.PrimFunc)]
+    assert len(kernels) > 6
+    assert not any(tvm_ffi.structural_equal(*pair) for pair in itertools.combinations(kernels, 2))

@@ -57,18 +57,6 @@ class Shown(nn.Module):
         return x, self.last(x)
 
 
-class Collision(nn.Module):
-    """Layers of which one has the name of another one's plain form."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.x, self.x_plain = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.Softmax(1)
-        self.last, self.other = convolution(16, 16), convolution(16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.x(x)) - self.other(self.x_plain(x.repeat(1, 6, 1, 1)[:, :16]))
-
-
 def compiled(network: nn.Module, split: dict[str, list[str]], **options: object) -> tuple[tvm_split.Bundle, list]:
     torch.manual_seed(0)
     model = tvm_split.load_model(network.eval(), (INPUT,))
@@ -89,7 +77,6 @@ def crossing(bundle: tvm_split.Bundle) -> list[tuple[int, ...]]:
         (Residual, {A: ["enter", "bend", "middle", "after"], B: ["pool", "last"]}, {5}),
         (Flattened, {A: ["enter"], B: ["flat", "dense"]}, {4}),
         (Shown, {A: ["enter"], B: ["last"]}, {4}),
-        (Collision, {A: ["x", "x_plain"], B: ["last", "other"]}, {4, 5}),
     ],
 )
 def test_images_cross_as_both_sides_compute_on_them(network, split, ranks) -> None:

@@ -6,9 +6,6 @@ import sys
 
 import pytest
 
-from tvm_split.demo.network import shards_over
-from tvm_split.errors import PlanError
-
 COMMAND = [sys.executable, "-c", "from tvm_split.__main__ import main; main()", "demo"]
 PNG = b"\x89PNG"
 
@@ -77,9 +74,3 @@ def test_all_machines_compute_each_layer_together(tmp_path):
         == {"conv1", "relu1", "conv2", "relu2", "flatten", "fc1", "relu3", "fc2"}
     )
     assert "_halo_for_machine_b" in (tmp_path / "bundle" / "ir" / "machine-a.py").read_text()
-
-
-@pytest.mark.parametrize("workers", [1, 5])
-def test_layers_are_shared_by_as_many_as_there_are_rows_for(workers):
-    with pytest.raises(PlanError, match=f"shared by 2 to 4 workers, {workers} were asked for"):
-        shards_over(tuple(f"machine-{number}" for number in range(workers)))

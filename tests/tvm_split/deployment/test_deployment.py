@@ -75,6 +75,20 @@ def test_a_worker_that_is_not_what_was_planned_for(
         tvm_split.deploy(dataclasses.replace(bundle, plan=planned), by_address(three_workers, addresses))
 
 
+def test_what_the_cluster_has_not_is_named(bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster) -> None:
+    with pytest.raises(tvm_split.ClusterError, match=r"stages for machine 'machine-b'; the cluster has machine-a"):
+        tvm_split.deploy(bundle, tvm_split.Cluster.local(1))
+    first, second = bundle.program.stages
+    program = dataclasses.replace(bundle.program, stages=(first, dataclasses.replace(second, device="cuda")))
+    machine, other = bundle.plan.machines
+    gpu = dataclasses.replace(other, target={"kind": "cuda", "arch": "sm_90"})
+    on_a_gpu = dataclasses.replace(
+        bundle, program=program, plan=dataclasses.replace(bundle.plan, machines=(machine, gpu))
+    )
+    with pytest.raises(tvm_split.ClusterError, match=r"stage_1 on 'machine-b' is compiled for CUDA.*no CUDA device"):
+        tvm_split.deploy(on_a_gpu, three_workers)
+
+
 def test_a_plan_for_latency_says_how_many(bundle: tvm_split.Bundle) -> None:
     expected = prediction((machine_prediction("machine-a", 0.01), machine_prediction("machine-b", 0.01)))
     planned = dataclasses.replace(bundle.plan, objective="latency", prediction=expected)

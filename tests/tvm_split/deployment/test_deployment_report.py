@@ -116,17 +116,16 @@ def test_a_machine_with_two_stages_is_their_sum():
     assert (links[A, B], links[B, A]) == (pytest.approx(0.002), pytest.approx(0.002))
 
 
-def test_time_that_may_be_of_two_links_is_of_none():
+def test_a_machine_with_several_links_has_the_time_of_each():
     stages = (
         stage(0, A, ("x",), ("y", "v")),
         stage(1, B, ("y",), ("z",)),
         stage(2, C, ("v", "z"), ("w",)),
     )
     report = unpredicted(Program((tensor("x"),), (tensor("w"),), stages), (3, 6, 4))
-    seconds = {(link.source, link.destination): link.seconds.measured for link in report.links}
-    assert seconds[A, C] is None  # A sends to B and C, C receives from A and B
-    assert seconds[A, B] == pytest.approx(0.002)  # what B received
-    assert seconds[B, C] == pytest.approx(0.002)  # what B sent
+    measured = {(link.source, link.destination): (link.bytes.measured, link.seconds.measured) for link in report.links}
+    # A sends to B and C, C receives from A and B.
+    assert [measured[ends] for ends in ((A, B), (A, C), (B, C))] == [(1000, pytest.approx(0.002))] * 3
 
 
 def taking_turns(first: StageSpec, *turns: int) -> Program:

@@ -9,8 +9,8 @@ import pytest
 from tvm_split.compiler.stage import Kernel
 from tvm_split.display.profile import ABOVE_PEAK
 from tvm_split.display.view import Table, as_json, view
+from tvm_split.planner.estimate import Roofline
 from tvm_split.profiling.cluster_profile import KernelProfile, ModelProfile
-from tvm_split.profiling.peaks import Ceilings
 
 KERNELS = tuple(
     KernelProfile(Kernel(name, (name,), rule, "", operations, 1 << 20), seconds)
@@ -25,7 +25,7 @@ KERNELS = tuple(
 @pytest.mark.parametrize("seconds", [13.34e-3, 2.1e-3, 1.5e-3])
 @pytest.mark.parametrize("calls", [True, False])
 def test_rows_and_total_agree(seconds: float, calls: bool) -> None:
-    profiled = ModelProfile("net", 1, seconds, KERNELS, 0, Ceilings(1e12, 1e10))
+    profiled = ModelProfile("net", 1, seconds, KERNELS, 0, Roofline(1e12, 1e10))
     table, *lines = view(profiled, details=calls)
     assert isinstance(table, Table)
     milliseconds, shares = (sum(float(row[place].strip("%")) for row in table.rows) for place in (2, 3))
@@ -39,7 +39,7 @@ def test_rows_and_total_agree(seconds: float, calls: bool) -> None:
 
 def test_a_share_above_the_peak_is_marked() -> None:
     for peak, marked in ((1e12, True), (6e12, False)):
-        table, *lines = view(ModelProfile("net", 1, 2e-3, KERNELS, 0, Ceilings(peak, 1e10)), details=True)
+        table, *lines = view(ModelProfile("net", 1, 2e-3, KERNELS, 0, Roofline(peak, 1e10)), details=True)
         cells = [str(row[5]) for row in table.rows]
         assert [cell.endswith(ABOVE_PEAK) for cell in cells] == [marked, False, False]
         assert any(str(line).startswith(ABOVE_PEAK) for line in lines) == marked

@@ -3,12 +3,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import tvm
 from tvm import relax
 
 from relay_passes.ir import bindings_of
 from rpc_runtime.program.program import TensorSpec
-from tvm_split.errors import ModelImportError
 from tvm_split.frontends.building import Built, ModelBuilder
 from tvm_split.frontends.names import UniqueNames, identifier
 from tvm_split.frontends.operators import Operators, dtype_of
@@ -41,15 +39,6 @@ def built(
     with builder.main([TensorSpec("in.put", (2, 2), dtype) for dtype in dtypes]) as inputs:
         builder.outputs = layers(builder, *inputs)
     return builder.built({"input": inputs[0]})
-
-
-def test_a_shape_that_depends_on_values_is_refused() -> None:
-    def layers(builder: ModelBuilder, x: relax.Var) -> list[relax.Expr]:
-        size = tvm.tirx.Var("size", "int64")
-        return [builder.match_cast(op.nonzero(x), relax.TensorType((2, size), "int64"))]
-
-    with pytest.raises(ModelImportError, match="depends on the values"):
-        built(layers)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])

@@ -5,24 +5,22 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
-onnx = pytest.importorskip("onnx")
-
-from onnx import TensorProto, helper  # noqa: E402
-
-import tvm_split  # noqa: E402
-from tests.models.onnx_models import LIGHT_MODELS  # noqa: E402
-from tests.models.small_onnx_model import small_model  # noqa: E402
-from tvm_split.errors import PlanError  # noqa: E402
-from tvm_split.frontends.onnx.annotations import (  # noqa: E402
+import tvm_split
+from tests.models.onnx_models import LIGHT_MODELS
+from tests.models.small_onnx_model import small_model
+from tvm_split.errors import PlanError
+from tvm_split.frontends.onnx.annotations import (
     CONFIGURATION,
     read_model,
     save_model,
     split_from_annotations,
     write_annotations,
 )
-from tvm_split.planner.plan import Plan  # noqa: E402
+from tvm_split.planner.plan import Plan
 
 A, B = "machine-a", "machine-b"
 SPLIT = {A: ["conv_1", "relu_1"], B: ["conv_2", "flatten", "dense"]}

@@ -4,19 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, quantize_static
 
-onnx = pytest.importorskip("onnx")
-
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
-from onnxruntime.quantization import CalibrationDataReader, quantize_static  # noqa: E402
-
-import tvm_split  # noqa: E402
-from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
-from tests.helpers.frontends.contract import assert_keeps_contract  # noqa: E402
-from tvm_split.errors import ModelImportError  # noqa: E402
-from tvm_split.frontends import load_model  # noqa: E402
-from tvm_split.frontends.building import QUANTIZED_TOLERANCE  # noqa: E402
+import tvm_split
+from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run
+from tests.helpers.frontends.contract import assert_keeps_contract
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import load_model
+from tvm_split.frontends.building import QUANTIZED_TOLERANCE
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx"))
 LIGHT_IN_SHORT = ("light_resnet50", "light_shufflenet", "light_squeezenet")

@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-onnx = pytest.importorskip("onnx")
-
-from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage  # noqa: E402
-from tests.helpers.frontends.onnx_cases import i64, merged, node_model, random  # noqa: E402
-from tvm_split.errors import ModelImportError  # noqa: E402
-from tvm_split.frontends import load_model  # noqa: E402
+from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage
+from tests.helpers.frontends.onnx_cases import i64, merged, node_model, random
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import load_model
 
 INFINITY, NAN = float("inf"), float("nan")
 

@@ -11,8 +11,6 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx")
-
 from tests.helpers.frontends.comparison import assert_equal_to_source, run
 from tests.helpers.frontends.onnx_cases import CASES, Case, merged
 from tvm_split.frontends import load_model

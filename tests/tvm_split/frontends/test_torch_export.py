@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-
-from tests.helpers.frontends.comparison import assert_equal_to_source, run_as_stage  # noqa: E402
-from tests.helpers.frontends.torch_case import Function, Group  # noqa: E402
-from tvm_split.errors import ModelImportError  # noqa: E402
-from tvm_split.frontends import load_model  # noqa: E402
+from tests.helpers.frontends.comparison import assert_equal_to_source, run_as_stage
+from tests.helpers.frontends.torch_case import Function, Group
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import load_model
 
 
 class Net(nn.Module):

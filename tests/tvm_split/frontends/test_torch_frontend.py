@@ -7,17 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.utils import _pytree as pytree  # noqa: E402
-
-from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
-from tests.helpers.frontends.contract import assert_keeps_contract  # noqa: E402
-from tests.helpers.frontends.torch_case import Function  # noqa: E402
-from tvm_split.errors import ModelImportError  # noqa: E402
-from tvm_split.frontends import load_model  # noqa: E402
+from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run
+from tests.helpers.frontends.contract import assert_keeps_contract
+from tests.helpers.frontends.torch_case import Function
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends import load_model
 
 
 class Block(nn.Module):
@@ -315,7 +313,7 @@ def test_open_sizes_follow_the_example_inputs() -> None:
     ("batch", "dimensions", "message"),
     [
         (5, {}, r"axis 1 of input 'inputs_0'.*dimensions="),
-        (5, {"inputs_0[0]": 3, "inputs_0[1]": 4}, r"batch is 5.*3|3.*batch is 5"),
+        (5, {"inputs_0[0]": 3, "inputs_0[1]": 4}, r"batch gives inputs_0\[0\] the size 5.*the size 3"),
         (5, {"inputs_0[1]": 4, "inputs_0[2]": 3}, r"dimensions\['inputs_0\[2\]'\].*size 3.*fixed size 2"),
         (65, {"inputs_0[1]": 4}, r"65.*1 to 64"),
         (5, {"sequence": 4}, r"'sequence'.*inputs_0\[1\]"),
@@ -334,8 +332,47 @@ def test_example_inputs_that_disagree_on_one_open_size() -> None:
         dynamic_shapes={"inputs": (batch, batch)},
     )  # fmt: skip
     assert load_model(program, (torch.randn(2, 4), torch.randn(2, 5))).outputs[0].shape == (2,)
-    with pytest.raises(ModelImportError, match=r"inputs_1\[0\] is 3.*inputs_0\[0\] says 2"):
+    with pytest.raises(ModelImportError, match=r"inputs_1\[0\] the size 3.*inputs_0\[0\] the size 2"):
         load_model(program, (torch.randn(2, 4), torch.randn(3, 5)))
+
+
+def derived() -> Any:
+    """A program of x [h, 2] and y [2 h, 2], and one of y alone with 2 h + 1 rows, whose h no input has."""
+    h = torch.export.Dim("h", min=2, max=32)
+    both = torch.export.export(
+        Function(lambda x, y: (torch.cat([x, x]) + y).sum(1)), (torch.randn(3, 2), torch.randn(6, 2)),
+        dynamic_shapes={"inputs": ({0: h}, {0: 2 * h})},
+    )  # fmt: skip
+    alone = torch.export.export(
+        Function(lambda y: y * 2), (torch.randn(7, 2),), dynamic_shapes={"inputs": ({0: 2 * h + 1},)}
+    )
+    return both, alone
+
+
+def test_a_size_that_follows_from_another_binds_it() -> None:
+    both, alone = derived()
+    for dimensions in ({"inputs_0[0]": 4}, {"inputs_1[0]": 8}, {"inputs_0[0]": 4, "inputs_1[0]": 8}):
+        model = load_model(both, dimensions=dimensions)
+        assert [spec.shape for spec in model.inputs] == [(4, 2), (8, 2)]
+    assert [spec.shape for spec in load_model(both, batch=4).inputs] == [(4, 2), (8, 2)]
+    assert load_model(alone, dimensions={"inputs_0[0]": 9}).inputs[0].shape == (9, 2)
+    assert load_model(alone, batch=9).inputs[0].shape == (9, 2)
+    model = load_model(alone, torch.randn(5, 2))
+    assert_equal_to_source(model)
+
+
+def test_a_size_that_cannot_follow_from_another_is_refused() -> None:
+    both, alone = derived()
+    with pytest.raises(ModelImportError, match=r"inputs_1\[0\] the size 6, but .*inputs_0\[0\] the size 4"):
+        load_model(both, dimensions={"inputs_0[0]": 4, "inputs_1[0]": 6})
+    with pytest.raises(ModelImportError, match=r"inputs_1\[0\] the size 6, but .*inputs_0\[0\] the size 4"):
+        load_model(both, (torch.randn(4, 2), torch.randn(6, 2)))
+    with pytest.raises(ModelImportError, match=r"inputs_0\[0\] the size 8"):
+        load_model(alone, dimensions={"inputs_0[0]": 8})
+    with pytest.raises(ModelImportError, match=r"2 to 32"):
+        load_model(both, dimensions={"inputs_1[0]": 80})
+    with pytest.raises(ModelImportError, match=r"dimensions=\{'inputs_0\[0\]'"):
+        load_model(alone)
 
 
 def test_batch_of_a_module_repeats_the_example_s_rows() -> None:

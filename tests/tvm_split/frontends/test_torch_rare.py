@@ -13,15 +13,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
-
-from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage  # noqa: E402
-from tests.helpers.frontends.torch_case import Function, Group  # noqa: E402
-from tvm_split.frontends import load_model  # noqa: E402
+from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage
+from tests.helpers.frontends.torch_case import Function, Group
+from tvm_split.frontends import load_model
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -161,6 +159,32 @@ def test_nan_stays_where_torch_keeps_it() -> None:
     for dtype in (torch.float32, torch.float64):
         model = load_model(as_module(operations).eval(), (x.to(dtype),))
         assert_equal_to_source(model, [x.to(dtype).numpy()], computed=run_as_stage)
+
+
+def test_sorting_nan_and_small_dtypes() -> None:
+    """NaN is greater than infinity, and infinity greater than the greatest finite number."""
+
+    def sorts(x: Any) -> Any:
+        down = x.sort(dim=0, descending=True, stable=True)
+        return *x.sort(dim=-1, stable=True), *down, x.sort(0).values, x.argsort(dim=-1, stable=True)
+
+    def selections(x: Any) -> Any:
+        best, least, even = x.topk(3), x.topk(2, 0, largest=False), x[:, 1:].median(-1, keepdim=True)
+        return best.values, least.values, x.median(), *x.median(1), *even
+
+    numbers = torch.stack([torch.randperm(7) * 16 - 48 for _ in range(4)])
+    special = numbers.float()
+    special[0, 1], special[1, 0], special[2, 3] = math.nan, math.inf, -math.inf
+    special[1, 3], special[1, 5], special[3, 0], special[3, 2] = math.nan, math.nan, math.inf, 3.4e38
+    with together() as check:
+        for dtype in (torch.bool, torch.int8, torch.float32, torch.bfloat16):
+            check(sorts, (special if dtype.is_floating_point else numbers).to(dtype))
+        for dtype in (torch.uint8, torch.float64, torch.bfloat16):
+            check(selections, (special if dtype.is_floating_point else numbers).to(dtype))
+
+
+def test_sorting_one_number() -> None:
+    check(lambda x: (*x.sort(), *x.topk(1), x.median(), *x.median(0)), torch.tensor(3.0))
 
 
 def test_extremes_of_infinities() -> None:

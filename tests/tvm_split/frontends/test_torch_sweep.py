@@ -11,17 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.utils import _pytree as pytree  # noqa: E402
-
-from tests.helpers.frontends import torch_arithmetic, torch_layers, torch_views  # noqa: E402
-from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run  # noqa: E402
-from tests.helpers.frontends.torch_case import Function, Group  # noqa: E402
-from tvm_split.frontends import load_model  # noqa: E402
-from tvm_split.frontends.torch.tensors import to_numpy  # noqa: E402
+from tests.helpers.frontends import torch_arithmetic, torch_layers, torch_views
+from tests.helpers.frontends.comparison import assert_close, assert_equal_to_source, run
+from tests.helpers.frontends.torch_case import Function, Group
+from tvm_split.frontends import load_model
+from tvm_split.frontends.torch.tensors import to_numpy
 
 GROUP = 24
 CASES = [*torch_layers.CASES, *torch_arithmetic.CASES, *torch_views.CASES]

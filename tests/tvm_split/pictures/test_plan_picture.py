@@ -4,12 +4,12 @@ import dataclasses
 import re
 from xml.etree import ElementTree
 
-import onnx
+import numpy as np
 import pytest
 import torch
-from onnx import TensorProto, helper
 
 import tvm_split
+from tests.helpers.frontends.onnx_cases import node_model
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.models.small_onnx_model import small_model
 from tvm_split.errors import PlanError
@@ -79,10 +79,9 @@ def test_a_stage_of_several_machines_names_all(planned, tmp_path, stage, changes
 
 
 def test_any_name_is_only_text(tmp_path):
-    node = helper.make_node("Relu", ["x"], ["y"], name=HOSTILE)
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy"]
-    proto = helper.make_model(helper.make_graph([node], "hostile", values[:1], values[1:]), ir_version=9)
-    model = tvm_split.load_model(onnx.ModelProto.FromString(proto.SerializeToString()))
+    proto = node_model("Relu", [np.ones((2, 3), np.float32)])
+    proto.graph.node[0].name = HOSTILE
+    model = tvm_split.load_model(proto)
     plan = tvm_split.plan(model, tvm_split.Cluster.in_process())
     draw_plan(model, plan, tmp_path / "plan.svg")
     root = ElementTree.parse(tmp_path / "plan.svg").getroot()

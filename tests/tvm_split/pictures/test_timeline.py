@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
+from matplotlib import image
 
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
 from tvm_split.pictures.timeline import LANES, draw_picture, drawn_timeline, machines_at_once
@@ -72,7 +73,6 @@ def test_machines_at_once(two_machines):
 
 @pytest.mark.parametrize("machines", [2, 400])
 def test_the_picture_of_many_machines_has_a_size_that_can_be_written(tmp_path: Path, machines: int) -> None:
-    image = pytest.importorskip("matplotlib.image")
     names = [f"machine-{number}" for number in range(machines)]
     events = [
         TraceEvent(name, "stage", 0, kind, number * 10**6, (number + 1) * 10**6, 0)

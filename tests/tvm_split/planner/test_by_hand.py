@@ -174,7 +174,7 @@ def test_names_stand_for_all_below_them() -> None:
     assert (stages[1].shares, stages[1].sharding) == ((0.4, 0.6), Sharding("rows", "fused"))
 
 
-def test_layers_between_shards_follow_the_one_before() -> None:
+def test_other_layers_follow_the_one_before_or_the_split() -> None:
     shards = [shard("fc", "fc", {C: 0.7, B: 0.3}), shard("relu", "block.0")]
     assert held(sharded(LONGER, shards)) == [
         ((B,), ("conv1",)),
@@ -182,9 +182,6 @@ def test_layers_between_shards_follow_the_one_before() -> None:
         ((B,), ("block.1.conv", "pool")),
         ((C, B), ("fc",)),
     ]
-
-
-def test_a_split_is_for_the_other_layers() -> None:
     split = {C: ["conv1", "fc"], A: ["block.1"]}
     assert held(sharded(LONGER, [shard("block.0", "block.0")], split)) == [
         ((C,), ("conv1", "relu")),

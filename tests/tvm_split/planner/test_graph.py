@@ -1,28 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
 
 from hypothesis import given, strategies as st
 
+from tests.helpers.planner.layer_graphs import graph
 from tvm_split.planner.by_hand import with_independent_layers
 from tvm_split.planner.graph import LayerGraph, Value, pieces_of, pieces_of_kernels
-
-
-def graph_of(
-    needs: Mapping[str, Sequence[str]],
-    *,
-    independent: Sequence[str] = (),
-    values: Sequence[Value] = (),
-    inputs: Sequence[Value] = (),
-) -> LayerGraph:
-    return LayerGraph(
-        layers=tuple(needs),
-        predecessors={layer: frozenset(before) for layer, before in needs.items()},
-        independent=frozenset(independent),
-        values=tuple(values),
-        inputs=tuple(inputs),
-    )
-
 
 RESIDUAL = {
     "conv1": [],
@@ -37,31 +21,31 @@ RESIDUAL = {
 def test_layers_of_one_kernel_are_one_piece() -> None:
     kernels = [("conv1", "relu"), ("conv2", "add"), ("fc",)]
     # The norm has no kernel: it is folded into the convolution before it.
-    assert pieces_of(graph_of(RESIDUAL), kernels) == (("conv1", "norm", "relu"), ("conv2", "add"), ("fc",))
+    assert pieces_of(graph(RESIDUAL), kernels) == (("conv1", "norm", "relu"), ("conv2", "add"), ("fc",))
 
 
 def test_a_circle_becomes_one_piece() -> None:
     # The first and the last layer share a kernel, so they and the layers between depend on each other.
     needs = {"a": [], "b": ["a"], "c": ["a"], "d": ["b"], "e": ["d"]}
-    assert pieces_of(graph_of(needs), [("a", "d"), ("b",), ("c",), ("e",)]) == (("a", "b", "d"), ("c",), ("e",))
+    assert pieces_of(graph(needs), [("a", "d"), ("b",), ("c",), ("e",)]) == (("a", "b", "d"), ("c",), ("e",))
 
 
 def test_a_layer_without_a_kernel_at_the_start_goes_with_the_next() -> None:
     needs = {"reshape": [], "conv": ["reshape"], "fc": ["conv"]}
-    assert pieces_of(graph_of(needs), [("conv",), ("fc",)]) == (("reshape", "conv"), ("fc",))
+    assert pieces_of(graph(needs), [("conv",), ("fc",)]) == (("reshape", "conv"), ("fc",))
 
 
 def test_independent_layers_are_in_no_piece() -> None:
-    graph = graph_of({"table": [], "take": [], "fc": ["take"]}, independent=["table"])
-    pieces = pieces_of(graph, [("table",), ("take",), ("fc",)])
+    layers = graph({"table": [], "take": [], "fc": ["take"]}, independent=("table",))
+    pieces = pieces_of(layers, [("table",), ("take",), ("fc",)])
     assert pieces == (("take",), ("fc",))
-    assert with_independent_layers(graph, [["take"], ["fc"]]) == [["table", "take"], ["fc"]]
+    assert with_independent_layers(layers, [["take"], ["fc"]]) == [["table", "take"], ["fc"]]
 
 
 def test_what_is_no_tensor_does_not_travel() -> None:
-    values = [Value(8, "split", frozenset({"left", "right"}), "parts", is_tensor=False)]
-    graph = graph_of({"split": [], "left": ["split"], "right": ["split"]}, values=values)
-    assert pieces_of(graph, [("split",), ("left",), ("right",)]) == (("split", "left", "right"),)
+    values = (Value(8, "split", frozenset({"left", "right"}), "parts", is_tensor=False),)
+    layers = dataclasses.replace(graph({"split": [], "left": ["split"], "right": ["split"]}), values=values)
+    assert pieces_of(layers, [("split",), ("left",), ("right",)]) == (("split", "left", "right"),)
 
 
 def test_a_layout_change_is_paid_for_by_who_needs_it() -> None:
@@ -79,17 +63,17 @@ def graphs(draw: st.DrawFn) -> tuple[LayerGraph, list[list[str]]]:
         for index, name in enumerate(names)
     }
     kernels = draw(st.lists(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True), max_size=count))
-    return graph_of(needs), kernels
+    return graph(needs), kernels
 
 
 @given(graphs())
 def test_pieces_hold_every_layer_once_and_can_be_run_in_their_order(case: tuple[LayerGraph, list[list[str]]]) -> None:
-    graph, kernels = case
-    pieces = pieces_of(graph, kernels)
-    assert sorted(layer for piece in pieces for layer in piece) == sorted(graph.layers)
+    drawn, kernels = case
+    pieces = pieces_of(drawn, kernels)
+    assert sorted(layer for piece in pieces for layer in piece) == sorted(drawn.layers)
     position = {layer: index for index, piece in enumerate(pieces) for layer in piece}
-    for layer in graph.layers:
-        assert all(position[before] <= position[layer] for before in graph.predecessors[layer])
+    for layer in drawn.layers:
+        assert all(position[before] <= position[layer] for before in drawn.predecessors[layer])
     for kernel in kernels:
         assert len({position[layer] for layer in kernel}) == 1
-    assert all(list(piece) == sorted(piece, key=graph.layers.index) for piece in pieces)
+    assert all(list(piece) == sorted(piece, key=drawn.layers.index) for piece in pieces)

@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -86,15 +84,9 @@ def test_replicas_name_all_machines_and_shares(tmp_path: Path) -> None:
     assert sum(stage["shares"]) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("tabs", [False, True])
 @pytest.mark.parametrize(
     ("right", "wrong", "line", "message"),
     [
-        ('"throughput"', '"speed"', 1, "'throughput' or 'latency'"),
-        ('"replicas"', '"replica"', 1, "replica: there is no such key"),
-        ('"objective": "throughput", ', "", 1, "objective: this key is missing"),
-        ("4e9", '"4e9"', 2, "valid number"),
-        ("4e9", "NaN", 2, "finite number"),
         ('{"name": "machine-1"}', '{"name": "machine-0"}', 3, "two machines are named 'machine-0'"),
         ('{"name": "machine-1"}', '{"name": "client"}', 3, "cannot be named 'client'"),
         ("1.25e8", "0", 4, "links.0.bytes_per_second: must be greater than or equal to"),
@@ -122,7 +114,6 @@ def test_replicas_name_all_machines_and_shares(tmp_path: Path) -> None:
             "shared_cores.0.cores: must be greater than or equal to 1 (it is 0)",
         ),
         ('"bytes": 4000}]', '"bytes": 4000}], "stages": 3', 7, "3 stages were asked for, but there are 2 machines"),
-        ('"edges":    [', '"edges":    [,', 7, "this is no JSON"),
         (
             '"machine-1": 0.02',
             '"machine-1": 1e-308',
@@ -137,12 +128,9 @@ def test_replicas_name_all_machines_and_shares(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(
-    tmp_path: Path, right: str, wrong: str, line: int, message: str, tabs: bool
-) -> None:
+def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, right: str, wrong: str, line: int, message: str) -> None:
     assert right in GOOD
-    text = GOOD.replace(right, wrong)
-    path = write(tmp_path, text.replace("\n ", "\n\t") if tabs else text)
+    path = write(tmp_path, GOOD.replace(right, wrong))
     with pytest.raises(PlanError) as caught:
         read_problem_file(path)
     assert f"{path}:{line}: " in str(caught.value)
@@ -152,15 +140,6 @@ def test_what_is_wrong_is_named_with_its_line(
 def test_what_is_null_is_not_given(tmp_path: Path) -> None:
     text = GOOD.replace('"weight_bytes": 4000', '"weight_bytes": null')
     assert [piece.weight_bytes for piece in read_problem_file(write(tmp_path, text)).pieces] == [0.0, 0.0]
-
-
-def test_the_search_starts_without_the_compiler() -> None:
-    script = (
-        "import sys, tvm_split.planner.search, tvm_split.planner.problem_file, tvm_split.cli.application\n"
-        "print(*{'tvm', 'torch', 'onnx', 'grpc'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
 
 
 def test_the_example_of_the_documentation_is_solved(tmp_path: Path) -> None:

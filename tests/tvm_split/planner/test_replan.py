@@ -56,14 +56,6 @@ def test_corrections_add_up_and_outlive_idleness():
     assert corrections_of(Measured()) == Corrections()
 
 
-def test_a_slow_machine_gets_less():
-    problem = chain_problem(calibrated(PROFILE, corrections_of(Measured({A: 2.0}))))
-    replanned = replan(problem, HALVES)
-    assert replanned.change.changed
-    assert [len(stage.layers) for stage in replanned.stages if stage.machines == (A,)] == [2]
-    assert replanned.change.gain == pytest.approx(1 - 8 / 12)
-
-
 ratios = st.fixed_dictionaries({A: st.floats(0.2, 5.0), B: st.floats(0.2, 5.0)})
 plans = st.tuples(st.integers(1, 5), st.booleans())
 

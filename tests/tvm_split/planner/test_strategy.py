@@ -32,14 +32,6 @@ def test_a_plan_keeps_to_what_is_demanded(name: str, seed: int, chain: bool, rep
         assert judged == pytest.approx((evaluation.period_seconds, evaluation.latency_seconds), rel=1e-9, abs=1e-15)
 
 
-@settings(max_examples=15)
-@given(st.integers(0, 10**6))
-def test_first_fit_is_no_better_than_the_best(seed: int) -> None:
-    problem = random_problem(seed, pieces=5, machines=3, plain=True, objective="throughput")
-    best, simple = (solve_by(name, problem, 1.0).evaluation.period_seconds for name in ("best", "first-fit"))
-    assert best <= simple * (1 + 1e-9)
-
-
 def test_a_package_adds_a_strategy() -> None:
     with toy_plugin_installed():
         assert "toy" in STRATEGIES

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
-from tvm_split.errors import MeasurementsWarning
+from tvm_split.errors import CacheWarning
 from tvm_split.profiling.machine_times import CachedTime
 from tvm_split.profiling.store import Store, store_files
 
@@ -56,7 +56,7 @@ def test_a_damaged_file_is_measured_again(tmp_path: Path, content: bytes) -> Non
     Store(tmp_path, MACHINE).put({"k": ENTRY})
     (path,) = tmp_path.glob("*.json")
     path.write_bytes(content)
-    with pytest.warns(MeasurementsWarning, match=re.escape(str(path))):  # noqa: PT031
+    with pytest.warns(CacheWarning, match=re.escape(str(path))):  # noqa: PT031
         damaged = Store(tmp_path, MACHINE)
         assert damaged.get("k", KIND) is None
         assert [store.path for store in store_files(tmp_path)] == [path]
@@ -73,7 +73,7 @@ def test_nothing_is_from_the_future(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.warns(MeasurementsWarning) as caught:  # noqa: PT031
+    with pytest.warns(CacheWarning) as caught:  # noqa: PT031
         for folder in (tmp_path / "file", None):
             store = Store(folder, MACHINE)
             store.put({"k": ENTRY})
@@ -87,7 +87,7 @@ def test_what_others_may_have_written_is_not_believed(shared: Path) -> None:
     folder = shared / "measurements"
     Store(folder, MACHINE).put({"k": ENTRY})
     shared.chmod(0o777)
-    with pytest.warns(MeasurementsWarning, match=re.escape(str(shared))):
+    with pytest.warns(CacheWarning, match=re.escape(str(shared))):
         store = Store(folder, MACHINE)
     assert store.get("k", KIND) is None
     store.put({"k": ENTRY})
@@ -111,7 +111,7 @@ def test_a_lock_that_is_never_released_is_told_and_costs_only_time(tmp_path: Pat
     store = Store(tmp_path, MACHINE, lock_seconds=0.1)
     other_stores = [Store(tmp_path, {"machine": letter}, lock_seconds=3600) for letter in "ab"]
     with held([path for path in tmp_path.iterdir() if path.suffix != ".json"]):
-        with pytest.warns(MeasurementsWarning, match=f"{re.escape(str(tmp_path))}.*fuser"):
+        with pytest.warns(CacheWarning, match=f"{re.escape(str(tmp_path))}.*fuser"):
             store.put({"l": ENTRY})
         for other_store in (*other_stores, Store(tmp_path, {"machine": "c"}, lock_seconds=3600)):
             other_store.put({"l": ENTRY})  # does not wait as well

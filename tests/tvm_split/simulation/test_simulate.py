@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import assume, example, given, settings, strategies as st
 
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.problems import on_one_host, one_each, random_problem
 from tests.helpers.scenarios import busiest, chain, scenario_of_problem
 from tvm_split.cluster.shared_cores import SharedCores
@@ -16,10 +17,14 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem, Stage
 from tvm_split.planner.search import solve
 from tvm_split.simulation.scenario import (
+    LinkTimes,
     Loss,
+    MachineTimes,
     Scenario,
     Slowdown,
+    StageTimes,
     WhatIf,
+    program_of,
 )
 from tvm_split.simulation.simulate import Simulation, simulate
 
@@ -84,6 +89,38 @@ def test_windows_of_far_links_widen_and_those_in_memory_do_not() -> None:
     assert fixed.period_seconds is not None
     # Two or three per round trip: a credit for which no sender waits is sent with the next one.
     assert 0.21 / 3 <= fixed.period_seconds <= 0.22 / 2
+
+
+def around(stages: int, seconds: float, far: float, *, returns: bool, slow: int | None = None) -> Scenario:
+    """A chain with a skip connection from the first stage to the last: over a fast link, or local (``returns``).
+
+    All other links have the latency ``far``.
+    """
+    places = [f"m{index}" for index in range(stages)]
+    places[-1] = places[0] if returns else places[-1]
+    machines: dict[str, dict[str, StageTimes]] = {}
+    for index, place in enumerate(places):
+        stage_seconds = seconds * (3 if index == slow else 1)
+        machines.setdefault(place, {})[f"s{index}"] = StageTimes(stage_seconds, stage_seconds)
+    names: list[str | None] = [None, *(f"s{index}" for index in range(stages)), None]
+    tensors = [(f"t{index}", 8, names[index], [names[index + 1]]) for index in range(stages + 1)]
+    tensors.append(("skip", 8, "s0", [f"s{stages - 1}"]))
+    program = program_of({f"s{index}": ((place,), (0,)) for index, place in enumerate(places)}, tensors)
+    links = {
+        (places[index - 1], places[index]): LinkTimes(far, {f"t{index}": seconds / 10}) for index in range(1, stages)
+    }
+    near = [(CLIENT, places[0], "t0"), (places[-1], CLIENT, f"t{stages}")]
+    near += [] if returns else [(places[0], places[-1], "skip")]
+    links |= {(source, end): LinkTimes(0.001, {name: seconds / 10}) for source, end, name in near}
+    return Scenario(program, {name: MachineTimes(times) for name, times in machines.items()}, links)
+
+
+@pytest.mark.parametrize("slow", [None, 1])
+@pytest.mark.parametrize("returns", [False, True])
+def test_what_skips_a_far_way_does_not_hold_it_up(returns: bool, slow: int | None) -> None:
+    scenario = around(4, 0.002, 0.02, returns=returns, slow=slow)
+    simulation = simulate(scenario, micro_batches=1000)
+    assert simulation.period_seconds == pytest.approx(busiest(scenario), rel=0.05)
 
 
 def test_scatter_costs_throughput_and_a_seed_repeats_it() -> None:

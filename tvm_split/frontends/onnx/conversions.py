@@ -99,7 +99,7 @@ def _dropout(op: Operators, call: OnnxCall) -> relax.Expr:
     # TVM's importer ignores the mode.
     if call.numbers(2, "mode"):
         raise ModelImportError(RANDOM)
-    return call.by_tvm()
+    return call.operands[0]
 
 
 def _cumsum(op: Operators, call: OnnxCall) -> relax.Expr:
@@ -285,6 +285,12 @@ def _resizing_weights(
     return np.array(resized[:, 0, :, 0].T)
 
 
+def _top_k(op: Operators, call: OnnxCall) -> tuple[relax.Expr, relax.Expr]:
+    # TVM's importer refuses results in any order (sorted=0), and has no order for NaN.
+    count = call["k"] if call.opset < 10 else call.numbers(1, "number of elements").item()
+    return compositions.sorted_elements(op, call.operands[0], call.get("axis", -1), bool(call.get("largest", 1)), count)
+
+
 def _space_to_depth(op: Operators, call: OnnxCall) -> relax.Expr:
     """Convert with either mode (DCR, CRD); TVM's importer ignores it."""
     size = call["blocksize"]
@@ -344,7 +350,10 @@ CONVERSIONS: dict[str, Conversion] = {
     "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
     "Split": _split,
+    # TVM stacks and reduces the inputs; additions fuse into the operator before them.
+    "Sum": lambda op, call: reduce(op.add, call.operands),
     "Tile": lambda op, call: op.tile(call.operands[0], call.numbers(1, "number of repeats").tolist()),  # emit_te
+    "TopK": _top_k,
 }
 """Conversions by the operator's name, with its domain if that is not ONNX's."""
 

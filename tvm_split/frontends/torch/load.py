@@ -38,7 +38,7 @@ from tvm_split.frontends.convert import (
     convert,
     is_users,
 )
-from tvm_split.frontends.dimensions import as_arguments, bound_sizes, checked_examples, with_rows
+from tvm_split.frontends.dimensions import Derived, as_arguments, bound_sizes, checked_examples, with_rows
 from tvm_split.frontends.names import output_names, paths_in
 from tvm_split.frontends.torch.conversions import TorchCall, arithmetic, indexing, layers
 from tvm_split.frontends.torch.export import Arguments, Called, TorchReference, export
@@ -173,30 +173,37 @@ def _bound_sizes(
     Raises ModelImportError if a symbol stays open, two sources disagree, or torch's own bounds are violated.
     """
     specs = []
-    derived: dict[str, str] = {}
     for node in user_inputs(program):
         value = node.meta["val"]
-        shape: list[int | str] = []
-        for axis, size in enumerate(value.shape):
-            if isinstance(size, torch.SymInt):
-                expression = size.node.expr
-                derived.update((str(symbol), f"{node.name}[{axis}]") for symbol in expression.free_symbols)
-                size = str(expression) if expression.is_Symbol else ""
-            shape.append(size)
-        specs.append((node.name, shape, dtype_name(value.dtype)))
-    leaves = (
-        [] if arguments is None else [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
-    )
-    examples = None if arguments is None else checked_examples(specs, [to_numpy(leaf) for leaf in leaves])
-    sizes = bound_sizes(specs, request, examples, derived, symbols_are_names=False)
+        specs.append((node.name, [_open_size(size) for size in value.shape], dtype_name(value.dtype)))
+    examples = None
+    if arguments is not None:
+        leaves = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+        examples = checked_examples(specs, [to_numpy(leaf) for leaf in leaves])
+    sizes = bound_sizes(specs, request, examples, symbols_are_names=False)
     for symbol, bounds in program.range_constraints.items():
         bound = sizes.get(str(symbol))
         if bound is not None and not bounds.lower <= bound.size <= bounds.upper:
             raise ModelImportError(
-                f"{bound.source} gives {bound.place} the size {bound.size}, the program was exported for "
-                f"{bounds.lower} to {bounds.upper}"
+                f"{bound.reason}, so {symbol} is {bound.size}: the program was exported for {bounds.lower} to "
+                f"{bounds.upper}"
             )
     return {symbol: bound.size for symbol, bound in sizes.items()}, examples
+
+
+def _open_size(size: int | torch.SymInt) -> int | str | Derived | None:
+    """Return a fixed size, the symbol of an open one, or how it follows from one; None if it follows otherwise."""
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    if expression.is_Symbol:
+        return str(expression)
+    for symbol in expression.free_symbols:
+        offset = expression.subs(symbol, 0)
+        factor = expression.subs(symbol, 1) - offset
+        if expression == factor * symbol + offset and factor.is_Integer:
+            return Derived(str(symbol), int(factor), int(offset))
+    return None
 
 
 _RANDOM = (

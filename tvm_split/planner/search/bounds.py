@@ -174,9 +174,7 @@ def longest_path(instance: Instance) -> float:
     It is the longest path over the pieces, each placed on the best machine for that path.
     """
     first = [members[0] for members in instance.classes]
-    ends = np.ix_([*first, instance.client], [*(members[-1] for members in instance.classes), instance.client])
-    lag = np.where(instance.linked[ends], instance.latency[ends], math.inf)
-    slow = np.where(instance.linked[ends], instance.seconds_per_byte[ends], 0.0)
+    slow, lag = instance.class_links
     is_same = np.eye(len(first), dtype=bool)
     size: dict[tuple[int, int], float] = {}
     for tensor in instance.tensors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import graphlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rpc_runtime.program.turns import DIVISIBLE, LONGEST, LONGEST_CYCLE, LONGEST_PER_REPLICA, whole_turns
-from tvm_split.errors import PlanError
-from tvm_split.planner.evaluate import Flow
+from tvm_split.planner.evaluate import Flow, memory_shortage
 from tvm_split.planner.problem import TOLERANCE, Problem, Stage, Timed, objective_seconds
 from tvm_split.planner.search.instance import Instance
-from tvm_split.planner.step_graph import NumberedTransfer
-from tvm_split.units import names_of
+from tvm_split.planner.step_graph import NumberedTransfer, topological_order
 
 TURNS_PER_REPLICA = 16
 """Longest schedule in turns per replica. Many unequal replicas lose half a turn on average: 3 % of their time."""
@@ -156,6 +153,21 @@ class Candidate:
         return tuple(stages)
 
 
+@dataclass(frozen=True)
+class SearchResult:
+    """Result of a search: the best plan with replica shares of any size, all plans, and the lower bound.
+
+    ``chosen`` is None if no plan was found. ``plans`` are all plans found within the limits. ``exact``: it is proven
+    that no better plan exists, or no plan at all if ``chosen`` is None.
+    """
+
+    chosen: Candidate | None
+    plans: tuple[Candidate, ...]
+    lower_bound_seconds: float
+    method: str
+    exact: bool
+
+
 def candidate(
     instance: Instance, stages: Sequence[Placement], share_of: Mapping[int, float] | None = None
 ) -> Candidate:
@@ -174,7 +186,11 @@ def candidate(
         ends = {stage_of[piece] for piece in tensor.destinations}
         transfers += [(source, end, tensor.bytes) for end in ends if end != source]
     if any(source > end >= 0 for source, end, _ in transfers):
-        order = _topological_order(instance, stages, transfers)
+        order = topological_order(
+            len(stages),
+            ((source, end) for source, end, _ in transfers),
+            lambda number: [instance.machines[machine] for machine in stages[number].machines],
+        )
         stages = [stages[number] for number in order]
         place = {number: place for place, number in enumerate(order)} | {instance.client: instance.client}
         transfers = [(place[source], place[end], size) for source, end, size in transfers]
@@ -187,21 +203,7 @@ def candidate(
             step._replace(shares=tuple(share_of[machine] for machine in step.machines)) if not step.shares else step
             for step in steps
         ]
-    return Candidate(tuple(stages), Flow(instance.problem, instance, steps, numbered))
-
-
-def _topological_order(
-    instance: Instance, stages: Sequence[Placement], transfers: Sequence[tuple[int, int, float]]
-) -> tuple[int, ...]:
-    before: dict[int, set[int]] = {number: set() for number in range(len(stages))}
-    for source, end, _ in transfers:
-        if instance.client not in (source, end):
-            before[end].add(source)
-    try:
-        return tuple(graphlib.TopologicalSorter(before).static_order())
-    except graphlib.CycleError as error:
-        names = [names_of([instance.machines[m] for m in stages[number].machines]) for number in error.args[1]]
-        raise PlanError(f"the stages wait for each other in a cycle: {' → '.join(reversed(names))}") from error
+    return Candidate(tuple(stages), Flow(instance.problem, instance.between, steps, numbered))
 
 
 def delivered(instance: Instance, plan: Candidate) -> Candidate:
@@ -250,24 +252,11 @@ def best_delivered(instance: Instance, plans: Iterable[Candidate]) -> Candidate 
 
 def fits(instance: Instance, plan: Candidate) -> bool:
     """Whether a plan keeps to pins, memory and the numbers of stages and machines; ignores period and latency."""
-    return _keeps_numbers(instance, plan) and _keeps_pins(instance, plan) and lack_of(instance, plan) == 0
-
-
-def _keeps_numbers(instance: Instance, plan: Candidate) -> bool:
-    return instance.problem.stages in (None, len(plan.stages)) and len(plan.machines) <= instance.machine_limit
-
-
-def _keeps_pins(instance: Instance, plan: Candidate) -> bool:
-    return all(instance.is_allowed(stage.machines, stage.pieces) for stage in plan.stages)
-
-
-def lack_of(instance: Instance, plan: Candidate) -> float:
-    """Return the bytes by which a plan exceeds the memory, summed over machines."""
-    if np.isinf(instance.memory).all():
-        return 0.0
-    return math.fsum(
-        max(0.0, load.memory_bytes - float(instance.memory[instance.machine_number[load.machine]]))
-        for load in plan.flow.loads
+    return (
+        instance.problem.stages in (None, len(plan.stages))
+        and len(plan.machines) <= instance.machine_limit
+        and all(instance.is_allowed(stage.machines, stage.pieces) for stage in plan.stages)
+        and memory_shortage(instance.problem, plan.flow) == 0
     )
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
+from tvm_split.planner.evaluate import memory_shortage
 from tvm_split.planner.problem import TOLERANCE, Alternative, Problem, ProblemLink
-from tvm_split.planner.search.candidate import Candidate, delivered, lack_of, within_limits
+from tvm_split.planner.search.candidate import Candidate, SearchResult, delivered, within_limits
 from tvm_split.planner.search.instance import Instance, instance_of
-from tvm_split.planner.search.search import SearchResult
 from tvm_split.units import count_text, names_of, precise_bytes_text, seconds_text
 
 MOST_ALTERNATIVES = 4
@@ -76,7 +76,7 @@ def why_impossible(problem: Problem, find: Find) -> str:
 
 def _why_too_large(instance: Instance, plans: Sequence[Candidate]) -> str:
     """Return a message with the memory needed, the memory available, and what the nearest of some plans lacks."""
-    nearest = min(plans, key=lambda plan: (lack_of(instance, plan), len(plan.machines)))
+    nearest = min(plans, key=lambda plan: (memory_shortage(instance.problem, plan.flow), len(plan.machines)))
     weights, memory = math.fsum(instance.weights), math.fsum(instance.memory)
     limits = {load: float(instance.memory[instance.machine_number[load.machine]]) for load in nearest.flow.loads}
     lines = [
@@ -89,7 +89,7 @@ def _why_too_large(instance: Instance, plans: Sequence[Candidate]) -> str:
     return (
         f"no plan fits the memory: the weights are {precise_bytes_text(weights)}, "
         f"the machines have {precise_bytes_text(memory)}; the plan found that comes nearest lacks "
-        f"{precise_bytes_text(lack_of(instance, nearest))}: {'; '.join(lines)}"
+        f"{precise_bytes_text(memory_shortage(instance.problem, nearest.flow))}: {'; '.join(lines)}"
     )
 
 

@@ -128,6 +128,16 @@ class Instance:
         )
 
     @cached_property
+    def class_links(self) -> tuple[Floats, Floats]:
+        """(K + 1, K + 1) seconds per byte and latency from one class to another; infinite latency without a link.
+
+        The diagonal is between two machines of one class. The last row and column are the client's.
+        """
+        first, last = ([*(members[place] for members in self.classes), self.client] for place in (0, -1))
+        ends = np.ix_(first, last)
+        return self.seconds_per_byte[ends], np.where(self.linked[ends], self.latency[ends], math.inf)
+
+    @cached_property
     def step(self) -> Callable[[MachineSet, tuple[int, ...]], NumberedStep]:
         """The function that returns the step of pieces on machines; it remembers the steps of the last plans."""
         return lru_cache(MOST_STEPS)(self._step)
@@ -148,7 +158,7 @@ class Instance:
 
     @cached_property
     def between(self) -> Callable[[MachineSet, MachineSet], tuple[float, float]]:
-        """The function that returns latency (s) and seconds per byte of the slowest link; see `Links.between`."""
+        """The function that returns latency (s) and seconds per byte of the slowest link; see `evaluate.Links`."""
         return lru_cache(MOST_STEPS)(self._between)
 
     def _between(self, sources: MachineSet, targets: MachineSet) -> tuple[float, float]:

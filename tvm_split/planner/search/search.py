@@ -1,32 +1,39 @@
-"""Search of one problem: simple plans, tables, a beam and local search, with a lower bound."""
+"""Search of one problem: simple plans, tables, a beam and local search, with a lower bound and a certificate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import TOLERANCE
+from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, TOLERANCE, Problem, Solution
 from tvm_split.planner.search.bounds import SOLVER_TOLERANCE, client_bound, client_transfers, longest_path, period_bound
-from tvm_split.planner.search.budget import EVALUATION_WORK, Budget, OutOfBudgetError
+from tvm_split.planner.search.budget import EVALUATION_WORK, WORK_PER_SECOND, Budget, OutOfBudgetError
 from tvm_split.planner.search.candidate import (
     Candidate,
     Placement,
+    SearchResult,
+    best_delivered,
     best_of,
     candidate,
+    delivered,
     fits,
     one_machine_candidates,
     within_limits,
 )
-from tvm_split.planner.search.instance import Instance
+from tvm_split.planner.search.explain import alternatives, require_places, why_impossible, why_no_more_machines
+from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.local_search import LocalSearch
 from tvm_split.planner.search.priced_search import PricedSearch
 from tvm_split.planner.search.simple_plans import simple_plans
 from tvm_split.planner.search.stage_costs import Counts, StageCosts, groups_of, ideals_of, stage_costs
 from tvm_split.planner.search.stage_table import StageTable, Value, is_affordable
+from tvm_split.planner.strategy import Strategy, solution_of
+from tvm_split.units import seconds_text
 
 CLOSED = 2 * SOLVER_TOLERANCE
 """Relative gap below which a plan counts as optimal: the solver of linear programs cannot prove a smaller one."""
@@ -47,21 +54,9 @@ MOST_STARTS = 3
 """Most plans from which a local search starts."""
 REACHED = "exact: a plan reaches the lower bound"
 BEST_FOUND = "the best plan found"
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """Result of a search: the best plan with replica shares of any size, all plans, and the lower bound.
-
-    ``chosen`` is None if no plan was found. ``plans`` are all plans found within the limits. ``exact``: it is proven
-    that no better plan exists, or no plan at all if ``chosen`` is None.
-    """
-
-    chosen: Candidate | None
-    plans: tuple[Candidate, ...]
-    lower_bound_seconds: float
-    method: str
-    exact: bool
+DIAGNOSIS_WORK = WORK_PER_SECOND
+"""Units of work of each attempt with a demand left out; none starts after twice as much in total."""
+SCHEDULED_AFTERWARDS = "; that is of shares of any size: replicas have those of their round-robin schedule"
 
 
 class Search:
@@ -250,3 +245,70 @@ class Search:
         best = best_of(self._problem, changed)
         if best is not None:
             self._keep([self._local_search.improved(best, budget)])
+
+
+class Best(Strategy):
+    """Strategy that returns the best plan found within the time limit, with its optimality gap."""
+
+    name: ClassVar[str] = "best"
+
+    def solve(self, problem: Problem, time_limit_seconds: float) -> Solution:
+        return solve(problem, time_limit_seconds=time_limit_seconds)
+
+
+def solve(
+    problem: Problem, *, time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS, budget: Budget | None = None
+) -> Solution:
+    """Return the best plan found for a problem, with its optimality gap.
+
+    Chains of up to about 200 pieces on 10 different machines (identical ones count less) are solved exactly. Other
+    graphs are exact only if a lower bound proves it within the time. `Solution.method` says which.
+
+    Exact results hold for replicas with shares of any size. Plans are compared and described with the shares of
+    round-robin schedules; the lower bound holds for both. If replicas share cores, the bound is for shares in
+    proportion to their speeds.
+
+    Args:
+        budget: used instead of the time limit; a budget of work alone gives the same plan on every machine.
+
+    Raises:
+        PlanError: names or numbers are wrong, or no plan fits; the message says which demand, and by how much.
+    """
+    instance = instance_of(problem)
+    require_places(instance)
+    result = Search(instance, budget or Budget(time_limit_seconds)).run()
+    chosen = result.chosen
+    if chosen is None:
+        raise PlanError(_why_impossible(problem, is_proven=result.exact))
+    best = best_delivered(instance, result.plans)
+    if best is None:
+        period = delivered(instance, chosen).flow.period_seconds
+        raise PlanError(
+            f"the best plan found has a period of {seconds_text(period)} by the round-robin schedules of its replicas, "
+            f"and at most {seconds_text(problem.maximum_period_seconds)} are allowed; with shares of any size it would "
+            "keep to that, so allow a little more"
+        )
+    # The bound is for shares by speed; on oversubscribed cores those of a schedule may happen to be better.
+    is_worse = best.value(problem) > chosen.value(problem) * (1 + TOLERANCE)
+    method = result.method + (SCHEDULED_AFTERWARDS if is_worse else "")
+    return replace(
+        solution_of(problem, best.named(instance), result.lower_bound_seconds, method),
+        why_no_more_machines=why_no_more_machines(instance, best, result.plans),
+        alternatives=alternatives(instance, best, result.plans),
+    )
+
+
+def _why_impossible(problem: Problem, *, is_proven: bool) -> str:
+    budget = Budget(work=2 * DIAGNOSIS_WORK)
+
+    def search(relaxed: Problem) -> SearchResult:
+        budget.require()
+        return Search(instance_of(relaxed), budget.rest(0.5)).run()
+
+    try:
+        reason = why_impossible(problem, search)
+    except OutOfBudgetError:
+        return "no plan meets all demands, and the time ended before it was known which one is too much: leave some out"
+    if is_proven:
+        return reason
+    return f"no plan was found in the time given, which is no proof; as far as was searched, {reason}"

@@ -38,10 +38,8 @@ class ClassCosts:
         self.counts = np.array([len(members) for members in self.members], dtype=np.intp)
         self.first = np.array([members[0] for members in self.members], dtype=np.intp)
         self.seconds: Floats = instance.seconds[:, self.first] * instance.contention[self.first]
-        ends = np.ix_(
-            [*self.first.tolist(), instance.client], [*(members[-1] for members in self.members), instance.client]
-        )
-        self.seconds_per_byte: Floats = np.where(instance.linked[ends], instance.seconds_per_byte[ends], math.inf)
+        slow, lag = instance.class_links
+        self.seconds_per_byte: Floats = np.where(np.isinf(lag), math.inf, slow)
 
 
 class OrderCosts:

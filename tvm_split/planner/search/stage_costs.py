@@ -70,7 +70,7 @@ def groups_of(instance: Instance, *, replicas: bool) -> Groups:
     """Return the groups that may hold a stage: single machines, and with ``replicas`` also all larger sets."""
     classes, counts = instance.classes, _group_counts(instance, replicas)
     kinds = [*([kind for kind, count in enumerate(group) if count] for group in counts), [len(classes)]]
-    slow, lag = _class_links(instance, (*classes, (instance.client,)))
+    slow, lag = instance.class_links
     shape = (len(kinds), len(kinds))
     seconds_per_byte, latency = np.zeros(shape), np.zeros(shape)
     for source, end in itertools.product(range(len(kinds)), repeat=2):
@@ -84,12 +84,6 @@ def _group_counts(instance: Instance, replicas: bool) -> tuple[Counts, ...]:
     if not replicas:
         return tuple(tuple(int(kind == column) for column in range(len(sizes))) for kind in range(len(sizes)))
     return tuple(counts for counts in itertools.product(*sizes) if 0 < sum(counts) <= instance.machine_limit)
-
-
-def _class_links(instance: Instance, classes: tuple[tuple[int, ...], ...]) -> tuple[Floats, Floats]:
-    ends = np.ix_([members[0] for members in classes], [members[-1] for members in classes])
-    linked = instance.linked[ends] & (np.array([len(kind) > 1 for kind in classes]) | ~np.eye(len(classes), dtype=bool))
-    return np.where(linked, instance.seconds_per_byte[ends], 0.0), np.where(linked, instance.latency[ends], math.inf)
 
 
 @dataclass(frozen=True)

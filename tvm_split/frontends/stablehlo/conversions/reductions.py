@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.compositions import sorted_elements, sorted_places
 from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
 from tvm_split.frontends.stablehlo.conversions import HloCall
@@ -198,20 +199,8 @@ def _pooled(
 def _sort(op: Operators, call: HloCall) -> list[relax.Expr]:
     axis = integer(call.source, "dimension", -1) % max(len(call.shape), 1)
     key, is_descending = _key(call.source.regions[0].blocks[0])
-    where = op.argsort(_sortable(op, call.whole(key)), axis, is_descending, dtype="int64")
+    where = sorted_places(op, call.whole(key), axis, is_descending)
     return [op.gather_elements(call.whole(place), where, axis) for place in range(len(call.operands))]
-
-
-def _sortable(op: Operators, key: relax.Expr) -> relax.Expr:
-    """Cast keys to a dtype that TVM sorts correctly: it sorts bfloat16 wrongly, and small integers not at all.
-
-    NaN becomes infinity: it is the greatest in JAX's order and has no defined position in TVM's.
-    """
-    dtype = dtype_of(key)
-    if not is_float(dtype):
-        return op.cast(key, "int32" if dtype in ("bool", "int8", "uint8", "int16", "uint16") else dtype)
-    numbers = op.cast(key, wide(dtype))
-    return op.where(op.isnan(numbers), math.inf, numbers)
 
 
 def _key(block: Any) -> tuple[int, bool]:
@@ -247,9 +236,8 @@ def _top_k(op: Operators, call: HloCall) -> list[relax.Expr]:
     attributes = call.source.attributes
     options = ir.DictAttr(attributes["composite_attributes"]) if "composite_attributes" in attributes else attributes
     count = ir.IntegerAttr(options["k"]).value
-    data, axis = call.whole(0), len(call.shape) - 1
-    where = op.topk(_sortable(op, data), count, axis, "indices", True, "int32")
-    return [op.gather_elements(data, op.cast(where, "int64"), axis), where]
+    values, places = sorted_elements(op, call.whole(0), -1, True, count)
+    return [values, op.cast(places, "int32")]
 
 
 CONVERSIONS: dict[str, Conversion] = {

@@ -1,4 +1,4 @@
-"""Conversions of indexing, scatter, concatenation, windows, reductions and scans.
+"""Conversions of indexing, scatter, concatenation, windows, reductions, scans and sorting.
 
 All indices are made non-negative, because TVM's importer reads outside the tensor for negative ones.
 """
@@ -9,6 +9,7 @@ import math
 import operator
 from collections.abc import Sequence
 from functools import partial, reduce
+from typing import Any
 
 import numpy as np
 from tvm import relax
@@ -16,7 +17,7 @@ from tvm import relax
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import compositions
 from tvm_split.frontends.convert import Conversion
-from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
+from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
 from tvm_split.frontends.torch.conversions import TorchCall
 
 
@@ -219,6 +220,33 @@ def _scan(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     return op.cast(getattr(op, operator)(data, call["dim"], dtype) if call.shape else data, call.dtype)
 
 
+def _sorted(op: Operators, call: TorchCall) -> tuple[relax.Expr, relax.Expr]:
+    # TVM's importer sorts NaN and bfloat16 wrongly, and its sort fails for small integers.
+    data, is_descending = call["self"], call.get("largest", call.get("descending"))
+    if not shape_of(data):
+        return data, constant(0, "int64")
+    return compositions.sorted_elements(op, data, call["dim"], is_descending, call.get("k"))
+
+
+def _median(op: Operators, call: TorchCall) -> Any:
+    """Return the lower of the two middle elements and its position; the first NaN if there is one."""
+    # TVM's importer sorts NaN and bfloat16 wrongly, and its sort fails for small integers.
+    data, axis = call["self"], call.get("dim")
+    if not shape_of(data):
+        return data if axis is None else (data, constant(0, "int64"))
+    flat, along = (op.reshape(data, [-1]), 0) if axis is None else (data, axis % len(shape_of(data)))
+    middle = (shape_of(flat)[along] - 1) // 2
+    place = op.strided_slice(compositions.sorted_places(op, flat, along, False), [along], [middle], [middle + 1])
+    if is_float(dtype_of(data)):
+        is_nan = op.cast(op.isnan(op.cast(flat, wide(dtype_of(data)))), "int8")
+        has_nan = op.equal(op.max(is_nan, [along], keepdims=True), 1)
+        place = op.where(has_nan, op.argmax(is_nan, along, True), place)
+    value = op.gather_elements(flat, place, along)
+    if axis is None:
+        return op.reshape(value, [])
+    return (value, place) if call["keepdim"] else (op.squeeze(value, [along]), op.squeeze(place, [along]))
+
+
 CONVERSIONS: dict[str, Conversion] = {
     operator.getitem.__name__: _item_of_tuple,
     "select.int": _select,
@@ -247,6 +275,9 @@ CONVERSIONS: dict[str, Conversion] = {
     "var.correction": lambda op, call: _moments(op, call)[0],
     "var_mean.correction": _moments,
     **{f"{name}.default": partial(_place, operator=name) for name in ("argmax", "argmin")},
+    **dict.fromkeys(("sort.default", "sort.stable", "topk.default"), _sorted),
+    **{f"argsort.{kind}": lambda op, call: _sorted(op, call)[1] for kind in ("default", "stable")},
+    **{f"median.{kind}": _median for kind in ("default", "dim")},
     **{f"{name}.default": partial(_scan, operator=name) for name in ("cumsum", "cumprod")},
 }
 """Conversions by the name of the ATen overload."""

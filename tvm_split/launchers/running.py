@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import json
 import subprocess
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rpc_runtime.client.worker_client import describe, on_every_machine
 from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, WorkerUnavailableError
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.cluster_file import read_cluster_file
-from tvm_split.cluster.launcher import AskedMachine, Launcher, Listed, Started, WithAccess, ask, planned_machines
+from tvm_split.cluster.launcher import AskedMachine, Launcher, OnAnswer, Started, WithAccess, asked, endpoints_of
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
 
@@ -51,15 +54,119 @@ class At(WithAccess, Launcher):
     addresses: str = ""
 
     def find(self) -> Cluster:
+        return Cluster(tuple(on_every_machine(self._endpoints(), self._machine).values()), launcher=self)
+
+    def ask(self, timeout_seconds: float = 5.0, on_answer: OnAnswer | None = None) -> Sequence[AskedMachine]:
+        """Ask the workers at the addresses; a worker that does not answer is called by its address."""
+        answers = on_every_machine(self._endpoints(), lambda endpoint: asked(endpoint, timeout_seconds, on_answer))
+        return [
+            answer
+            if answer.worker is None
+            else replace(answer, endpoint=replace(endpoint, machine=answer.worker.machine))
+            for endpoint, answer in answers.items()
+        ]
+
+    def _endpoints(self) -> list[WorkerEndpoint]:
         addresses = [text.strip() for text in self.addresses.split(",") if text.strip()]
         if not addresses:
             raise ClusterError("at: needs at least one HOST:PORT, several are separated by commas")
-        return Cluster(tuple(on_every_machine(addresses, self._machine).values()), launcher=self)
+        return [WorkerEndpoint(address, address, self.token, self.tls) for address in addresses]
 
-    def _machine(self, address: str) -> Machine:
-        worker = describe(WorkerEndpoint(address, address, self.token, self.tls), self.timeout_seconds)
-        endpoint = WorkerEndpoint(worker.machine, address, self.token, self.tls)
-        return Machine(worker.machine, worker.threads, endpoint=endpoint)
+    def _machine(self, endpoint: WorkerEndpoint) -> Machine:
+        worker = describe(endpoint, self.timeout_seconds)
+        return Machine(worker.machine, worker.threads, endpoint=replace(endpoint, machine=worker.machine))
+
+
+LISTENS_SECONDS = 1.0
+
+
+class Listing(WithAccess, Launcher):
+    """The base class of launchers that read the addresses of running workers from a service."""
+
+    @abstractmethod
+    def listed(self, timeout_seconds: float) -> Sequence[AskedMachine]:
+        """Return what the service lists, with the threads that machines have there, or a reason not to ask a worker.
+
+        Raises:
+            WorkerUnavailableError, DeadlineError, ProtocolError: the service does not answer, or answers wrongly.
+        """
+
+    def cluster(self, place: str, advice: str) -> Cluster:
+        """Return the cluster of the machines to plan on, sorted by name, and the reasons for the others.
+
+        ``place`` begins the sentence of an error; ``advice`` says how to add a machine.
+
+        Raises:
+            ClusterError: there is no machine, or two of them have the same name.
+        """
+        answers = self.ask(self.timeout_seconds)
+        machines = sorted(
+            (machine for answer in answers if (machine := answer.machine) is not None),
+            key=lambda machine: (machine.name, machine.address or ""),
+        )
+        left_out = {f"{answer.name} at {answer.endpoint.address}": answer.reason for answer in answers if answer.reason}
+        if not machines:
+            reasons = "".join(f"\n  {name}: {reason}" for name, reason in left_out.items())
+            raise ClusterError(f"{place} has no machine that can be deployed to; {advice}{reasons}")
+        for first, second in pairwise(machines):
+            if first.name == second.name:
+                raise ClusterError(
+                    f"{place} has two machines named {first.name!r}, at {first.address} and {second.address}: "
+                    "start their workers with --name, each with one of its own"
+                )
+        return Cluster(tuple(machines), left_out=left_out, launcher=self)
+
+    def start(self, cluster: Cluster) -> Started:
+        return Listed(self, cluster)
+
+    def ask(self, timeout_seconds: float = 5.0, on_answer: OnAnswer | None = None) -> Sequence[AskedMachine]:
+        listed = self.listed(timeout_seconds)
+        answers = on_every_machine(range(len(listed)), lambda index: _asked(listed[index], timeout_seconds, on_answer))
+        return sorted(answers.values(), key=lambda answer: (answer.name, answer.endpoint.address))
+
+
+def _asked(listed: AskedMachine, timeout_seconds: float, on_answer: OnAnswer | None) -> AskedMachine:
+    """Ask a listed machine's worker, which must have the listed name and, if it is listed, number of threads."""
+    name, threads = listed.name, listed.threads
+    if listed.reason:
+        return listed
+    if name == CLIENT:
+        reason = f"its worker is named {CLIENT!r}, as the process that deploys is: give it another --name"
+        return replace(listed, reason=reason, is_fault=True)
+    answer = asked(listed.endpoint, timeout_seconds, on_answer)
+    worker = answer.worker
+    if worker is None or (worker.machine == name and threads in (None, worker.threads)):
+        return answer
+    reason = (
+        f"it should be {name!r}{f' with {threads} threads' if threads else ''}, and the worker that answers is "
+        f"{worker.machine!r} with {worker.threads}"
+    )
+    return replace(answer, reason=reason, is_fault=True)
+
+
+class Listed:
+    """Workers that a service lists. If one does not listen, all addresses are read from the service again."""
+
+    def __init__(self, launcher: Launcher, cluster: Cluster) -> None:
+        self._launcher = launcher
+        self._endpoints = endpoints_of(cluster)
+
+    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
+        if not all(on_every_machine(self._endpoints.values(), _listens).values()):
+            current = endpoints_of(self._launcher.find())
+            self._endpoints = {name: current.get(name, endpoint) for name, endpoint in self._endpoints.items()}
+        return self._endpoints
+
+    def close(self) -> None:
+        pass
+
+
+def _listens(endpoint: WorkerEndpoint) -> bool:
+    try:
+        Address.parse(endpoint.address).connect(LISTENS_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 NO_WORKER = (
@@ -70,11 +177,8 @@ TUNING = "kernels are being tuned on it: what it is asked meanwhile would distur
 
 
 @dataclass(frozen=True)
-class Tracker(WithAccess, Launcher):
-    """The workers that a TVM RPC tracker lists now, under one ``key`` or all, and that answer.
-
-    ``address`` is the HOST:PORT of the tracker.
-    """
+class Tracker(Listing):
+    """The workers that the TVM RPC tracker at ``address`` (HOST:PORT) lists now; see `Cluster.from_tracker`."""
 
     name = "tracker"
     argument = "address"
@@ -85,14 +189,10 @@ class Tracker(WithAccess, Launcher):
     def find(self) -> Cluster:
         place = f"the tracker {self.address}" + ("" if self.key is None else f" under the key {self.key!r}")
         advice = f"start `tvm-split worker --tracker {self.address} --key {self.key or 'KEY'}` on each"
-        machines, left_out = planned_machines(self.ask(self.timeout_seconds), place, advice)
-        return Cluster(machines, left_out=left_out, launcher=self)
+        return self.cluster(place, advice)
 
-    def start(self, cluster: Cluster) -> Started:
-        return Listed(self, cluster)
-
-    def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
-        """Ask the workers among the servers that the tracker lists.
+    def listed(self, timeout_seconds: float) -> Sequence[AskedMachine]:
+        """Return the servers that the tracker lists under the key.
 
         Raises:
             InputError: a token without TLS: any process that registers would receive the token.
@@ -106,10 +206,9 @@ class Tracker(WithAccess, Launcher):
             )
         servers = listed_servers(Address.callable(self.address), timeout_seconds)
         listed = [server for server in servers if self.key in (None, server.key)]
-        machines = on_every_machine(_newest(listed), lambda server: self._asked(server, timeout_seconds))
-        return sorted(machines.values(), key=lambda machine: (machine.name, machine.endpoint.address))
+        return [self._listed(server) for server in _newest(listed)]
 
-    def _asked(self, server: ListedServer, timeout_seconds: float) -> AskedMachine:
+    def _listed(self, server: ListedServer) -> AskedMachine:
         registration = server.registration
         name = str(server.address) if registration is None else registration.name
         endpoint = WorkerEndpoint(name, str(server.address), self.token, self.tls)
@@ -122,7 +221,7 @@ class Tracker(WithAccess, Launcher):
         elif registration.secure and self.tls is None:
             reason = "its worker wants TLS: give tls_ca (from Python: tls)"
         else:
-            return ask(endpoint, timeout_seconds, registration.threads)
+            return AskedMachine(endpoint, threads=registration.threads)
         return AskedMachine(endpoint, reason=reason, is_fault=True)
 
 
@@ -138,12 +237,8 @@ KUBECTL_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Kubernetes(WithAccess, Launcher):
-    """The workers of the pods with these labels that are ready now, as listed by ``kubectl``.
-
-    Machines have the names of their pods. The pods are called directly, so this works only inside the Kubernetes
-    cluster. The default namespace is that of kubectl's context.
-    """
+class Kubernetes(Listing):
+    """The workers of the pods with these labels that are ready now; see `Cluster.from_kubernetes`."""
 
     name = "kubernetes"
     argument = "selector"
@@ -153,25 +248,18 @@ class Kubernetes(WithAccess, Launcher):
 
     def find(self) -> Cluster:
         advice = "`kubectl get pods` says why; deploy/kubernetes is one way to start some"
-        place = f"Kubernetes, with the labels {self.selector},"
-        machines, left_out = planned_machines(self.ask(self.timeout_seconds), place, advice)
-        return Cluster(machines, left_out=left_out, launcher=self)
+        return self.cluster(f"Kubernetes, with the labels {self.selector},", advice)
 
-    def start(self, cluster: Cluster) -> Started:
-        return Listed(self, cluster)
-
-    def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
-        """Ask the worker of every ready pod with the labels.
+    def listed(self, timeout_seconds: float) -> Sequence[AskedMachine]:
+        """Return the pods with the labels.
 
         Raises:
             WorkerUnavailableError: kubectl is missing or fails.
             DeadlineError, ProtocolError: kubectl does not answer, or its answer is no list of pods.
         """
-        pods = _pods(self.selector, self.namespace)
-        machines = on_every_machine(range(len(pods)), lambda index: self._asked(pods[index], timeout_seconds))
-        return sorted(machines.values(), key=lambda machine: machine.name)
+        return [self._listed(pod) for pod in _pods(self.selector, self.namespace)]
 
-    def _asked(self, pod: Mapping[str, Any], timeout_seconds: float) -> AskedMachine:
+    def _listed(self, pod: Mapping[str, Any]) -> AskedMachine:
         try:
             name, phase = cleaned(str(pod["metadata"]["name"])), cleaned(str(pod["status"]["phase"]))
             conditions = {condition["type"]: condition["status"] for condition in pod["status"].get("conditions", ())}
@@ -181,14 +269,13 @@ class Kubernetes(WithAccess, Launcher):
             raise ProtocolError(f"kubectl returned an invalid pod: it lacks {error}") from error
         endpoint = WorkerEndpoint(name, str(Address(host, port or 0)), self.token, self.tls)
         if port is None:
-            return AskedMachine(
-                endpoint, reason=f"its pod has no container with a port named {PORT_NAME!r}", is_fault=True
-            )
+            reason = f"its pod has no container with a port named {PORT_NAME!r}"
+            return AskedMachine(endpoint, reason=reason, is_fault=True)
         if "deletionTimestamp" in pod["metadata"]:
             return AskedMachine(endpoint, reason="its pod is ending")
         if phase != "Running" or conditions.get("Ready") != "True":
             return AskedMachine(endpoint, reason=f"its pod is not ready (phase {phase})")
-        return ask(endpoint, timeout_seconds)
+        return AskedMachine(endpoint)
 
 
 def _pods(selector: str, namespace: str | None) -> list[Mapping[str, Any]]:

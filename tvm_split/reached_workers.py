@@ -1,0 +1,60 @@
+"""Ask the workers of a cluster at the start of a plan, before a model is imported for it, which takes seconds."""
+
+from __future__ import annotations
+
+from rpc_runtime.client.worker_client import WorkerDescription, describe, on_every_machine, raise_errors
+from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
+from tvm_split.cluster.cluster import Cluster, Workers
+from tvm_split.planner.request import PlanRequest
+
+REACHED_SECONDS = 3.0
+"""Timeout for describing a worker."""
+
+
+def reached_workers(cluster: Cluster, request: PlanRequest, *, deploys: bool = False) -> dict[str, WorkerDescription]:
+    """Return the descriptions of the workers that answer; none of workers that this process starts on this host.
+
+    Other workers that a cluster starts are asked in a session of theirs, since they do not run before.
+
+    Raises:
+        WorkerUnavailableError: a worker without which there is no plan cannot be reached, or all that a plan which
+            ``deploys`` may use.
+        WorkerError, ProtocolError: a worker refuses, or has another version.
+    """
+    starts = any(machine.endpoint is None for machine in cluster.machines) and not isinstance(cluster, Workers)
+    if cluster.launcher.on_this_host or starts:
+        return {}
+    with cluster.start() as workers:
+        endpoints = workers.endpoints()
+
+    def ask(name: str) -> WorkerDescription | WorkerUnavailableError:
+        try:
+            return describe(endpoints[name], REACHED_SECONDS)
+        except WorkerUnavailableError as error:
+            return error
+
+    answers = on_every_machine(endpoints, ask)
+    errors: dict[str, TvmSplitError] = {
+        name: answer for name, answer in answers.items() if isinstance(answer, WorkerUnavailableError)
+    }
+    used = _used(cluster, request)
+    if errors.keys() & _needed(cluster, request, used, deploys=deploys) or (deploys and errors.keys() >= used):
+        raise_errors(list(errors.values()))
+    return {name: answer for name, answer in answers.items() if isinstance(answer, WorkerDescription)}
+
+
+def _used(cluster: Cluster, request: PlanRequest) -> set[str]:
+    """Return the machines that a plan may use: those named in a split by hand, otherwise all."""
+    named = set() if isinstance(request.split, str) else set(request.split)
+    named.update(machine for shard in request.shards for machine in shard.shares)
+    return named & set(cluster.machine_names) or set(cluster.machine_names)
+
+
+def _needed(cluster: Cluster, request: PlanRequest, used: set[str], *, deploys: bool) -> set[str]:
+    """Return the machines whose workers a plan needs: all to measure, otherwise those that say no target."""
+    searches = not request.is_by_hand and (len(cluster.machines) > 1 or request.is_demanding)
+    if (searches or request.predict) and not (request.estimate or request.profile):
+        return set(cluster.machine_names)
+    if request.is_by_hand and deploys:
+        return used
+    return {name for name in used if cluster.machine(name).target is None}
