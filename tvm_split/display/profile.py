@@ -22,6 +22,7 @@ def profile_as_json(profile: ModelProfile) -> dict[str, Any]:
     """Return the times, operations and bytes of each call of a kernel, with the machine's peaks, as JSON values."""
     return {
         **asdict(profile),
+        "ceilings": {name: rate for name, rate in asdict(profile.ceilings).items() if name != "call_seconds"},
         "kernel_seconds": profile.kernel_seconds,
         "other_seconds": profile.other_seconds,
         "operations": profile.operations,
