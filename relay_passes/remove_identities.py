@@ -1,7 +1,7 @@
 """Remove identities: reshapes and broadcasts to the shape that their operand has.
 
 Requires: a normalised function ``main`` with static shapes.
-Ensures: none of these operators is left, and every value is unchanged.
+Ensures: no reshape or broadcast to its operand's own shape is left, and every value is unchanged.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def plan(
     request = request_for(cluster, request, fields, objective=objective, stages=stages, split=split)
     require_strategy(request.strategy)
     require_known_targets(cluster)
-    if isinstance(model, Model):  # wrong names are told before workers are asked, which is before a file is imported
+    if isinstance(model, Model):  # report wrong names before asking workers and importing the file
         require_known_pins(model.graph, request, cluster.machine_names)
     with cluster.start() as workers:
         described = reached_workers(workers, request)
@@ -137,12 +137,12 @@ def _stages_without_search(
     if request.stages is not None and request.stages > len(machines):
         if request.is_demanding:
             raise PlanError(
-                f"{request.stages} stages on {len(machines)} machines go round, cut by estimated cost; such a plan "
-                "keeps to no pins or limits: leave these out, or ask for fewer stages"
+                f"{request.stages} stages on {len(machines)} machines: machines get several stages by estimated "
+                "cost, and pins and limits are not supported; leave these out, or ask for fewer stages"
             )
         round_trip = [machines[index % len(machines)] for index in range(request.stages)]
         stages = stages_of_equal_cost(model.graph, estimated_seconds(model.description), round_trip)
-        return stages, "equal estimated cost, going round the machines"
+        return stages, "equal estimated cost, several stages per machine"
     if len(machines) == 1 and not (request.profile or request.is_demanding or searches):
         return named([Stage((machines[0].name,), model.graph.layers)]), "there is one machine"
     return (), ""
@@ -183,8 +183,8 @@ def replan(
 
     The profile is corrected by measurements of the current plan, and searched again. The current plan is kept, with a
     corrected prediction, unless the best plan saves more than ``threshold`` of its value, or it violates the demands. A
-    plan whose machines share stages, or have several, is compared with what `plan` would return now; other plans are
-    compared with plans of whole layers. The precision stays that of the plan.
+    plan with shards, or with several stages on one machine, is compared with what `plan` would return now; other plans
+    are compared with plans of whole layers. The precision stays that of the plan.
 
     Args:
         measured: the measurements of the current plan.

@@ -7,18 +7,18 @@ from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.planner.request import PlanRequest
 
-REACHED_SECONDS = 3.0
+DESCRIBE_TIMEOUT_SECONDS = 3.0
 """Timeout for describing a worker."""
 
 
 def reached_workers(cluster: Cluster, request: PlanRequest, *, deploys: bool = False) -> dict[str, WorkerDescription]:
-    """Return the descriptions of the workers that answer; none of workers that this process starts on this host.
+    """Return the descriptions of the workers that answer.
 
-    Other workers that a cluster starts are asked in a session of theirs, since they do not run before.
+    Return an empty dict if this process starts the workers. Workers that a session starts are asked in that session.
 
     Raises:
-        WorkerUnavailableError: a worker without which there is no plan cannot be reached, or all that a plan which
-            ``deploys`` may use.
+        WorkerUnavailableError: a worker that the plan needs is unreachable, or, with ``deploys``, every worker that the
+            plan may use.
         WorkerError, ProtocolError: a worker refuses, or has another version.
     """
     starts = any(machine.endpoint is None for machine in cluster.machines) and not isinstance(cluster, Workers)
@@ -29,7 +29,7 @@ def reached_workers(cluster: Cluster, request: PlanRequest, *, deploys: bool = F
 
     def ask(name: str) -> WorkerDescription | WorkerUnavailableError:
         try:
-            return describe(endpoints[name], REACHED_SECONDS)
+            return describe(endpoints[name], DESCRIBE_TIMEOUT_SECONDS)
         except WorkerUnavailableError as error:
             return error
 
@@ -51,7 +51,7 @@ def _used(cluster: Cluster, request: PlanRequest) -> set[str]:
 
 
 def _needed(cluster: Cluster, request: PlanRequest, used: set[str], *, deploys: bool) -> set[str]:
-    """Return the machines whose workers a plan needs: all to measure, otherwise those that say no target."""
+    """Return the machines whose workers a plan needs: all to measure, otherwise those that have no described target."""
     searches = not request.is_by_hand and (len(cluster.machines) > 1 or request.is_demanding)
     if (searches or request.predict) and not (request.estimate or request.profile):
         return set(cluster.machine_names)

@@ -33,7 +33,7 @@ MOST_WITH_LINES = 20_000_000
 """Most characters of a file for which errors name lines; for longer files, only the key is named."""
 LONGEST_SHOWN = 60
 """Most characters of a value that a message shows."""
-WORDS = {
+MESSAGES = {
     "unexpected_keyword_argument": "there is no such key",
     "dataclass_type": "must be a dictionary",
     "missing": "this key is missing",
@@ -169,11 +169,11 @@ def sentence(problem: ErrorDetails) -> str:
     """Return what is wrong, with the value if it is short and the message does not have it already."""
     text, value = text_of(problem), problem["input"]
     is_short = isinstance(value, str | int | float) and len(repr(value)) < LONGEST_SHOWN
-    is_said = isinstance(value, str) and repr(value) in text
-    return f"{text} (it is {value!r})" if is_short and not is_said and problem["type"] not in WORDS else text
+    is_shown = isinstance(value, str) and repr(value) in text
+    return f"{text} (it is {value!r})" if is_short and not is_shown and problem["type"] not in MESSAGES else text
 
 
 def text_of(problem: ErrorDetails) -> str:
     """Return what is wrong, without the value."""
-    said = problem["msg"].removeprefix("Value error, ").replace("Input should ", "must ")
-    return WORDS.get(problem["type"], said)
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should ", "must ")
+    return MESSAGES.get(problem["type"], message)

@@ -95,7 +95,7 @@ def batch_norm(operation: Operation) -> Rule:
 
 
 def tuple_field(operation: Operation) -> Rule:
-    """Return the rule of a tuple's field; a batch norm's statistics are refused."""
+    """Return the rule of reading one element of a tuple; a batch norm's statistics are refused."""
     (operand,) = operation.operands
     result = operand.axes[operation.expression.index]
     if result is None:
@@ -167,7 +167,8 @@ def attention(operation: Operation) -> Rule:
 def matmul(operation: Operation) -> Rule:
     """Return the rule of a product along the left operand's rows, the right one's columns, a batch or head axis.
 
-    Along the contracted axis, the results are partial sums, or only the indices that a constant matrix reads are taken.
+    Along the contracted axis, a shard by channels or heads gives partial sums. A shard by rows, columns or batch is
+    possible only for a constant matrix: see `interpolation`.
     """
     left, right = operation.operands
     rank = len(operation.shape)

@@ -61,9 +61,9 @@ class Region:
 class Sharded:
     """A whole graph with one region sharded.
 
-    ``machine_of`` has the machine of every variable that replaces the region, None for slices of values from before it
-    and for gathers and sums behind it. ``source_of`` has the variable of the original graph that each new one is, or is
-    a part of.
+    ``machine_of`` has the machine of every variable that replaces the region; None for the slices of its inputs, and
+    for the gathers and sums of its results. ``source_of`` maps each new variable to the variable of the original graph
+    that has the same value, or the whole of which the new one is a part.
     """
 
     module: tvm.IRModule
@@ -149,7 +149,7 @@ def has_empty(parts: Sequence[Range]) -> bool:
 
 
 def fit_blocks(blocks: int, shares: Sequence[float]) -> bool:
-    """Return whether each share gets at least one block."""
+    """Return whether ``blocks`` equal blocks of an axis (channels, groups, heads) are enough for one per share."""
     return not has_empty(bounds(blocks, shares))
 
 

@@ -158,7 +158,7 @@ class WorkerWatch:
         self._report(Report(kind, CLIENT, str(error), peer))
 
     def cause_of(self, error: TvmSplitError) -> TvmSplitError:
-        """Return the root cause of a failed call, of which a report often comes at the same time, else ``error``."""
+        """Return the root cause that workers report soon after a failed call, else ``error``."""
         # By then each worker has sent an event or counts as dead.
         verdict_seconds = self._timeouts.silence_seconds + 2 * self._beat_seconds
         with self._lock:

@@ -87,7 +87,7 @@ def toolkit_text() -> str:
 
 
 def fatbin(source: str, arch: str) -> bytes:
-    """Compile to one file: machine code for GPUs of ``arch`` (``sm_90``), and PTX for later architectures.
+    """Compile CUDA source to one file: machine code for GPUs of ``arch`` (``sm_90``), and PTX for later architectures.
 
     Raises:
         NvccError: there is no nvcc, or it rejects the source or the architecture.

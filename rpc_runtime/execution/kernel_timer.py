@@ -101,8 +101,8 @@ class KernelTimer(Closing):
             self._unload()
         return allocated_bytes
 
-    def measure(self, effort: TimingEffort, is_wanted: Callable[[], bool] = lambda: True) -> tuple[KernelTime, ...]:
-        """Return each kernel's time; stop between two kernels at the time limit, or when ``is_wanted()`` is False.
+    def measure(self, effort: TimingEffort, caller_waits: Callable[[], bool] = lambda: True) -> tuple[KernelTime, ...]:
+        """Return each kernel's time; stop between two kernels at the time limit, or when ``caller_waits()`` is False.
 
         `KernelTime.error` is set for kernels that raised and for those that were not timed before the stop.
 
@@ -111,7 +111,7 @@ class KernelTimer(Closing):
         """
         if self._closed or not self._kernels:
             raise WorkerError("no kernels are loaded here")
-        return self._thread.submit(partial(self._measure, effort, is_wanted)).result()
+        return self._thread.submit(partial(self._measure, effort, caller_waits)).result()
 
     def close(self) -> None:
         """Free the library and all memory, after waiting for the running kernel. Idempotent."""
@@ -124,7 +124,7 @@ class KernelTimer(Closing):
         self._memories = {}
         self._library = None
 
-    def _measure(self, effort: TimingEffort, is_wanted: Callable[[], bool]) -> tuple[KernelTime, ...]:
+    def _measure(self, effort: TimingEffort, caller_waits: Callable[[], bool]) -> tuple[KernelTime, ...]:
         begin = start = now()
         samples: dict[str, deque[_Sample]] = {kernel.function: deque(maxlen=SAMPLES) for kernel in self._kernels}
         errors: dict[str, str] = {}
@@ -133,7 +133,7 @@ class KernelTimer(Closing):
             if rounds == 0:
                 start = now()
             for kernel in self._kernels:
-                if (now() - begin) * 1e-9 > effort.limit_seconds or self._closed or not is_wanted():
+                if (now() - begin) * 1e-9 > effort.limit_seconds or self._closed or not caller_waits():
                     return self._times(samples, errors)
                 if kernel.function in errors:
                     continue

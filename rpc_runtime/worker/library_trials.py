@@ -33,13 +33,16 @@ from rpc_runtime.worker.runtime_alone import load_runtime
 
 DEFAULT_SECONDS = 60.0
 END_SECONDS = 2.0
-LOOK_SECONDS = 0.5
+CALLER_CHECK_SECONDS = 0.5
+"""Time between two checks, during a trial, that the caller still waits."""
 IDLE_SECONDS = 60.0
 """Idle time after which the process ends: its memory is then worth more than the second that a restart takes."""
 PASSED = 113
 """Exit code of a child whose library passed; a library that ends its process uses another one."""
-_HOW = "when it was tried out (loaded, and run once on zeros, in a process of its own)"
-_AGAIN = "Give the machine its right target in the cluster's description, or leave its target out, and compile again"
+_IN_TRIAL = "when it was tried out (loaded, and run once on zeros, in a process of its own)"
+_CORRECT_TARGET = (
+    "Give the machine its right target in the cluster's description, or leave its target out, and compile again"
+)
 
 
 class LibraryTrials:
@@ -62,12 +65,12 @@ class LibraryTrials:
         with self._lock, contextlib.suppress(OSError):  # the first trial reports the error
             self._started()
 
-    def stage(self, stage: StageSpec, deadline: float, is_wanted: Callable[[], bool]) -> None:
+    def stage(self, stage: StageSpec, deadline: float, caller_waits: Callable[[], bool]) -> None:
         """Try out a stage's library.
 
         Args:
             deadline: when the caller stops waiting, in seconds of `time.monotonic`; half of the remaining time is used.
-            is_wanted: returns whether the caller still waits; the trial is stopped otherwise.
+            caller_waits: returns whether the caller still waits; the trial is stopped otherwise.
 
         Raises:
             WorkerError: the library crashed, or did not end in time; the message names stage and machine.
@@ -75,14 +78,14 @@ class LibraryTrials:
         arguments = [*stage.inputs, *(weight.tensor for weight in stage.weights)]
         calls = [_call("main", arguments)] if stage.device == "cpu" else []
         what = f"stage {stage.name!r} on machine {stage.machine!r}{_compiled_for(stage.target)}"
-        self._try(what, stage.library, {"is_stage": bool(calls), "calls": calls}, deadline, is_wanted)
+        self._try(what, stage.library, {"is_stage": bool(calls), "calls": calls}, deadline, caller_waits)
 
-    def kernels(self, kernels: KernelSet, deadline: float, is_wanted: Callable[[], bool]) -> None:
+    def kernels(self, kernels: KernelSet, deadline: float, caller_waits: Callable[[], bool]) -> None:
         """Try out the library of kernels to be timed; arguments and errors as for `stage`."""
         on_cpu = kernels.device == "cpu"
         calls = [_call(kernel.function, kernel.arguments, kernel.results) for kernel in kernels.kernels if on_cpu]
         what = f"timing {len(kernels.kernels)} kernels on machine {kernels.machine!r}{_compiled_for(kernels.target)}"
-        self._try(what, kernels.library, {"is_stage": False, "calls": calls}, deadline, is_wanted)
+        self._try(what, kernels.library, {"is_stage": False, "calls": calls}, deadline, caller_waits)
 
     def close(self) -> None:
         """End the process that tries out libraries; a running trial ends with its input. Idempotent."""
@@ -91,7 +94,7 @@ class LibraryTrials:
             end_child(self._process, END_SECONDS)
 
     def _try(
-        self, what: str, library: BlobSpec, use: dict[str, Any], deadline: float, is_wanted: Callable[[], bool]
+        self, what: str, library: BlobSpec, use: dict[str, Any], deadline: float, caller_waits: Callable[[], bool]
     ) -> None:
         request = {**use, "sha256": library.sha256}
         digest = hashlib.sha256(json.dumps(request).encode()).hexdigest()
@@ -102,7 +105,7 @@ class LibraryTrials:
             try:
                 seconds = max(1.0, _half(deadline))
                 request |= {"path": str(self._blobs.path(library)), "size_bytes": library.size_bytes}
-                code = self._ask({**request, "seconds": seconds}, is_wanted)
+                code = self._ask({**request, "seconds": seconds}, caller_waits)
             finally:
                 self._lock.release()
             problem = _problem(code, seconds)
@@ -111,7 +114,7 @@ class LibraryTrials:
         if problem:
             raise WorkerError(f"{what}: the library {problem}")
 
-    def _ask(self, request: dict[str, Any], is_wanted: Callable[[], bool]) -> int:
+    def _ask(self, request: dict[str, Any], caller_waits: Callable[[], bool]) -> int:
         """Return the exit code of a trial. Retry once, because an idle trial process may end just when it is asked."""
         for _ in range(2):
             process = self._started()
@@ -120,13 +123,13 @@ class LibraryTrials:
             with contextlib.suppress(OSError, ValueError):  # it has ended
                 requests.write(json.dumps(request).encode() + b"\n")
                 requests.flush()
-                while not wait([answers.fileno()], LOOK_SECONDS) and is_wanted():
+                while not wait([answers.fileno()], CALLER_CHECK_SECONDS) and caller_waits():
                     pass
-                if is_wanted() and (answer := answers.readline()):
+                if caller_waits() and (answer := answers.readline()):
                     return int(answer)
             end_child(process, END_SECONDS)
-            if not is_wanted():
-                raise WorkerError("nobody waits any more for a library to be tried out")
+            if not caller_waits():
+                raise WorkerError("the caller stopped waiting for the trial of a library")
         raise WorkerError("the process that tries out libraries ended; the worker's own output may say why")
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -156,19 +159,19 @@ def _problem(code: int, seconds: float) -> str:
     if code == PASSED:
         return ""
     if code >= 0:
-        return f"ended its process with exit code {code} {_HOW}: it is damaged. Compile again"
+        return f"ended its process with exit code {code} {_IN_TRIAL}: it is damaged. Compile again"
     number = -code
     if number == signal.SIGALRM:
-        return f"did not come to an end within {seconds:.0f} s {_HOW}. If it is only slow, deploy with a longer timeout"
+        return f"did not finish within {seconds:.0f} s {_IN_TRIAL}. If it is only slow, deploy with a longer timeout"
     if number == signal.SIGILL:
         return (
-            f"crashed with SIGILL {_HOW}: it was compiled for a processor that has more instructions than this one. "
-            f"{_AGAIN}"
+            f"crashed with SIGILL {_IN_TRIAL}: it was compiled for a processor that has more instructions than this "
+            f"one. {_CORRECT_TARGET}"
         )
     if number == signal.SIGKILL:
-        return f"was killed {_HOW}, which is what systems do when memory runs out. Move layers to another machine"
+        return f"was killed {_IN_TRIAL}, which is what systems do when memory runs out. Move layers to another machine"
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    return f"crashed with {name} {_HOW}: it is damaged, or not for this machine. {_AGAIN}"
+    return f"crashed with {name} {_IN_TRIAL}: it is damaged, or not for this machine. {_CORRECT_TARGET}"
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ class LoadedProgram:
         self._store = store
         self._trials = trials
         self._lock = threading.Lock()
-        self._news: SimpleQueue[pb.Failure | None] = SimpleQueue()
+        self._failures: SimpleQueue[pb.Failure | None] = SimpleQueue()
         """The failure, once; None when the program is closed or no longer watched."""
         self._settled = threading.Event()
         """Set when the program is connected, has failed or is closed."""
@@ -94,7 +94,7 @@ class LoadedProgram:
             name=self.identifier[:8], weight_bytes=self._weight_bytes, micro_batches_per_second=rate, **self._names
         )
 
-    def keep(self, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
+    def pin(self, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
         """Pin blobs, stored or not, until the program ends; return the missing ones."""
         self._check_open()
         missing = self._store.pin(self.identifier, blobs)
@@ -102,7 +102,7 @@ class LoadedProgram:
             self._store.unpin(self.identifier)
         return missing
 
-    def take_in(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
+    def store_blob(self, blob: BlobSpec, chunks: Iterable[bytes]) -> None:
         """Store a blob. Raises `BlobError` if the content has another size or digest, or does not fit."""
         self._check_open()
         self._store.write(blob, chunks)
@@ -112,7 +112,7 @@ class LoadedProgram:
         program: MachineProgram,
         link_secrets: Mapping[tuple[str, str], bytes],
         seconds: float,
-        is_wanted: Callable[[], bool],
+        caller_waits: Callable[[], bool],
     ) -> int:
         """Load libraries and weights of a machine's stages; return the bytes of the weights.
 
@@ -121,7 +121,7 @@ class LoadedProgram:
 
         Raises:
             WorkerError: a stage cannot run on this machine, the deployment is loaded or closed already, or
-                ``is_wanted()`` is False.
+                ``caller_waits()`` is False.
             BlobError: a blob is missing or damaged.
         """
         with self._lock:
@@ -130,18 +130,18 @@ class LoadedProgram:
                 raise WorkerError(f"deployment {self.identifier[:8]} is loaded already")
             self._program = program
         deadline = time.monotonic() + seconds
-        self.keep(blob for stage in program.stages for blob in stage.blobs)
+        self.pin(blob for stage in program.stages for blob in stage.blobs)
         require_room(program, available_memory_bytes(), _free_on_device(program))
         cache: WeightCache = {}
         stages: list[LoadedStage] = []
         transfers = overlapping_transfers(program.stages)
         for stage in program.stages:
-            if not is_wanted():
+            if not caller_waits():
                 raise WorkerError(
                     f"machine {program.machine!r} had loaded {len(stages)} of {len(program.stages)} stages when the "
                     "caller's time was over"
                 )
-            stages.append(self._load_stage(stage, cache, deadline, is_wanted, transfers))
+            stages.append(self._load_stage(stage, cache, deadline, caller_waits, transfers))
         with self._lock:
             self._check_open_locked()
             self._stages, self._transfers, self._link_secrets = stages, transfers, link_secrets
@@ -156,17 +156,17 @@ class LoadedProgram:
         stage: StageSpec,
         cache: WeightCache,
         deadline: float,
-        is_wanted: Callable[[], bool],
+        caller_waits: Callable[[], bool],
         transfers: DeviceTransfers | None,
     ) -> LoadedStage:
         self._check_open()
         library = self._store.read(stage.library)
-        self._trials.stage(stage, deadline, is_wanted)
+        self._trials.stage(stage, deadline, caller_waits)
         weights = (self._store.read(weight.blob) for weight in stage.weights)
         overlap = () if transfers is None else (transfers.begin, transfers.end)
         return LoadedStage(stage, library, weights, cache, *overlap)
 
-    def load_kernels(self, kernels: KernelSet, seconds: float, is_wanted: Callable[[], bool]) -> int:
+    def load_kernels(self, kernels: KernelSet, seconds: float, caller_waits: Callable[[], bool]) -> int:
         """Load kernels to time, replacing those loaded before; return the bytes for their arguments.
 
         ``seconds`` as for `load`.
@@ -177,7 +177,7 @@ class LoadedProgram:
         """
         self._check_open()
         library = self._store.read(kernels.library)
-        self._trials.kernels(kernels, time.monotonic() + seconds, is_wanted)
+        self._trials.kernels(kernels, time.monotonic() + seconds, caller_waits)
         return self.timer.load_library(kernels, library)
 
     def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> tuple[LinkStatistics, ...]:
@@ -214,7 +214,7 @@ class LoadedProgram:
             except WorkerUnavailableError as error:
                 raise WorkerError(
                     f"machine {program.machine!r} cannot send to its neighbour: {error} "
-                    f"{program.machine!r} itself must be able to reach that address"
+                    f"({program.machine!r} itself must be able to reach that address)"
                 ) from error
         return tuple(call.statistics for call in calls)
 
@@ -302,7 +302,7 @@ class LoadedProgram:
         # A broken link is not this machine's fault: usually its client has ended; else the client reports the cause.
         level = logging.INFO if kind == pb.Failure.LINK else logging.WARNING
         logger.log(level, "deployment %s has failed: %s", self.identifier[:8], text)
-        self._news.put(failure)
+        self._failures.put(failure)
         self._settled.set()
         # A failed program cannot continue, so its memory is freed at once, even if the client stays.
         threading.Thread(target=self._free, name="free", daemon=True).start()
@@ -319,7 +319,7 @@ class LoadedProgram:
         """Return the failure, once, or a heartbeat after the timeout; None at the end: closed or no longer watched."""
         failure: pb.Failure | None = None
         with contextlib.suppress(Empty):
-            failure = self._news.get(timeout=timeout_seconds)
+            failure = self._failures.get(timeout=timeout_seconds)
             if failure is None:
                 return None
         executor, recorder = self._executor, self._recorder
@@ -332,7 +332,7 @@ class LoadedProgram:
 
     def stop_waiting(self) -> None:
         """End the events, because the client no longer watches."""
-        self._news.put(None)
+        self._failures.put(None)
 
     @property
     def recorder(self) -> Recorder:
@@ -347,7 +347,7 @@ class LoadedProgram:
         """End the program and free everything. Idempotent."""
         with self._lock:
             self._closed = True
-        self._news.put(None)
+        self._failures.put(None)
         self._settled.set()
         logger.info("deployment %s is closed", self.identifier[:8])
         self._free()

@@ -130,7 +130,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
 
     def MissingBlobs(self, request: pb.MissingBlobsRequest, context: Any) -> pb.MissingBlobsReply:
         blobs = [value_of(BlobSpec, blob) for blob in request.blobs]
-        missing = self._program(request.deployment).keep(blobs)
+        missing = self._program(request.deployment).pin(blobs)
         return pb.MissingBlobsReply(sha256=[blob.sha256 for blob in missing])
 
     def PutBlob(self, requests: Iterator[pb.PutBlobRequest], context: Any) -> pb.PutBlobReply:
@@ -140,7 +140,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
             if not first.HasField("blob"):
                 raise ProtocolError("the first message of PutBlob names the blob")
             program = program or self._program(first.deployment)
-            program.take_in(value_of(BlobSpec, first.blob), (message.chunk for message in chain([first], messages)))
+            program.store_blob(value_of(BlobSpec, first.blob), (message.chunk for message in chain([first], messages)))
         return pb.PutBlobReply()
 
     def LoadStages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
@@ -190,7 +190,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         if not self._timing.acquire(blocking=False):
             raise WorkerError(f"machine {self._machine!r} is timing other kernels at the moment: try again later")
         try:
-            times = timer.measure(effort, is_wanted=context.is_active)
+            times = timer.measure(effort, caller_waits=context.is_active)
         finally:
             self._timing.release()
         return pb.TimeKernelsReply(times=[message_of(pb.KernelTime, time) for time in times])

@@ -63,10 +63,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Contraction:
-    """A contraction: ``batch`` sums over ``depth`` of ``left * right``, each [rows, columns].
+    """``batch`` matrix products [rows, depth] x [depth, columns] of ``left`` and ``right``.
 
-    The results of a row are contiguous in memory in runs of ``contiguous``. The sum runs over ``positions`` of a
-    kernel, and for each position over ``depth / positions`` channels.
+    The results of a row are contiguous in memory in runs of ``contiguous`` elements. ``positions`` is the number of
+    positions of a convolution's kernel, 1 for a matrix product; ``depth`` is ``positions`` times the channels.
     """
 
     left: Operand

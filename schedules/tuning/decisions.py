@@ -143,7 +143,10 @@ def judge(default_rounds: Sequence[float], tuned_rounds: Sequence[float]) -> Ver
         ValueError: the kernels have different numbers of rounds, or none.
     """
     if len(default_rounds) != len(tuned_rounds) or not default_rounds:
-        raise ValueError(f"a duel needs equal rounds, got {len(default_rounds)} and {len(tuned_rounds)}")
+        raise ValueError(
+            "both kernels need the same number of rounds, at least one; "
+            f"they have {len(default_rounds)} and {len(tuned_rounds)}"
+        )
     ratios = [tuned / default for default, tuned in zip(default_rounds, tuned_rounds, strict=True)]
     middle = median(ratios)
     noise = median(abs(ratio - middle) for ratio in ratios)

@@ -167,7 +167,7 @@ def test_demands_are_never_dropped(model):
     two_workers, one_worker = tvm_split.Cluster.local(workers=2), tvm_split.Cluster.local(workers=1)
     with pytest.raises(PlanError, match="by hand leaves nothing to search"):
         tvm_split.plan(model, two_workers, split={A: ["conv_1"]}, pin={"dense": B})
-    with pytest.raises(PlanError, match="3 stages on 2 machines go round"):
+    with pytest.raises(PlanError, match="3 stages on 2 machines: machines get several stages"):
         tvm_split.plan(model, two_workers, stages=3, maximum_latency_seconds=1.0)
     with pytest.raises(PlanError, match="machine-b"):
         tvm_split.plan(model, one_worker, estimate=True, pin={"dense": B})

@@ -84,7 +84,7 @@ class MachineOptions:
     def machines(self, request: PlanRequest | None = None, *, deploys: bool = False) -> tvm_split.Cluster:
         """Return the cluster of the machines, and note on stderr those that are left out.
 
-        With a request for a plan, which may be deployed then, the workers that this needs have answered.
+        With ``request``, check first that the workers it needs answer; ``deploys``: the plan is deployed afterwards.
 
         Raises:
             ClusterError: the cluster file is invalid, or there is no machine to deploy to.

@@ -22,7 +22,7 @@ from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.source import MachineOptions, load_tvm
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.launcher import AskedMachine, OnAnswer, asked, launcher_at, worker_misfit
+from tvm_split.cluster.launcher import AskedMachine, OnAnswer, ask_worker, launcher_at, worker_misfit
 from tvm_split.cluster.machine import Machine
 from tvm_split.display.cluster import transport_lines
 from tvm_split.display.console import STDOUT, print_error, print_json, print_line
@@ -51,7 +51,7 @@ def status(
     if not machines.is_elsewhere:
         raise WrongUseError("name the workers to ask", "--cluster, --tracker, --kubernetes")
     launcher = launcher_at(machines.location)
-    on_answer = None if json else load_tvm  # which takes seconds, too, and is needed for what a worker is shown to be
+    on_answer = None if json else load_tvm  # overlaps TVM's import, needed to show targets, with the requests
     answers, settings = launcher.ask(timeout, on_answer), NO_SETTINGS
     if answers is None:
         cluster = launcher.find()
@@ -72,7 +72,7 @@ def _ask_all(cluster: Cluster, timeout_seconds: float, on_answer: OnAnswer | Non
     """Ask the worker of every machine; a worker that does not match its machine's description is a fault."""
 
     def ask(endpoint: WorkerEndpoint) -> AskedMachine:
-        return asked(endpoint, timeout_seconds, on_answer)
+        return ask_worker(endpoint, timeout_seconds, on_answer)
 
     with cluster as workers, ThreadPoolExecutor(1) as threads:
         asking = threads.submit(on_every_machine, workers.endpoints().values(), ask)
@@ -87,7 +87,7 @@ def _ask_all(cluster: Cluster, timeout_seconds: float, on_answer: OnAnswer | Non
 
 
 def _misfit_of(cluster: Cluster) -> Callable[[Machine, WorkerDescription], str]:
-    """Return the check of a worker; TVM is loaded where a machine has a target, which is checked now."""
+    """Return the check of a worker; validate described targets first."""
     if all(machine.target is None for machine in cluster.machines):
         return worker_misfit
     load_tvm()

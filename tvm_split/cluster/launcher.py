@@ -58,12 +58,12 @@ OnAnswer = Callable[[], object]
 """Called by the thread that asks a worker as soon as that one has answered."""
 
 
-def asked(endpoint: WorkerEndpoint, timeout_seconds: float, on_answer: OnAnswer | None = None) -> AskedMachine:
-    """Ask the worker at ``endpoint``, whoever it is; an error is a fault, whose reason calls the worker "it"."""
+def ask_worker(endpoint: WorkerEndpoint, timeout_seconds: float, on_answer: OnAnswer | None = None) -> AskedMachine:
+    """Ask the worker at ``endpoint``, whatever its name; an error is a fault, whose reason calls the worker "it"."""
     try:
         answer = AskedMachine(endpoint, describe(endpoint, timeout_seconds))
     except TvmSplitError as error:
-        words = str(error).replace(str(endpoint), "it")  # whoever shows the reason names the machine
+        words = str(error).replace(str(endpoint), "it")  # the caller names the machine
         return AskedMachine(endpoint, reason=words, is_fault=True)
     if on_answer is not None:
         on_answer()
@@ -71,7 +71,7 @@ def asked(endpoint: WorkerEndpoint, timeout_seconds: float, on_answer: OnAnswer 
 
 
 def worker_misfit(machine: Machine, worker: WorkerDescription) -> str:
-    """Return why a worker has not the name or the threads of its machine, and what to do; empty if it has.
+    """Return why a worker's name or threads do not fit its machine's, and what to do; empty if they do.
 
     A worker without ``--name`` reports its host's name, and then matches any machine.
     """
@@ -82,8 +82,8 @@ def worker_misfit(machine: Machine, worker: WorkerDescription) -> str:
         )
     if machine.threads > worker.threads:
         return (
-            f"machine {machine.name!r} is said to have {machine.threads} threads, and its worker computes with "
-            f"{worker.threads}; start it with --threads {machine.threads}, or say threads: {worker.threads}"
+            f"machine {machine.name!r} is described with {machine.threads} threads, its worker uses "
+            f"{worker.threads}; start it with --threads {machine.threads}, or set threads: {worker.threads}"
         )
     return ""
 

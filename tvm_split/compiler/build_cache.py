@@ -136,15 +136,18 @@ def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyTy
         with replacing(default_folder() / key) as file:
             file.write(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
     except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
-        _warn_unkept(reason_of(error) if isinstance(error, OSError) else str(error))
+        _warn_not_cached(reason_of(error) if isinstance(error, OSError) else str(error))
 
 
-def _warn_unkept(reason: str) -> None:
+def _warn_not_cached(reason: str) -> None:
     folder = os.environ.get(CACHE_VARIABLE, "this user's cache folder")
     if folder not in _warned:
         _warned.add(folder)
-        text = f"what is compiled is not kept in {folder}, and is compiled again another time ({reason}): mend that, or"
-        warnings.warn(f"{text} name another folder in ${CACHE_VARIABLE}", CacheWarning, stacklevel=1)
+        text = (
+            f"compiled code cannot be cached in {folder} ({reason}) and will be compiled again; fix the folder or set "
+            f"${CACHE_VARIABLE}"
+        )
+        warnings.warn(text, CacheWarning, stacklevel=1)
 
 
 def _checked(content: bytes) -> bytes:

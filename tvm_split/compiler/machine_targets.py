@@ -50,16 +50,16 @@ def misfit(machine: Machine, worker: WorkerDescription) -> str:
         return problem
     if machine.target is None:
         return ""
-    said = f"machine {machine.name!r} is said to have the target {dict(machine.target)}, and its worker"
+    start = f"machine {machine.name!r} is described with the target {dict(machine.target)}, and its worker"
     if problem := cannot_execute(machine.target, worker.architecture, worker.cpu_features):
         return (
-            f"{said}'s processor {problem}: code for it would crash there. Give the machine its right target, or leave "
-            "it out"
+            f"{start}'s processor {problem}: code for it would crash there. Give the machine its right target, or "
+            "leave it out"
         )
     if machine.target["kind"] != "cuda" or "arch" not in machine.target:
         return ""
     problem = cuda_misfit(CudaNeeds(str(machine.target["arch"]), toolkit_version()), worker)
-    return f"{said} {problem}" if problem else ""
+    return f"{start} {problem}" if problem else ""
 
 
 def require_fit(machine: Machine, worker: WorkerDescription) -> None:

@@ -72,7 +72,7 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: boo
 
     Raises:
         VerificationError: the scores of the split network differ from those of the whole one.
-        PlanError: one worker alone shall share layers.
+        PlanError: sharding was requested with one worker.
     """
     steps = 5
     on_step("reading the digits", 0, steps)

@@ -32,7 +32,7 @@ FIRST_LAYERS = {
     3: ("conv1", "conv2", "flatten"),
     4: ("conv1", "conv2", "flatten", "fc2"),
 }
-"""The first layer of each machine, by the number of machines; the layers between follow it."""
+"""The first layer of each machine, by the number of machines; layers up to the next one are on the same machine."""
 
 
 class DigitNetwork(nn.Module):  # type: ignore[misc]  # torch is not typed here

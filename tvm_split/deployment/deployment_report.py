@@ -85,20 +85,22 @@ def report_of(
     """
     prediction = plan.prediction
     times = _Times(_begun_in(measured.streams or _around(measured.runs), trace))
-    expected_links = {(link.source, link.destination): link for link in prediction.links} if prediction else {}
+    predicted_links = {(link.source, link.destination): link for link in prediction.links} if prediction else {}
     links = tuple(
-        _link_report(program, ends, times, expected_links.get(ends), carried.get(ends, ""))
+        _link_report(program, ends, times, predicted_links.get(ends), carried.get(ends, ""))
         for ends in dict.fromkeys((route.source, route.destination) for route in program.routes)
     )
-    expected = {machine.machine: machine for machine in prediction.machines} if prediction else {}
+    predicted_machines = {machine.machine: machine for machine in prediction.machines} if prediction else {}
     shared = prediction.shared_cores if prediction else ()
     machines = tuple(
-        _machine_report(program.stages_on(name), name, times, expected.get(name), links, shared, bool(measured.streams))
+        _machine_report(
+            program.stages_on(name), name, times, predicted_machines.get(name), links, shared, bool(measured.streams)
+        )
         for name in program.machines
     )
     period = Comparison(prediction.period_seconds if prediction else None, measured.period_seconds)
     latency = Comparison(prediction.latency_seconds if prediction else None, measured.latency_seconds)
-    estimated = {machine.machine: machine.estimated_share for machine in expected.values()}
+    estimated = {machine.machine: machine.estimated_share for machine in predicted_machines.values()}
     return DeploymentReport(
         model=plan.model,
         origin=plan.origin,
@@ -124,10 +126,10 @@ def _around(runs: Sequence[Window]) -> tuple[Window, ...]:
 
 
 def _begun_in(windows: Sequence[Window], events: Iterable[TraceEvent]) -> Iterator[TraceEvent]:
-    """The events that begin in one of the windows, which do not overlap.
+    """Yield the events that begin in one of the windows, which do not overlap.
 
-    The end does not matter, because sending may end after the result has arrived: it ends when the sender is asked for
-    more.
+    The end does not matter, because it may be after the arrival of the result: a send event ends only when the next
+    frame is requested.
     """
     ordered = sorted(windows, key=lambda window: window.start)
     starts = [window.start for window in ordered]
@@ -163,24 +165,24 @@ class _Times:
         for stage in stages:
             groups[stage.own_turns].append(stage)
         medians = [
-            _median([self.of_stages[stage.machine, stage.name, kind] for stage in members], when)
-            for when, members in groups.items()
+            _median([self.of_stages[stage.machine, stage.name, kind] for stage in members], schedule)
+            for schedule, members in groups.items()
         ]
         measured = [seconds for seconds in medians if seconds is not None]
         return sum(measured) if measured else None
 
 
-def _median(parts: Iterable[Mapping[int, float]], when: Recurrence) -> float | None:
-    """The median, over the micro-batches of ``when``, of the sum of the parts, times the share of ``when``.
+def _median(parts: Iterable[Mapping[int, float]], schedule: Recurrence) -> float | None:
+    """Return the median over the schedule's micro-batches of the summed parts, times the schedule's share.
 
     This is the average cost per micro-batch of the whole stream; None without events.
     """
     summed: dict[int, float] = defaultdict(float)
     for part in parts:
         for sequence, value in part.items():
-            if sequence in when:
+            if sequence in schedule:
                 summed[sequence] += value
-    return statistics.median(summed.values()) * when.share if summed else None
+    return statistics.median(summed.values()) * schedule.share if summed else None
 
 
 def _machine_report(
@@ -193,13 +195,13 @@ def _machine_report(
     contended: bool,
 ) -> MachineReport:
     names = tuple(stage.name for stage in stages)
-    expected = least = None
+    predicted_seconds = least = None
     if predicted is not None:
         # If cores are oversubscribed, the measurement includes waiting for a core while others compute.
         oversubscription = max(
             [1.0, *(shared.oversubscription for shared in shared_cores if machine in shared.machines)]
         )
-        expected = predicted.compute_seconds * oversubscription if contended else predicted.alone_seconds
+        predicted_seconds = predicted.compute_seconds * oversubscription if contended else predicted.alone_seconds
         if contended and (predicted.transfer_seconds or oversubscription > 1):
             least = predicted.compute_seconds - predicted.transfer_seconds
     received = sum(link.seconds.spread for link in links if link.destination == machine)
@@ -209,7 +211,7 @@ def _machine_report(
         stages=names,
         shares=tuple(stage.own_turns.share for stage in stages),
         micro_batches=min((len(times.of_stages[machine, name, COMPUTE]) for name in names), default=0),
-        compute=Comparison(expected, times.of_machine(stages, COMPUTE), least),
+        compute=Comparison(predicted_seconds, times.of_machine(stages, COMPUTE), least),
         receive=_range(predicted.receive_seconds if predicted else None, times.of_machine(stages, RECEIVE), received),
         send=_range(predicted.send_seconds if predicted else None, times.of_machine(stages, SEND), sent),
     )
@@ -229,17 +231,18 @@ def _link_report(
     program: Program, ends: tuple[str, str], times: _Times, predicted: LinkPrediction | None, transport: str
 ) -> LinkReport:
     routes = [route for route in program.routes if (route.source, route.destination) == ends]
-    when = functools.reduce(operator.or_, (route.when for route in routes))
+    schedule = functools.reduce(operator.or_, (route.when for route in routes))
     source, destination = ends
     both_ends = (source, destination, SEND), (destination, source, RECEIVE)
     seconds, sent_bytes = (
-        [median for end in both_ends if (median := _median([sums[end]], when)) is not None]
+        [median for end in both_ends if (median := _median([sums[end]], schedule)) is not None]
         for sums in (times.of_links, times.bytes)
     )
     codecs = tuple(dict.fromkeys(route.codec for route in routes if route.codec != NONE))
     least, spread = None, 0.0
     if predicted is not None:
-        least, spread = predicted.stream_seconds, max(0.0, predicted.seconds * when.share - predicted.stream_seconds)
+        least = predicted.stream_seconds
+        spread = max(0.0, predicted.seconds * schedule.share - predicted.stream_seconds)
     return LinkReport(
         *ends,
         Comparison(predicted.bytes if predicted else None, max(sent_bytes, default=None)),
@@ -261,7 +264,7 @@ def read_measured(path: Path, model: str) -> Measured:
     """Measurements of a model's plan: of machines that have a prediction, and of links that have changed.
 
     Raises:
-        PlanError: the file cannot be read, is no report, or is a report of another model or without a prediction.
+        PlanError: the file cannot be read, is not a report, or is a report of another model or without a prediction.
     """
     report = _read_report(path, model)
     compared = {
@@ -289,7 +292,7 @@ def _read_report(path: Path, model: str) -> DeploymentReport:
     try:
         report = read(DeploymentReport, path, PlanError)
     except PlanError as error:
-        raise PlanError(f"{path} is no report, which `tvm-split bench --json` writes: {error}") from error
+        raise PlanError(f"{path} is not a report of `tvm-split bench --json`: {error}") from error
     if report.model != model:
         raise PlanError(f"{path} is of model {report.model!r}, the model is {model!r}")
     return report

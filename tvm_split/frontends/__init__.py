@@ -264,7 +264,7 @@ def _require_countable(example_inputs: Any) -> None:
         raise ModelImportError("example_inputs hold themselves, or are nested too deep; give arrays") from None
     if count > MOST_LEAVES:
         raise ModelImportError(
-            f"example_inputs hold {count} values in nested lists, and {MOST_LEAVES} are possible; give arrays"
+            f"example_inputs hold {count} values in nested lists, the limit is {MOST_LEAVES}; give arrays"
         )
 
 

@@ -22,8 +22,10 @@ class Derived(NamedTuple):
     offset: int
 
 
-Specs = Sequence[tuple[str, Sequence[int | str | Derived | None], str]]
+Specs = Sequence[tuple[str, Sequence[int | str | None], str]]
 """The name, sizes and dtype of each input; an open size is its symbol, or None if it has none."""
+DerivedSpecs = Sequence[tuple[str, Sequence[int | str | Derived | None], str]]
+"""`Specs` in which open sizes may also follow from others."""
 
 
 def with_rows(arrays: list[Array], batch: int | None) -> list[Array]:
@@ -85,12 +87,12 @@ def bound_inputs(specs: Specs, request: ImportRequest) -> tuple[list[list[int]],
     ]
     examples = None if request.example_inputs is None else checked_examples(named, request.example_inputs)
     sizes = bound_sizes(named, request, examples)
-    shapes = [[size if isinstance(size, int) else sizes[str(size)].size for size in shape] for _, shape, _ in named]
+    shapes = [[size if isinstance(size, int) else sizes[size].size for size in shape] for _, shape, _ in named]
     fits = examples is not None and [list(array.shape) for array in examples] == shapes
     return shapes, examples if fits else None
 
 
-def checked_examples(specs: Specs, example_inputs: Any) -> list[Array]:
+def checked_examples(specs: DerivedSpecs, example_inputs: Any) -> list[Array]:
     """Return the examples as arrays. Raises ModelImportError if a shape or dtype does not fit its input."""
     arrays = [np.asarray(value, order="C") for value in in_order([name for name, _, _ in specs], example_inputs)]
     for array, (name, shape, dtype) in zip(arrays, specs, strict=True):
@@ -107,11 +109,11 @@ def checked_examples(specs: Specs, example_inputs: Any) -> list[Array]:
 
 
 def bound_sizes(
-    specs: Specs, request: ImportRequest, examples: Sequence[Array] | None, symbols_are_names: bool = True
+    specs: DerivedSpecs, request: ImportRequest, examples: Sequence[Array] | None, symbols_are_names: bool = True
 ) -> dict[str, Bound]:
     """Return the size of each symbol; a size None is ignored, because it follows from others.
 
-    Errors name a symbol if ``symbols_are_names`` that a person chose, else its axis.
+    With ``symbols_are_names`` errors show the symbols, else the axis, such as ``x[1]``.
 
     Raises OpenAxesError for open sizes, and ModelImportError for names in ``dimensions`` that no axis has, and for two
     sizes of one axis.
@@ -165,7 +167,7 @@ def _bind(sizes: dict[str, Bound], size: Any, number: int, source: str, place: s
         number, rest = divmod(number - size.offset, size.factor)
         if rest or number < 1:
             raise ModelImportError(
-                f"{reason}, the model has {size.factor} · n{size.offset:+d} there, for a whole n from 1"
+                f"{reason}, the model has {size.factor} · n{size.offset:+d} there, for an integer n >= 1"
             )
     bound = sizes.setdefault(_symbol_of(size), Bound(number, reason))
     if bound.size != number:

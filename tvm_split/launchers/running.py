@@ -23,7 +23,7 @@ from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.cluster_file import read_cluster_file
-from tvm_split.cluster.launcher import AskedMachine, Launcher, OnAnswer, Started, WithAccess, asked, endpoints_of
+from tvm_split.cluster.launcher import AskedMachine, Launcher, OnAnswer, Started, WithAccess, ask_worker, endpoints_of
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
 
@@ -58,7 +58,7 @@ class At(WithAccess, Launcher):
 
     def ask(self, timeout_seconds: float = 5.0, on_answer: OnAnswer | None = None) -> Sequence[AskedMachine]:
         """Ask the workers at the addresses; a worker that does not answer is called by its address."""
-        answers = on_every_machine(self._endpoints(), lambda endpoint: asked(endpoint, timeout_seconds, on_answer))
+        answers = on_every_machine(self._endpoints(), lambda endpoint: ask_worker(endpoint, timeout_seconds, on_answer))
         return [
             answer
             if answer.worker is None
@@ -80,11 +80,11 @@ class At(WithAccess, Launcher):
 LISTENS_SECONDS = 1.0
 
 
-class Listing(WithAccess, Launcher):
+class ListingLauncher(WithAccess, Launcher):
     """The base class of launchers that read the addresses of running workers from a service."""
 
     @abstractmethod
-    def listed(self, timeout_seconds: float) -> Sequence[AskedMachine]:
+    def list_machines(self, timeout_seconds: float) -> Sequence[AskedMachine]:
         """Return what the service lists, with the threads that machines have there, or a reason not to ask a worker.
 
         Raises:
@@ -117,23 +117,25 @@ class Listing(WithAccess, Launcher):
         return Cluster(tuple(machines), left_out=left_out, launcher=self)
 
     def start(self, cluster: Cluster) -> Started:
-        return Listed(self, cluster)
+        return ListedWorkers(self, cluster)
 
     def ask(self, timeout_seconds: float = 5.0, on_answer: OnAnswer | None = None) -> Sequence[AskedMachine]:
-        listed = self.listed(timeout_seconds)
-        answers = on_every_machine(range(len(listed)), lambda index: _asked(listed[index], timeout_seconds, on_answer))
+        listed = self.list_machines(timeout_seconds)
+        answers = on_every_machine(
+            range(len(listed)), lambda index: _ask_listed(listed[index], timeout_seconds, on_answer)
+        )
         return sorted(answers.values(), key=lambda answer: (answer.name, answer.endpoint.address))
 
 
-def _asked(listed: AskedMachine, timeout_seconds: float, on_answer: OnAnswer | None) -> AskedMachine:
+def _ask_listed(listed: AskedMachine, timeout_seconds: float, on_answer: OnAnswer | None) -> AskedMachine:
     """Ask a listed machine's worker, which must have the listed name and, if it is listed, number of threads."""
     name, threads = listed.name, listed.threads
     if listed.reason:
         return listed
     if name == CLIENT:
-        reason = f"its worker is named {CLIENT!r}, as the process that deploys is: give it another --name"
+        reason = f"its worker is named {CLIENT!r}, which is reserved for the client: give it another --name"
         return replace(listed, reason=reason, is_fault=True)
-    answer = asked(listed.endpoint, timeout_seconds, on_answer)
+    answer = ask_worker(listed.endpoint, timeout_seconds, on_answer)
     worker = answer.worker
     if worker is None or (worker.machine == name and threads in (None, worker.threads)):
         return answer
@@ -144,7 +146,7 @@ def _asked(listed: AskedMachine, timeout_seconds: float, on_answer: OnAnswer | N
     return replace(answer, reason=reason, is_fault=True)
 
 
-class Listed:
+class ListedWorkers:
     """Workers that a service lists. If one does not listen, all addresses are read from the service again."""
 
     def __init__(self, launcher: Launcher, cluster: Cluster) -> None:
@@ -173,11 +175,11 @@ NO_WORKER = (
     "a server of TVM's RPC: kernels can be tuned on it, but nothing can be deployed to it, which needs "
     "`tvm-split worker --tracker` instead"
 )
-TUNING = "kernels are being tuned on it: what it is asked meanwhile would disturb the times, and be slow itself"
+TUNING = "kernels are being tuned on it; other requests would disturb the times"
 
 
 @dataclass(frozen=True)
-class Tracker(Listing):
+class Tracker(ListingLauncher):
     """The workers that the TVM RPC tracker at ``address`` (HOST:PORT) lists now; see `Cluster.from_tracker`."""
 
     name = "tracker"
@@ -191,7 +193,7 @@ class Tracker(Listing):
         advice = f"start `tvm-split worker --tracker {self.address} --key {self.key or 'KEY'}` on each"
         return self.cluster(place, advice)
 
-    def listed(self, timeout_seconds: float) -> Sequence[AskedMachine]:
+    def list_machines(self, timeout_seconds: float) -> Sequence[AskedMachine]:
         """Return the servers that the tracker lists under the key.
 
         Raises:
@@ -201,8 +203,8 @@ class Tracker(Listing):
         """
         if self.token is not None and self.tls is None:
             raise InputError(
-                "anybody may register with a tracker, so a token is shown to its machines only where TLS proves who "
-                "they are: give tls_ca as well (from Python: tls), or a cluster file, which names the machines"
+                "a tracker does not authenticate machines, so a token needs TLS: give tls_ca (from Python: tls), or "
+                "use a cluster file, which names the machines"
             )
         servers = listed_servers(Address.callable(self.address), timeout_seconds)
         listed = [server for server in servers if self.key in (None, server.key)]
@@ -237,7 +239,7 @@ KUBECTL_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Kubernetes(Listing):
+class Kubernetes(ListingLauncher):
     """The workers of the pods with these labels that are ready now; see `Cluster.from_kubernetes`."""
 
     name = "kubernetes"
@@ -250,7 +252,7 @@ class Kubernetes(Listing):
         advice = "`kubectl get pods` says why; deploy/kubernetes is one way to start some"
         return self.cluster(f"Kubernetes, with the labels {self.selector},", advice)
 
-    def listed(self, timeout_seconds: float) -> Sequence[AskedMachine]:
+    def list_machines(self, timeout_seconds: float) -> Sequence[AskedMachine]:
         """Return the pods with the labels.
 
         Raises:
@@ -290,7 +292,7 @@ def _pods(selector: str, namespace: str | None) -> list[Mapping[str, Any]]:
     except subprocess.TimeoutExpired as error:
         raise DeadlineError(f"kubectl did not answer within {KUBECTL_SECONDS:g} s") from error
     if answer.returncode:
-        message = cleaned(answer.stderr.strip() or "it says nothing")
+        message = cleaned(answer.stderr.strip() or "no message")
         raise WorkerUnavailableError(f"`{' '.join(command)}` failed: {message}")
     try:
         items = json.loads(answer.stdout)["items"]

@@ -141,7 +141,7 @@ class PlanRequest(ShownFields):
 
     objective: Objective = option("throughput", "What the plan is made for: results a second, or one input alone.")
     stages: int | None = option(
-        None, "Exactly so many stages; more than there are machines go round.", metavar="N", minimum=1
+        None, "The exact number of stages. With more than machines, some machines get several.", metavar="N", minimum=1
     )
     split: _Split = option(
         {},

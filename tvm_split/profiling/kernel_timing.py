@@ -42,7 +42,10 @@ TOGETHER = ""
 """The key of the measurement of all machines at the same time; no machine has this name."""
 DEFAULT_TIMEOUT_SECONDS = 60.0
 OVERLAP = 1.25
-"""Length of a round under contention relative to a round alone, so that all compute while the slowest one does."""
+"""Length of a round under contention relative to a round alone.
+
+It is longer, so that faster machines still compute while the slowest finishes.
+"""
 
 KIND = attrgetter("kind")
 KernelSession = KernelTimer | RemoteKernels
@@ -93,15 +96,17 @@ class HostTiming:
 
     def check(self) -> None:
         """Time one cached kernel on two machines of every kind; discard the times of a kind that has changed."""
-        recalled = [machine for machine in self._machines if machine.checked_kernel is not None]
+        kernels = {machine: digest for machine in self._machines if (digest := machine.checked_kernel) is not None}
         changed = set()
-        for machine in first_of(recalled, KIND):
-            self._on_step(f"checking what is known of {machine.name}")
+        for machine in first_of(list(kernels), KIND):
+            self._on_step(f"checking cached times of {machine.name}")
             with contextlib.closing(self._open_session(machine.machine)) as session:
-                self._load(session, machine, machine.code, frozenset({machine.checked_kernel or ""}))
-                if not machine.is_consistent(session.measure(CHECK_EFFORT)[0]) and self._has_changed(machine, session):
+                digest = kernels[machine]
+                self._load(session, machine, machine.code, frozenset({digest}))
+                is_consistent = machine.is_consistent(digest, session.measure(CHECK_EFFORT)[0])
+                if not is_consistent and self._has_changed(machine, digest, session):
                     changed.add(machine.kind)
-        for machine in recalled:
+        for machine in kernels:
             if machine.kind in changed:
                 machine.forget()
 
@@ -109,13 +114,13 @@ class HostTiming:
         kernels = machine.kernel_set(code, digests, self._library(code, digests))
         session.load(kernels, self._blobs.path)
 
-    def _has_changed(self, times: MachineTimes, session: KernelSession) -> bool:
+    def _has_changed(self, times: MachineTimes, digest: str, session: KernelSession) -> bool:
         """Whether a kernel is now faster than its cached time, or is confirmed to be slower."""
         now, is_confirmed = confirmed_fastest(
             {times.name: lambda: session.measure(CHECK_EFFORT)}, seconds_of, limit_seconds=self._timeout_seconds
         )[times.name]
-        is_faster = now[0].seconds < times.alone[times.checked_kernel or ""].seconds
-        return not times.is_consistent(now[0]) and (is_confirmed or is_faster)
+        is_faster = now[0].seconds < times.alone[digest].seconds
+        return not times.is_consistent(digest, now[0]) and (is_confirmed or is_faster)
 
     def measure(self) -> None:
         """Measure the missing times."""
@@ -125,7 +130,7 @@ class HostTiming:
         for machine in lacking:
             if machine not in timed:
                 identical = (candidate for candidate in timed if candidate.kind == machine.kind)
-                machine.take_from(min(identical, key=lambda candidate: candidate.whole_seconds))
+                machine.copy_from(min(identical, key=lambda candidate: candidate.whole_seconds))
 
     def _time(self, machines: Sequence[MachineTimes]) -> None:
         with contextlib.ExitStack() as stack:
@@ -154,9 +159,11 @@ class HostTiming:
                 machine.doubt = _doubt(machine.name)
             elif not contended.is_confirmed:
                 machine.doubt = _doubt(f"{machine.name} and others at the same time")
-            machine.take(alone.fastest[machine.name], (), is_confirmed=alone.is_confirmed)
+            machine.add_measured(alone.fastest[machine.name], (), is_confirmed=alone.is_confirmed)
             if machine.companions:
-                machine.take(contended.fastest[machine.name], machine.companions, is_confirmed=contended.is_confirmed)
+                machine.add_measured(
+                    contended.fastest[machine.name], machine.companions, is_confirmed=contended.is_confirmed
+                )
 
     def _time_peaks(self, machines: Sequence[MachineTimes], sessions: Mapping[str, KernelSession]) -> None:
         def load(machine: MachineTimes) -> None:
@@ -166,7 +173,7 @@ class HostTiming:
         with ThreadPoolExecutor(max(len(machines), 1), thread_name_prefix="load") as pool:
             list(pool.map(load, machines))
         for machine in machines:
-            machine.take(sessions[machine.name].measure(PEAK_EFFORT), (), is_confirmed=True)
+            machine.add_measured(sessions[machine.name].measure(PEAK_EFFORT), (), is_confirmed=True)
 
     def _with_own_cores(self, timed: Sequence[MachineTimes]) -> list[MachineTimes]:
         """Return the machines to run at the same time, timed ones first, as long as each has cores of its own."""
@@ -213,8 +220,8 @@ def _all_seconds(times: Times) -> float:
 
 def _doubt(what: str) -> str:
     return (
-        f"no two measurements of {what} came within {WITHIN:.0%} of each other: other programs run there; plan again "
-        "when the machine is quieter"
+        f"no two measurements of {what} came within {WITHIN:.0%} of each other: other programs probably run there; "
+        "plan again when the machine is quieter"
     )
 
 
@@ -255,12 +262,12 @@ def time_kernels(
             steps.begin(f"compiling {name} for {machine.name}")
             codes[key] = code_of(machine)
         times = _machine_times(machines, codes, default_folder() if cache_folder is None else Path(cache_folder))
-        opened, blobs = partial(open_session, workers, timeout_seconds), BlobFolder.temporary()
+        open_worker_session, blobs = partial(open_session, workers, timeout_seconds), BlobFolder.temporary()
         library = one_at_a_time(cache(lambda code, digests: code.build(digests, blobs)))  # for the hosts' threads
         timings = [
             HostTiming(
                 [time for time in times if time.machine.host == host],
-                opened,
+                open_worker_session,
                 library,
                 blobs,
                 timeout_seconds,
@@ -275,8 +282,12 @@ def time_kernels(
             for timing in timings:
                 timing.check()
         steps.total += sum(timing.steps for timing in timings)
-        with ThreadPoolExecutor(len(timings)) as pool:  # different hosts at the same time
-            list((map if cluster.launcher.in_process else pool.map)(HostTiming.measure, timings))
+        if cluster.launcher.in_process:
+            for timing in timings:
+                timing.measure()
+        else:
+            with ThreadPoolExecutor(len(timings)) as pool:  # different hosts at the same time
+                list(pool.map(HostTiming.measure, timings))
         steps.done()
         return times
 

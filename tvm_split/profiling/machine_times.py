@@ -85,9 +85,9 @@ class MachineTimes:
         """Digest of the kernel with the longest cached time, or None; a new measurement of it validates the cache."""
         return max(self.alone.keys() & self.timeable, key=lambda digest: self.alone[digest].seconds, default=None)
 
-    def is_consistent(self, now: KernelTime) -> bool:
-        """Whether the new time of the `checked_kernel` agrees with the known one; an error counts as agreement."""
-        cached_seconds = self.alone[self.checked_kernel or ""].seconds
+    def is_consistent(self, digest: str, now: KernelTime) -> bool:
+        """Whether the new time of a kernel agrees with the known one; an error counts as agreement."""
+        cached_seconds = self.alone[digest].seconds
         return bool(now.error) or cached_seconds / CHANGED <= now.seconds <= cached_seconds * CHANGED
 
     def forget(self) -> None:
@@ -108,12 +108,12 @@ class MachineTimes:
 
     @property
     def timeable(self) -> frozenset[str]:
-        room = self.machine.memory_free_bytes or float("inf")
+        free_bytes = self.machine.memory_free_bytes or float("inf")
         return frozenset(
             digest
             for digest in self.code.distinct
             if digest not in self.code.untimeable
-            and self.code.distinct[digest].timed.size_bytes < MOST_OF_MEMORY * room
+            and self.code.distinct[digest].timed.size_bytes < MOST_OF_MEMORY * free_bytes
         )
 
     @property
@@ -127,12 +127,12 @@ class MachineTimes:
 
     def kernel_set(self, code: TargetCode, digests: frozenset[str], library: BlobSpec) -> KernelSet:
         """Return the kernels of ``code``, which is that of the model or of the peaks, with these digests."""
-        room = self.machine.memory_free_bytes
-        weight_bytes = min(code.weight_bytes, int(MOST_OF_MEMORY * room)) if room else code.weight_bytes
+        free_bytes = self.machine.memory_free_bytes
+        weight_bytes = min(code.weight_bytes, int(MOST_OF_MEMORY * free_bytes)) if free_bytes else code.weight_bytes
         kernels = tuple(call.timed for digest, call in code.distinct.items() if digest in digests)
         return KernelSet(self.machine.name, code.device, library, kernels, weight_bytes, target_text(code.target))
 
-    def take(self, times: Sequence[KernelTime], companions: tuple[str, ...], *, is_confirmed: bool) -> None:
+    def add_measured(self, times: Sequence[KernelTime], companions: tuple[str, ...], *, is_confirmed: bool) -> None:
         """Use measured times. The cache keeps them if they are confirmed, or faster than the cached ones."""
         by_symbol = {symbol(digest): digest for digest in (*self.code.distinct, *self.peaks.distinct)}
         new_times: dict[str, CachedTime] = {}
@@ -156,7 +156,7 @@ class MachineTimes:
         """Total seconds of all known kernels, each once."""
         return sum(cached.seconds for cached in self.alone.values())
 
-    def take_from(self, identical: MachineTimes) -> None:
+    def copy_from(self, identical: MachineTimes) -> None:
         """Use the measured times of an identical machine, and keep them in the cache unless they are doubtful."""
         for (companions, times), identical_times in zip(self._times.items(), identical._times.values(), strict=True):
             copied = {digest: identical_times[digest] for digest in identical.measured & identical_times.keys()}
@@ -185,7 +185,7 @@ class CallSeconds:
         self.peaks = _peaks(times)
         known_digests = [digest for digest in times.code.distinct if digest in times.known]
         alone = sum(times.alone[digest].seconds for digest in known_digests)
-        self._slower = (
+        self._contention = (
             sum(times.contended[digest].seconds for digest in known_digests) / alone if known_digests else 1.0
         )
 
@@ -204,7 +204,7 @@ class CallSeconds:
             alone, contended = (times[call.digest].seconds for times in (self._times.alone, self._times.contended))
             return alone, contended
         roofline = self.peaks.seconds(call.kernel.operations, call.kernel.moved_bytes)
-        return roofline, roofline * self._slower
+        return roofline, roofline * self._contention
 
 
 def _peaks(times: MachineTimes) -> Roofline:

@@ -59,7 +59,7 @@ class Store:
                 private_folder(folder)
                 self.path = folder / f"{entry_key(**subject)[:32]}.json"
             except OSError as error:
-                self._warn_unkept(folder, error)
+                self._warn_not_cached(folder, error)
         self._subject = dict(subject)
         self._entries = self._read()
 
@@ -94,7 +94,7 @@ class Store:
         except OSError as error:
             if isinstance(error, TimeoutError):
                 _locked_until[folder] = time.monotonic() + LOCKED_SECONDS
-            self._warn_unkept(folder, error)
+            self._warn_not_cached(folder, error)
             self.path = None
 
     def _read(self) -> dict[str, Any]:
@@ -107,12 +107,12 @@ class Store:
         except FileNotFoundError:
             pass
         except OSError as error:
-            self._warn_unkept(self.path.parent, error)
+            self._warn_not_cached(self.path.parent, error)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             self._warn_damaged(str(error))
         return {}  # the file of another version is overwritten
 
-    def _warn_unkept(self, folder: Path, error: OSError) -> None:
+    def _warn_not_cached(self, folder: Path, error: OSError) -> None:
         remedy = (
             f"repair owner and mode (chown, chmod go-w), or {REMEDY}" if isinstance(error, PermissionError) else REMEDY
         )

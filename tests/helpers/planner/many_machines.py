@@ -13,7 +13,7 @@ from typing import Literal
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Edge, Piece, Problem, ProblemLink, ProblemMachine, Stage
-from tvm_split.planner.search.candidate import with_turns
+from tvm_split.planner.search.candidate import with_schedule_shares
 from tvm_split.planner.search.simple_plans import FirstFit
 
 MachineKinds = Literal["equal", "three kinds", "unlike"]
@@ -130,7 +130,7 @@ def dealt_to_all(problem: Problem) -> tuple[Stage, ...]:
     rates = [1.0 / math.fsum(piece.seconds[machine.name] for piece in problem.pieces) for machine in problem.machines]
     shares = tuple(rate / math.fsum(rates) for rate in rates)
     names, pieces = tuple(machine.name for machine in problem.machines), tuple(piece.name for piece in problem.pieces)
-    return with_turns([Stage(names, pieces, shares)])
+    return with_schedule_shares([Stage(names, pieces, shares)])
 
 
 def best_single(problem: Problem) -> tuple[Stage, ...]:

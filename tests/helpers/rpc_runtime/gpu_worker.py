@@ -41,7 +41,7 @@ def main(library: str, *arguments: str) -> int:
     def transfers_of(stages: Sequence[StageSpec]) -> DeviceTransfers:
         return DeviceTransfers(CudaCalls(cuda), on_device(cuda))
 
-    def load_stage(self: Any, stage: StageSpec, cache: Any, deadline: Any, is_wanted: Any, transfers: Any) -> Any:
+    def load_stage(self: Any, stage: StageSpec, cache: Any, deadline: Any, caller_waits: Any, transfers: Any) -> Any:
         return Launched(stage, cuda, transfers)
 
     loaded_program.overlapping_transfers = transfers_of  # type: ignore[assignment]

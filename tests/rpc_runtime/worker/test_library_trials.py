@@ -76,7 +76,7 @@ def test_a_library_that_crashes(worker: LocalWorkers, maker: ProgramMaker, code:
 @needs_a_compiler
 def test_a_library_that_hangs(worker: LocalWorkers, maker: ProgramMaker) -> None:
     program = with_library(one_stage(maker), compiled(maker, HANG))
-    with pytest.raises(WorkerError, match=r"stage 'one'.*did not come to an end within [56] s"):
+    with pytest.raises(WorkerError, match=r"stage 'one'.*did not finish within [56] s"):
         open_on(worker, program, maker, timeout_seconds=1.0)
     (trials,) = psutil.Process(worker.process_ids[A]).children()
     eventually(lambda: not trials.children(), "the hanging trial has ended")

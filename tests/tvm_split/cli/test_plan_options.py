@@ -102,7 +102,7 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
     for files, message in (
         ((report, plan), swapped),
         ((neither, report), f"{neither} is no plan, which `tvm-split plan --output` writes: it should say format"),
-        ((plan, neither), f"{neither} is no report, which `tvm-split bench --json` writes"),
+        ((plan, neither), f"{neither} is not a report of `tvm-split bench --json`"),
     ):
         error = invoke("replan", onnx_path, "--estimate", "--plan", files[0], "--measured", files[1], code=2).stderr
         assert message in error

@@ -161,8 +161,8 @@ def cluster_file(folder, *machines):
 def test_a_worker_that_is_not_what_the_file_says(invoke, worker, onnx_path, tmp_path):
     for entry, message in (
         ({"name": "desk"}, "the worker that answers for machine 'desk' is 'box'"),
-        ({"name": "box", "threads": 8}, "machine 'box' is said to have 8 threads, and its worker computes with 1"),
-        ({"name": "box", "target": FOREIGN}, f"machine 'box' is said to have the target {FOREIGN}, and its worker's"),
+        ({"name": "box", "threads": 8}, "machine 'box' is described with 8 threads, its worker uses 1"),
+        ({"name": "box", "target": FOREIGN}, f"machine 'box' is described with the target {FOREIGN}, and its worker's"),
     ):
         path = cluster_file(tmp_path, {**entry, "address": worker[1]})
         result = invoke("status", "--cluster", path, code=1)

@@ -248,5 +248,5 @@ def test_files_that_say_nothing(path, content, tmp_path):
         read_computing(path, "net")
     for text in (*WRONG_FILES, b'{"model": "net"}', json.dumps({**content, "machines": 3}).encode()):
         path.write_bytes(text)
-        with pytest.raises(PlanError, match="no report, which `tvm-split bench --json` writes"):
+        with pytest.raises(PlanError, match="not a report of `tvm-split bench --json`"):
             read_measured(path, "net")

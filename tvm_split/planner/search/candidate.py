@@ -19,25 +19,25 @@ TURNS_PER_REPLICA = 16
 """Longest schedule in turns per replica. Many unequal replicas lose half a turn on average: 3 % of their time."""
 
 
-def with_turns(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """The stages with shares rounded to whole turns; replicas without a turn are left out."""
-    are_dealt = [len(stage.machines) > 1 and stage.sharding is None for stage in stages]
-    shares = [stage.shares for stage, is_dealt in zip(stages, are_dealt, strict=True) if is_dealt]
-    counts = iter(fairest_turns(shares))
+def with_schedule_shares(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Return the stages with the shares of round-robin schedules; replicas without a turn are left out."""
+    have_schedules = [len(stage.machines) > 1 and stage.sharding is None for stage in stages]
+    shares = [stage.shares for stage, has_schedule in zip(stages, have_schedules, strict=True) if has_schedule]
+    counts = iter(fairest_weights(shares))
     return tuple(
-        _with_turns(stage, next(counts)) if is_dealt else stage
-        for stage, is_dealt in zip(stages, are_dealt, strict=True)
+        _with_counts(stage, next(counts)) if has_schedule else stage
+        for stage, has_schedule in zip(stages, have_schedules, strict=True)
     )
 
 
-def _with_turns(stage: Stage, counts: Sequence[int]) -> Stage:
+def _with_counts(stage: Stage, counts: Sequence[int]) -> Stage:
     places = [place for place, count in enumerate(counts) if count]
     shares = tuple(counts[place] / sum(counts) for place in places)
     return replace(stage, machines=tuple(stage.machines[place] for place in places), shares=shares)
 
 
-def fairest_turns(stages: Sequence[Sequence[float]], periods: Sequence[float] | None = None) -> list[tuple[int, ...]]:
-    """The number of turns (0 or more) of each replica of each stage that minimises the largest excess.
+def fairest_weights(stages: Sequence[Sequence[float]], periods: Sequence[float] | None = None) -> list[tuple[int, ...]]:
+    """Return the number of turns (0 or more) of each replica of each stage, so that the largest excess is least.
 
     The excess of a replica is the ratio of its turns to its share of them. If the shares of all stages are whole turns
     already, they stay: such schedules may be longer than others.
@@ -54,56 +54,56 @@ def fairest_turns(stages: Sequence[Sequence[float]], periods: Sequence[float] | 
     exact = [turns for turns in map(whole_turns, stages) if turns is not None]
     if len(exact) == len(stages) and math.lcm(*map(sum, exact)) <= LONGEST_CYCLE:
         return exact
-    schedules = [_dealt(shares) for shares in stages]
+    schedules = [_weighted_schedule(shares) for shares in stages]
     if len(schedules) < 2:
-        return [schedule.counts(_first_least(schedule.beyond) + 1) for schedule in schedules]
-    longest = min(max(DIVISIBLE, sum(len(schedule.beyond) for schedule in schedules)), LONGEST_CYCLE)
+        return [schedule.counts(_first_least(schedule.largest_excess) + 1) for schedule in schedules]
+    longest = min(max(DIVISIBLE, sum(len(schedule.largest_excess) for schedule in schedules)), LONGEST_CYCLE)
     longest_period = np.zeros(longest)
     for schedule, period in zip(schedules, periods or [1.0] * len(schedules), strict=True):
-        longest_period = np.maximum(longest_period, period * schedule.least_beyond(longest))
+        longest_period = np.maximum(longest_period, period * schedule.least_excess(longest))
     return [schedule.counts(_first_least(longest_period) + 1) for schedule in schedules]
 
 
 @dataclass(frozen=True)
-class _Dealt:
-    """The schedules of one stage: the schedule of a length has the turns ``replicas[:length]``.
+class _Schedules:
+    """The schedules of one stage, of every length: in the one of a length, ``replicas[:length]`` take turns.
 
-    ``beyond[length - 1]`` is the largest excess of a replica in the schedule of this length.
+    ``largest_excess[length - 1]`` is the largest excess of a replica in the schedule of this length.
     """
 
     count: int
     replicas: npt.NDArray[np.intp]
-    beyond: npt.NDArray[np.float64]
+    largest_excess: npt.NDArray[np.float64]
 
-    def least_beyond(self, longest: int) -> npt.NDArray[np.float64]:
-        """The least excess of any schedule that repeats after 1, 2, … micro-batches, up to ``longest``."""
+    def least_excess(self, longest: int) -> npt.NDArray[np.float64]:
+        """Return the least excess of any schedule that repeats after 1, 2, … micro-batches, up to ``longest``."""
         least = np.full(longest, math.inf)
-        for length, beyond in enumerate(self.beyond.tolist(), 1):
-            np.minimum(least[length - 1 :: length], beyond, out=least[length - 1 :: length])
+        for length, excess in enumerate(self.largest_excess.tolist(), 1):
+            np.minimum(least[length - 1 :: length], excess, out=least[length - 1 :: length])
         return least
 
     def counts(self, cycle: int) -> tuple[int, ...]:
-        """Turns of each replica in the best schedule that repeats after ``cycle`` micro-batches."""
-        lengths = [length for length in range(1, min(cycle, len(self.beyond)) + 1) if cycle % length == 0]
-        length = lengths[_first_least(self.beyond[np.array(lengths) - 1])]
+        """Return the turns of each replica in the best schedule that repeats after ``cycle`` micro-batches."""
+        lengths = [length for length in range(1, min(cycle, len(self.largest_excess)) + 1) if cycle % length == 0]
+        length = lengths[_first_least(self.largest_excess[np.array(lengths) - 1])]
         return tuple(np.bincount(self.replicas[:length], minlength=self.count).tolist())
 
 
-def _dealt(shares: Sequence[float]) -> _Dealt:
+def _weighted_schedule(shares: Sequence[float]) -> _Schedules:
     """Give each turn to the replica with the least excess after it; prefixes of the list are the shorter schedules."""
     parts = np.array(shares) / math.fsum(shares)
-    able = np.flatnonzero(parts)  # replicas with a share of 0 get no turn
-    longest = min(max(LONGEST, TURNS_PER_REPLICA * len(able)), LONGEST_CYCLE)
-    most = np.floor((longest + len(able)) * parts[able]).astype(np.intp)  # their sum is at least `longest`
-    replicas = np.repeat(able, most)
+    with_share = np.flatnonzero(parts)  # replicas with a share of 0 get no turn
+    longest = min(max(LONGEST, TURNS_PER_REPLICA * len(with_share)), LONGEST_CYCLE)
+    most = np.floor((longest + len(with_share)) * parts[with_share]).astype(np.intp)  # their sum is at least `longest`
+    replicas = np.repeat(with_share, most)
     numbers = np.arange(1, len(replicas) + 1) - np.repeat(np.cumsum(most) - most, most)
-    beyond = numbers / parts[replicas]
-    order = np.argsort(beyond, kind="stable")[:longest]
+    excess = numbers / parts[replicas]
+    order = np.argsort(excess, kind="stable")[:longest]
     lengths = np.arange(1, longest + 1)
     # `turns_by_share`, which turns the shares back into a schedule, tries only these lengths.
     replica_counts = np.cumsum(numbers[order] == 1)
     is_tried = lengths <= np.maximum(LONGEST, LONGEST_PER_REPLICA * replica_counts)
-    return _Dealt(len(parts), replicas[order], np.where(is_tried, beyond[order] / lengths, math.inf))
+    return _Schedules(len(parts), replicas[order], np.where(is_tried, excess[order] / lengths, math.inf))
 
 
 def _first_least(values: npt.NDArray[np.float64]) -> int:
@@ -206,7 +206,7 @@ def candidate(
     return Candidate(tuple(stages), Flow(instance.problem, instance.between, steps, numbered))
 
 
-def delivered(instance: Instance, plan: Candidate) -> Candidate:
+def with_whole_weights(instance: Instance, plan: Candidate) -> Candidate:
     """Return the plan as it runs: each replica gets the share that its round-robin schedule gives it.
 
     A replica without a share is removed. The result is never better than with shares of any size. A plan without
@@ -216,7 +216,7 @@ def delivered(instance: Instance, plan: Candidate) -> Candidate:
     if not several:
         return plan
     loads = {instance.machine_number[load.machine]: load for load in plan.flow.loads}
-    schedules = fairest_turns(
+    schedules = fairest_weights(
         [[loads[machine].share for machine in machines] for machines in several],
         [max(loads[machine].compute_seconds for machine in machines) for machines in several],
     )
@@ -235,15 +235,15 @@ def delivered(instance: Instance, plan: Candidate) -> Candidate:
     return candidate(instance, stages, share_of)
 
 
-def best_delivered(instance: Instance, plans: Iterable[Candidate]) -> Candidate | None:
-    """Return the best plan after `delivered` that keeps to the problem's limits; None if there is none."""
+def best_with_whole_weights(instance: Instance, plans: Iterable[Candidate]) -> Candidate | None:
+    """Return the best plan after `with_whole_weights` that keeps to the problem's limits; None if there is none."""
     problem = instance.problem
     feasible: list[Candidate] = []
     least = math.inf
     for plan in sorted(plans, key=lambda plan: plan.value(problem)):
         if plan.value(problem) > least * (1 + TOLERANCE):
             break
-        running = delivered(instance, plan)
+        running = with_whole_weights(instance, plan)
         if within_limits(problem, running.flow):
             feasible.append(running)
             least = min(least, running.value(problem))

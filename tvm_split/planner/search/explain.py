@@ -16,7 +16,7 @@ from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.evaluate import memory_shortage
 from tvm_split.planner.problem import TOLERANCE, Alternative, Problem, ProblemLink
-from tvm_split.planner.search.candidate import Candidate, SearchResult, delivered, within_limits
+from tvm_split.planner.search.candidate import Candidate, SearchResult, with_whole_weights, within_limits
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.units import count_text, names_of, precise_bytes_text, seconds_text
 
@@ -178,7 +178,7 @@ def alternatives(instance: Instance, chosen: Candidate, candidates: Sequence[Can
     near = sorted(first.values(), key=lambda plan: abs(len(plan.machines) - len(chosen.machines)))[:MOST_ALTERNATIVES]
     rest = sorted(plans.values(), key=lambda plan: len(plan.machines) > 1)
     most = list(dict.fromkeys([*near, *rest]))[:MOST_ALTERNATIVES]
-    running = {frozenset(plan.machines): plan for plan in (delivered(instance, plan) for plan in most)}
+    running = {frozenset(plan.machines): plan for plan in (with_whole_weights(instance, plan) for plan in most)}
     running.pop(frozenset(chosen.machines), None)
     shown = sorted(running.values(), key=lambda plan: plan.rank(problem))
     return tuple(
@@ -207,7 +207,7 @@ def why_no_more_machines(instance: Instance, chosen: Candidate, candidates: Sequ
         using = using or [plan for plan, machines in machines_of if machine in machines]
         feasible = [plan for plan in using if within_limits(problem, plan.flow)] or using
         best = min(feasible, key=lambda plan: plan.rank(problem), default=None)
-        best = None if best is None else delivered(instance, best)
+        best = None if best is None else with_whole_weights(instance, best)
         if best is not None and machine not in best.machines:
             sentences.append(f"{name} is idle: the best plan found with it has no turn for it")
         elif best is None:

@@ -17,12 +17,12 @@ from tvm_split.planner.search.candidate import (
     Candidate,
     Placement,
     SearchResult,
-    best_delivered,
     best_of,
+    best_with_whole_weights,
     candidate,
-    delivered,
     fits,
     one_machine_candidates,
+    with_whole_weights,
     within_limits,
 )
 from tvm_split.planner.search.explain import alternatives, require_places, why_impossible, why_no_more_machines
@@ -56,7 +56,7 @@ REACHED = "exact: a plan reaches the lower bound"
 BEST_FOUND = "the best plan found"
 DIAGNOSIS_WORK = WORK_PER_SECOND
 """Units of work of each attempt with a demand left out; none starts after twice as much in total."""
-SCHEDULED_AFTERWARDS = "; that is of shares of any size: replicas have those of their round-robin schedule"
+SCHEDULED_AFTERWARDS = "; the bound allows any replica shares, the plan uses round-robin weights"
 
 
 class Search:
@@ -112,7 +112,10 @@ class Search:
         return self._bound() == math.inf if best is None else best.value(self._problem) <= self._bound() * (1 + gap)
 
     def _search_tables(self) -> None:
-        """Search sequences of ideals, whose best value is a lower bound, and the value of its plan in a chain."""
+        """Search tables over ideals (see `stage_costs`).
+
+        Their best value is a lower bound; in a chain a plan reaches it.
+        """
         instance, ideals = self._instance, ideals_of(self._instance)
         if ideals is None:
             return
@@ -150,7 +153,7 @@ class Search:
         return math.inf
 
     def _least_of_cores(self, costs: StageCosts) -> float:
-        """Return the least period in seconds of plans of several stages by the work that shared cores have, if better.
+        """Return the least period in seconds of plans of several stages that the work on shared cores allows.
 
         It is at most that of the best plan: stages and links of better plans keep to this period.
         """
@@ -207,7 +210,7 @@ class Search:
         self._budget.spend(EVALUATION_WORK * len(stages))
         try:
             plan = candidate(self._instance, stages)
-        except PlanError:  # between stages that are not adjacent
+        except PlanError:  # a link is missing, between stages that are not adjacent
             return None
         self._keep([plan])
         return plan
@@ -280,13 +283,13 @@ def solve(
     chosen = result.chosen
     if chosen is None:
         raise PlanError(_why_impossible(problem, is_proven=result.exact))
-    best = best_delivered(instance, result.plans)
+    best = best_with_whole_weights(instance, result.plans)
     if best is None:
-        period = delivered(instance, chosen).flow.period_seconds
+        period = with_whole_weights(instance, chosen).flow.period_seconds
         raise PlanError(
-            f"the best plan found has a period of {seconds_text(period)} by the round-robin schedules of its replicas, "
-            f"and at most {seconds_text(problem.maximum_period_seconds)} are allowed; with shares of any size it would "
-            "keep to that, so allow a little more"
+            f"the round-robin schedules of the best plan's replicas give a period of {seconds_text(period)}, the limit "
+            f"is {seconds_text(problem.maximum_period_seconds)}; shares of any size would meet it. Raise the limit "
+            "a little"
         )
     # The bound is for shares by speed; on oversubscribed cores those of a schedule may happen to be better.
     is_worse = best.value(problem) > chosen.value(problem) * (1 + TOLERANCE)
@@ -308,7 +311,7 @@ def _why_impossible(problem: Problem, *, is_proven: bool) -> str:
     try:
         reason = why_impossible(problem, search)
     except OutOfBudgetError:
-        return "no plan meets all demands, and the time ended before it was known which one is too much: leave some out"
+        return "no plan meets all demands; the time ended before the cause was known. Leave out some demands"
     if is_proven:
         return reason
-    return f"no plan was found in the time given, which is no proof; as far as was searched, {reason}"
+    return f"no plan was found in time (not proven impossible); by the search so far, {reason}"

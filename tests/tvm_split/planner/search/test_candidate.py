@@ -14,7 +14,7 @@ from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Stage
 from tvm_split.planner.search import Budget, solve
-from tvm_split.planner.search.candidate import fairest_turns, with_turns
+from tvm_split.planner.search.candidate import fairest_weights, with_schedule_shares
 
 SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 
@@ -23,13 +23,13 @@ SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 def test_replicas_that_are_too_rare_for_a_turn_are_left_out(speeds):
     shares = tuple(speed / math.fsum(speeds) for speed in speeds)
     stage = Stage(tuple(f"machine-{index}" for index in range(len(speeds))), ("layer_0",), shares)
-    (scheduled,) = with_turns([stage])
+    (scheduled,) = with_schedule_shares([stage])
     assert math.isclose(math.fsum(scheduled.shares), 1.0)
     assert set(range(len(scheduled.machines))) == set(turns_by_share(scheduled.shares))
     assert all(machine in stage.machines for machine in scheduled.machines)
     counts = [scheduled.turns.count(replica) for replica in range(len(scheduled.machines))]
     assert scheduled.shares == tuple(count / len(scheduled.turns) for count in counts)
-    assert with_turns([scheduled]) == (scheduled,)
+    assert with_schedule_shares([scheduled]) == (scheduled,)
 
 
 @given(st.lists(st.floats(0.3, 6.0), min_size=2, max_size=30), st.lists(st.floats(0.3, 6.0), min_size=1, max_size=8))
@@ -43,17 +43,17 @@ def test_more_replicas_are_never_slower(seconds, more):
 def test_no_turns_of_such_a_length_are_faster(speeds):
     """For each length, giving each turn to the replica with the least excess is optimal."""
     whole = math.fsum(speeds)
-    (counts,) = fairest_turns([[speed / whole for speed in speeds]])
-    beyond = most_beyond(counts, speeds)
+    (counts,) = fairest_weights([[speed / whole for speed in speeds]])
+    excess = largest_excess(counts, speeds)
     for length in range(1, 16 * len(speeds) + 1):
         fair = [0] * len(speeds)
         for _ in range(length):
             least = min(range(len(speeds)), key=lambda place: (fair[place] + 1) / speeds[place])
             fair[least] += 1
-        assert beyond <= most_beyond(fair, speeds) * (1 + 1e-8)
+        assert excess <= largest_excess(fair, speeds) * (1 + 1e-8)
 
 
-def most_beyond(counts, speeds):
+def largest_excess(counts, speeds):
     """The largest ratio of a replica's turns to its share of them."""
     return max(count / speed for count, speed in zip(counts, speeds, strict=True)) * math.fsum(speeds) / sum(counts)
 
@@ -67,9 +67,9 @@ def test_turns_of_several_stages_repeat_together_soon(stages):
         )
         for speeds in stages
     ]
-    scheduled = with_turns(given_stages)
+    scheduled = with_schedule_shares(given_stages)
     assert math.lcm(*(len(stage.turns) for stage in scheduled)) <= DIVISIBLE
-    assert with_turns(scheduled) == scheduled
+    assert with_schedule_shares(scheduled) == scheduled
     for before, after in zip(given_stages, scheduled, strict=True):
         share_of = dict(zip(before.machines, before.shares, strict=True))
         assert max(part / share_of[name] for name, part in zip(after.machines, after.shares, strict=True)) < 1.1
@@ -79,7 +79,7 @@ def test_the_slowest_stage_has_the_best_turns():
     """Schedules of 31 and 29 turns would repeat together after 899."""
     for periods, exact in (([1.0, 0.5], 0), ([0.5, 1.0], 1)):
         shares = [[1 / 31] * 31, [1 / 29] * 29]
-        turns = fairest_turns(shares, periods)
+        turns = fairest_weights(shares, periods)
         assert math.lcm(*map(sum, turns)) <= DIVISIBLE + 16 * 60
         assert turns[exact] == (1,) * len(shares[exact])
 
@@ -88,7 +88,9 @@ def period_of(seconds):
     """The period of a stage on machines that take ``seconds`` for it, with shares by their speeds."""
     speeds = [1 / duration for duration in seconds]
     names = {f"machine-{index}": duration for index, duration in enumerate(seconds)}
-    (scheduled,) = with_turns([Stage(tuple(names), ("layer_0",), tuple(speed / math.fsum(speeds) for speed in speeds))])
+    (scheduled,) = with_schedule_shares(
+        [Stage(tuple(names), ("layer_0",), tuple(speed / math.fsum(speeds) for speed in speeds))]
+    )
     return max(share * names[name] for name, share in zip(scheduled.machines, scheduled.shares, strict=True))
 
 
@@ -106,7 +108,7 @@ def one_piece(slowness):
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(2, 3), st.booleans())
-def test_what_is_delivered_lies_between_the_best_plans_by_any_shares_and_by_none(seed, pieces, machines, chain):
+def test_the_value_lies_between_the_best_plans_with_any_shares_and_without_replicas(seed, pieces, machines, chain):
     problem = random_problem(seed, pieces=pieces, machines=machines, chain=chain, replicas=True, objective="throughput")
     problem = dataclasses.replace(problem, maximum_latency_seconds=math.inf, maximum_period_seconds=math.inf)
     expected = best(problem, chain_plans(problem)) if chain else None
@@ -117,7 +119,7 @@ def test_what_is_delivered_lies_between_the_best_plans_by_any_shares_and_by_none
         return
     value = solution.evaluation.period_seconds
     assert evaluate_stages(problem, solution.stages) == solution.evaluation
-    assert with_turns(solution.stages) == solution.stages
+    assert with_schedule_shares(solution.stages) == solution.stages
     assert solution.lower_bound_seconds <= value * (1 + 1e-9)
     if expected is not None:
         assert solution.lower_bound_seconds == pytest.approx(expected[0], rel=2e-9, abs=1e-15)
@@ -142,5 +144,5 @@ def test_a_longest_period_is_kept_by_the_turns():
 def test_a_longest_period_that_no_turns_keep():
     problem = one_piece([1.0, 1.37])
     best_of_all = 0.01 / (1 / 1.0 + 1 / 1.37)
-    with pytest.raises(PlanError, match=r"by the round-robin schedules of its replicas, and at most .* are allowed"):
+    with pytest.raises(PlanError, match=r"replicas give a period of .*, the limit is"):
         solve(dataclasses.replace(problem, maximum_period_seconds=best_of_all))

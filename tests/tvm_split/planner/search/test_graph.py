@@ -65,7 +65,7 @@ def test_larger_graphs_have_plans_that_hold_and_bounds_below_them(seed: int, pie
         assert value_of(problem, alternative.period_seconds, alternative.latency_seconds) >= value * (1 - 1e-9)
 
 
-def test_a_stage_with_a_skip_is_dealt_out() -> None:
+def test_a_stage_with_a_skip_gets_replicas() -> None:
     """The slow middle block, with a skip connection around it, gets replicas on two machines."""
     names = ["machine-0", "machine-1", "machine-2"]
     seconds = {"enter": 0.001, "left": 0.01, "right": 0.01, "join": 0.001}
