@@ -121,7 +121,9 @@ def bound_sizes(
     wanted = request.dimensions
     axes = [(f"{name}[{axis}]", axis, size) for name, shape, _ in specs for axis, size in enumerate(shape)]
     direct = {size: place for place, _, size in reversed(axes) if isinstance(size, str)}
-    places = {size.symbol: place for place, _, size in reversed(axes) if isinstance(size, Derived)} | direct
+    derived = {size.symbol: place for place, _, size in reversed(axes) if isinstance(size, Derived)}
+    symbols = dict.fromkeys(_symbol_of(size) for _, _, size in axes)
+    places = {symbol: place for symbol in symbols if (place := direct.get(symbol) or derived.get(symbol))}
     _require_known(wanted, places, {place for place, _, size in axes if size is not None})
     has_open_batch = any(axis == 0 and not isinstance(size, int) for _, axis, size in axes)
     sizes: dict[str, Bound] = {}

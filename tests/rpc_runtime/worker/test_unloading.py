@@ -65,9 +65,9 @@ def test_two_thousand_deployments_leave_nothing(two_workers: LocalWorkers, maker
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its malloc alone is told to keep memory")
 def test_weights_of_a_closed_deployment_are_given_back(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
-    """Weights of many layers, which malloc would not return to the system by itself."""
-    weights = {f"w{number}": np.full((2 << 20,), number, np.float32) for number in range(24)}
-    x = maker.input("x", (2 << 20,))
+    """Weights of many layers, which malloc would not return to the system by itself; gRPC keeps some 100 MiB."""
+    weights = {f"w{number}": np.full((4 << 20,), number, np.float32) for number in range(24)}
+    x = maker.input("x", (4 << 20,))
     stage = maker.stage("one", A, [x], lambda x, *w: [functools.reduce(op.add, w, x)], weights=weights)
     program = maker.program([stage])
     held_bytes = sum(weight.nbytes for weight in weights.values())
