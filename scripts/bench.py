@@ -40,6 +40,8 @@ def main(words: Sequence[str] | None = None) -> int:
             table.add_row(name, case_named(name).doc)
         console.print(table)
         return 0
+    if arguments.rounds is not None and arguments.rounds < 1:
+        parser.error(f"--rounds {arguments.rounds} measures nothing; give at least 1")
     case = case_named(arguments.case)
     missing = [need for need in case.needs if (os.geteuid() if need == "root" else find_spec(need) is None)]
     if missing:

@@ -24,7 +24,7 @@ from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.precision import in_precision
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
-from tvm_split.compiler.targets import target_text
+from tvm_split.compiler.targets import target_text, tvm_target
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verify_bundle
 from tvm_split.errors import PlanError
@@ -66,6 +66,8 @@ def compile(
     plan = as_plan(plan)
     model = as_model(model, plan.inputs)
     model = in_precision(model, plan.precision)
+    for machine in plan.machines:
+        tvm_target(machine.target)
     tuned = open_database(database)
     report = on_progress or (lambda what, done, steps: None)
     whole = functools.cache(lambda: partition(model, plan))

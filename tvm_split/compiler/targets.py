@@ -145,7 +145,13 @@ def runs_here(target: Mapping[str, Any]) -> bool:
 
 
 def tvm_target(target: Mapping[str, Any]) -> tvm.target.Target:
-    """Return TVM's target; raise a `PlanError` if TVM does not accept it, or LLVM does not know its CPU or features."""
+    """Return TVM's target.
+
+    Raises:
+        PlanError: TVM does not accept it, LLVM does not know its CPU or features, or a GPU has no architecture.
+    """
+    if target.get("kind") == "cuda" and "arch" not in target:
+        raise PlanError(f"the target {dict(target)} names no architecture; add one, such as 'arch': 'sm_90'")
     cpu = cpu_part(target)
     _require_known_cpu(cpu)
     _require_known_features(cpu)  # checked first: TVM would let LLVM print warnings about them

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -75,8 +76,9 @@ class Plan(Shown):
     inputs at that time; a plan that was written by hand has no inputs.
 
     Raises:
-        PlanError: there is no round-robin schedule for the replicas of a stage, or of all stages together, or two
-            replicas or shards of a stage are on one machine; names the stage.
+        PlanError: there is no round-robin schedule for the replicas of a stage, or of all stages together; two
+            replicas or shards of a stage are on one machine; two machines or stages have one name, or a stage one that
+            is no identifier; an input's dtype is unknown.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -94,8 +96,12 @@ class Plan(Shown):
     inputs: tuple[TensorSpec, ...] = ()
 
     def __post_init__(self) -> None:
+        _check_names("machines", [machine.name for machine in self.machines])
+        _check_names("stages", [stage.name for stage in self.stages])
         for stage in self.stages:
-            _check_machines(stage)
+            _check_stage(stage)
+        for spec in self.inputs:
+            _check_dtype(spec)
         try:
             cycle_of(len(stage.turns) for stage in self.stages)
         except ValueError as error:
@@ -194,7 +200,7 @@ def _plan_in(document: Document) -> Plan:
         )
     if content.get("version") != VERSION:
         raise PlanError(
-            f"{source} is a plan of version {content.get('version')}, and this tvm-split reads version {VERSION}; "
+            f"{source} is a plan of version {content.get('version')!r}, and this tvm-split reads version {VERSION!r}; "
             "plan again"
         )
     values = {key: value for key, value in content.items() if key not in ("format", "version")}
@@ -206,6 +212,9 @@ def _plan_in(document: Document) -> Plan:
         digest = prediction.get("for_stages")
         values["prediction"] = {key: value for key, value in prediction.items() if key != "for_stages"}
     plan = replace(document, content=values).value(Plan)
+    for kind, entries in (("machines", plan.machines), ("stages", plan.stages)):
+        if not entries:
+            raise PlanError(f"{source}: the plan has no {kind}; give at least one")
     try:
         for machine in (machine for stage in plan.stages for machine in stage.machines):
             plan.machine(machine)
@@ -215,7 +224,25 @@ def _plan_in(document: Document) -> Plan:
     return plan if digest == _digest(plan) else replace(plan, prediction=None)
 
 
-def _check_machines(stage: Stage) -> None:
+def _check_names(kind: str, names: Sequence[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise PlanError(f"two {kind} of the plan are named {twice!r}; rename one")
+
+
+def _check_dtype(spec: TensorSpec) -> None:
+    try:
+        spec.size_bytes  # noqa: B018  (refuses a dtype that numpy does not know)
+    except TypeError:
+        raise PlanError(f"the input {spec.name!r} has the dtype {spec.dtype!r}, which numpy does not know") from None
+
+
+def _check_stage(stage: Stage) -> None:
+    if not stage.name.isidentifier():
+        raise PlanError(f"a stage is named {stage.name!r}; give it a name of letters, digits and underscores")
+    layer = next((layer for layer, count in Counter(stage.layers).items() if count > 1), None)
+    if layer is not None:
+        raise PlanError(f"layer {layer!r} is in {stage.name} twice; leave it once")
     twice = next((name for name in stage.machines if stage.machines.count(name) > 1), None)
     if twice is not None:
         kind = "shards" if stage.sharding else "replicas"

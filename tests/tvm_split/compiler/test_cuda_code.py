@@ -85,6 +85,13 @@ def test_without_a_compiler_the_source_stays_and_is_told(
     assert tvm_split.Bundle.load(tmp_path / "bundle").cuda == bundle.cuda
 
 
+def test_a_gpu_without_an_architecture_is_refused_before_compiling(model: tvm_split.Model, tmp_path: Path) -> None:
+    plan = plan_for_a_gpu(model, "sm_90", tmp_path)
+    nameless = replace(plan, machines=tuple(replace(machine, target={"kind": "cuda"}) for machine in plan.machines))
+    with pytest.raises(tvm_split.PlanError, match="names no architecture"):
+        tvm_split.compile(model, nameless)
+
+
 def test_an_architecture_that_nvcc_does_not_know(model: tvm_split.Model, tmp_path: Path) -> None:
     require_toolkit()
     with pytest.raises(CompileError, match=r"stage_0 cannot be compiled.*sm_30"):

@@ -104,6 +104,27 @@ def test_numbers_that_no_prediction_has_are_named(change: Callable[[dict[str, An
         Plan.from_dict(content, source="plan.json")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda p: p["stages"][1].update(name=p["stages"][0]["name"]), "two stages of the plan are named 'stage_0'"),
+        (lambda p: p["stages"][1].update(name="../x"), "a stage is named '../x'"),
+        (lambda p: p["stages"][1].update(name=""), "a stage is named ''"),
+        (lambda p: p["stages"][0]["layers"].append(p["stages"][0]["layers"][0]), "is in stage_0 twice"),
+        (lambda p: p["machines"].append(p["machines"][0]), "two machines of the plan are named 'machine-a'"),
+        (lambda p: p.update(machines=[]), "the plan has no machines"),
+        (lambda p: p.update(stages=[]), "the plan has no stages"),
+        (lambda p: p.update(inputs=[{"name": "x", "shape": [1], "dtype": "float99"}]), "input 'x' .* 'float99'"),
+        (lambda p: p.update(version="2"), "of version '2', and this tvm-split reads version 2"),
+    ],
+)
+def test_what_no_plan_has_is_named(change: Callable[[dict[str, Any]], None], words: str) -> None:
+    content = json.loads(json.dumps(planned().to_dict()))
+    change(content)
+    with pytest.raises(tvm_split.PlanError, match=words):
+        Plan.from_dict(content, source="plan.json")
+
+
 def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda stage: stage.__setitem__(key, value)
 
