@@ -159,7 +159,7 @@ def test_a_driver_that_is_too_old_is_told_before_anything_is_sent(model: tvm_spl
             tvm_split.deploy(bundle, cluster)
         cuda = [{"name": "gpu", "address": address, "target": {"kind": "cuda", "arch": "sm_90"}}]
         (tmp_path / "said.json").write_text(json.dumps({"machines": cuda}))
-        with pytest.raises(tvm_split.ClusterError, match=r"said to have the target.*12\.8.*13\.0 or newer"):
+        with pytest.raises(tvm_split.ClusterError, match=r"described with the target.*12\.8.*13\.0 or newer"):
             tvm_split.plan(model, tvm_split.Cluster.from_yaml(tmp_path / "said.json"), stages=1)
         assert not list((tmp_path / "cache").rglob("*.so"))
     finally:
