@@ -77,8 +77,8 @@ class Plan(Shown):
 
     Raises:
         PlanError: there is no round-robin schedule for the replicas of a stage, or of all stages together; two
-            replicas or shards of a stage are on one machine; two machines or stages have one name, or a stage one that
-            is no identifier; an input's dtype is unknown.
+            replicas or shards of a stage are on one machine; two machines or stages have one name, or a stage has a
+            layer twice; an input's dtype is unknown.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -215,6 +215,9 @@ def _plan_in(document: Document) -> Plan:
     for kind, entries in (("machines", plan.machines), ("stages", plan.stages)):
         if not entries:
             raise PlanError(f"{source}: the plan has no {kind}; give at least one")
+    for stage in plan.stages:
+        if not stage.name.isidentifier():
+            raise PlanError(f"{source}: a stage is named {stage.name!r}; use letters, digits and underscores")
     try:
         for machine in (machine for stage in plan.stages for machine in stage.machines):
             plan.machine(machine)
@@ -238,8 +241,6 @@ def _check_dtype(spec: TensorSpec) -> None:
 
 
 def _check_stage(stage: Stage) -> None:
-    if not stage.name.isidentifier():
-        raise PlanError(f"a stage is named {stage.name!r}; give it a name of letters, digits and underscores")
     layer = next((layer for layer, count in Counter(stage.layers).items() if count > 1), None)
     if layer is not None:
         raise PlanError(f"layer {layer!r} is in {stage.name} twice; leave it once")

@@ -103,5 +103,5 @@ def test_not_surely_faster(tuned):
 
 
 def test_unequal_rounds():
-    with pytest.raises(ValueError, match="got 1 and 2"):
+    with pytest.raises(ValueError, match="they have 1 and 2"):
         judge([1.0], [1.0, 2.0])

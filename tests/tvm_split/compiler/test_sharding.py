@@ -175,7 +175,7 @@ def test_what_depends_on_no_input_is_no_stage_of_a_machine_that_computes_later()
     [
         (("conv1", "relu", "conv2", "lost"), "layer 'lost', which model 'tiny' does not have; near it are 'last'"),
         (("conv1", "relu", "last"), "places no layer 'conv2', which model 'tiny' has; add it to a stage"),
-        (("conv1", "relu", "conv2", "last", "conv2"), "'conv2' is in both stage_0 and stage_0; take it out of one"),
+        (("conv1", "relu", "conv2", "last", "conv2"), "'conv2' is in stage_0 twice"),
     ],
 )
 def test_layers_that_a_plan_does_not_place_as_they_are(layers: tuple[str, ...], message: str) -> None:
