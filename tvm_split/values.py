@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -154,10 +155,14 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object as a dict; raises a ValueError if a key occurs twice."""
     content = dict(pairs)
     if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = first_repeated(key for key, _ in pairs)
         raise ValueError(f"the key {twice!r} is there twice in one object; give it once")
     return content
+
+
+def first_repeated(items: Iterable[str]) -> str | None:
+    """Return the first of the items that occurs more than once; None if all are different."""
+    return next((item for item, count in Counter(items).items() if count > 1), None)
 
 
 def _without_nulls(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

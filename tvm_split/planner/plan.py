@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Objective, Precision, Stage
 from tvm_split.planner.request import PlanRequest
 from tvm_split.units import Shown, short_list
-from tvm_split.values import Document, content_of, write
+from tvm_split.values import Document, content_of, first_repeated, write
 
 if TYPE_CHECKING:
     from tvm_split.model import Model
@@ -124,7 +123,7 @@ class Plan(Shown):
             self.machine(name)
         machines = tuple(replace(machine, name=names.get(machine.name, machine.name)) for machine in self.machines)
         new_names = [machine.name for machine in machines]
-        twice = next((name for name in new_names if new_names.count(name) > 1), None)
+        twice = first_repeated(new_names)
         if twice is not None:
             raise PlanError(f"two machines of the plan would be named {twice!r}; rename both")
         plan: Plan = with_machine_names(self, names)
@@ -228,7 +227,7 @@ def _plan_in(document: Document) -> Plan:
 
 
 def _check_names(kind: str, names: Sequence[str]) -> None:
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = first_repeated(names)
     if twice is not None:
         raise PlanError(f"two {kind} of the plan are named {twice!r}; rename one")
 
@@ -241,10 +240,10 @@ def _check_dtype(spec: TensorSpec) -> None:
 
 
 def _check_stage(stage: Stage) -> None:
-    layer = next((layer for layer, count in Counter(stage.layers).items() if count > 1), None)
+    layer = first_repeated(stage.layers)
     if layer is not None:
         raise PlanError(f"layer {layer!r} is in {stage.name} twice; leave it once")
-    twice = next((name for name in stage.machines if stage.machines.count(name) > 1), None)
+    twice = first_repeated(stage.machines)
     if twice is not None:
         kind = "shards" if stage.sharding else "replicas"
         raise PlanError(f"{stage.name} has two {kind} on {twice!r}; each must be on a machine of its own")

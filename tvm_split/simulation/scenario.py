@@ -15,6 +15,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import Prediction
 from tvm_split.units import short_list
+from tvm_split.values import first_repeated
 
 NOT_COMPILED = BlobSpec("0" * 64, 0)
 """Stands for the library of a stage in a simulated program."""
@@ -114,7 +115,7 @@ class WhatIf:
             ("slowed", [slowdown.machine for slowdown in self.slowdowns]),
             ("lost", [loss.machine for loss in self.losses]),
         ):
-            twice = next((name for name in names if names.count(name) > 1), None)
+            twice = first_repeated(names)
             if twice is not None:
                 raise PlanError(f"machine {twice!r} is to be {what} {names.count(twice)} times; give one")
         for value in (self.compute_scatter, self.link_scatter):
