@@ -46,7 +46,7 @@ def reached_workers(cluster: Cluster, request: PlanRequest, *, deploys: bool = F
 
 
 def require_answers(cluster: Cluster, machines: Collection[str]) -> None:
-    """Raise as `describe_all` unless the running workers of these machines answer; machines without one are left out."""
+    """Raise as `describe_all` unless the workers of these machines answer; those that do not run yet are left out."""
     endpoints = {machine.name: machine.endpoint for machine in cluster.machines if machine.name in machines}
     running = {name: endpoint for name, endpoint in endpoints.items() if endpoint is not None}
     describe_all(running, DESCRIBE_TIMEOUT_SECONDS)
