@@ -38,7 +38,8 @@ class BlobStore:
 
     The default limit is four fifths of the disk space that is free now, where existing blobs count as free. If a new
     blob does not fit, the least recently used blobs are removed, but never one that an open store has pinned. A removed
-    folder is made again; its blobs are then missing and are sent again. Errors say that ``setting`` names another folder.
+    folder is made again; its blobs are then missing and are sent again.
+    ``setting`` is what names another folder.
 
     Every method raises:
         BlobError: the folder cannot be used, another user may write to it, or another process has kept its lock for
@@ -197,7 +198,8 @@ class BlobStore:
             )
         return BlobError(
             f"the disk of the cache {self.folder} is full: {what} needs {needed_bytes} bytes, and "
-            f"{shutil.disk_usage(self.folder).free} are free: make room there, or name another folder with {self._setting}"
+            f"{shutil.disk_usage(self.folder).free} are free: make room there, or name another folder with "
+            f"{self._setting}"
         )
 
     def _evict(self, blob: BlobSpec) -> None:
