@@ -139,8 +139,10 @@ def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyTy
         folder = default_folder()
         if folder not in _warned:
             _warned.add(folder)
-            text = f"{folder} {reason_and_remedy(error, SETTING)}" if isinstance(error, OSError) else str(error)
-            warnings.warn(f"compiled code is not kept, and will be compiled again: {text}", CacheWarning, stacklevel=1)
+            reason = f"{folder} {reason_and_remedy(error, SETTING)}" if isinstance(error, OSError) else str(error)
+            warnings.warn(
+                f"compiled code is not kept, and will be compiled again: {reason}", CacheWarning, stacklevel=1
+            )
 
 
 def _checked(content: bytes) -> bytes:
