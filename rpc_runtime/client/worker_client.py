@@ -255,7 +255,7 @@ class WorkerClient:
         try:
             self._stub.PutBlob(requests, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as status:
-            raise problems[0] if problems else error_of(status, str(self.endpoint)) from None
+            raise problems[0] if problems else error_of(status, self.endpoint) from None
         except ValueError as error:
             raise self._closed() from error
         if problems:
@@ -349,7 +349,7 @@ class WorkerClient:
         try:
             reply = getattr(self._stub, method)(request, timeout=timeout_seconds, metadata=self._metadata)
         except grpc.RpcError as status:
-            raise error_of(status, str(self.endpoint)) from None
+            raise error_of(status, self.endpoint) from None
         except ValueError as error:
             raise self._closed() from error
         if reply is None:

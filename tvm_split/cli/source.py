@@ -10,11 +10,12 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import tvm_split
+from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.option import option
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.cli.inputs import random_inputs
@@ -28,6 +29,13 @@ from tvm_split.reached_workers import reached_workers, require_answers
 IN_PROCESS = "in-process"
 DEFAULT_WORKERS = {"local": 2, IN_PROCESS: 1}
 """The number of machines of a location that says none."""
+
+
+class AskedMachines(NamedTuple):
+    """A cluster, and the descriptions of its workers that have answered."""
+
+    cluster: tvm_split.Cluster
+    described: dict[str, WorkerDescription]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,22 +90,29 @@ class MachineOptions:
         """The command-line option that selects the same machines."""
         return f"--cluster {self.location}" if self.is_elsewhere else "--cluster FILE"
 
-    def machines(self, request: PlanRequest | None = None, *, deploys: bool = False) -> tvm_split.Cluster:
+    def machines(self) -> tvm_split.Cluster:
         """Return the cluster of the machines, and note on stderr those that are left out.
-
-        With ``request``, check first that the workers it needs answer; ``deploys``: the plan is deployed afterwards.
 
         Raises:
             ClusterError: the cluster file is invalid, or there is no machine to deploy to.
-            WorkerUnavailableError: a needed worker cannot be reached.
         """
         location = self.location
         cluster = (tvm_split.Cluster.from_yaml if Path(location).exists() else tvm_split.Cluster.at)(location)
         for name, reason in cluster.left_out.items():
             print_note(f"left out: {name}, {reason}")
-        if request is not None:
-            reached_workers(cluster, request, deploys=deploys)
         return cluster
+
+    def asked(self, request: PlanRequest, *, deploys: bool = False) -> AskedMachines:
+        """Return the machines, whose workers have been asked for their descriptions, as a plan needs them.
+
+        ``deploys``: the plan is deployed afterwards.
+
+        Raises:
+            ClusterError: as `machines`.
+            WorkerUnavailableError: a needed worker cannot be reached.
+        """
+        cluster = self.machines()
+        return AskedMachines(cluster, reached_workers(cluster, request, deploys=deploys))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,10 +191,12 @@ def is_bundle(source: str) -> bool:
     return (Path(source) / "manifest.json").is_file()
 
 
-def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, request: PlanRequest, **how: Any) -> tvm_split.Plan:
-    """Call `tvm_split.plan`; errors in the request name the command-line options."""
+def planned(model: tvm_split.Model, machines: AskedMachines, request: PlanRequest, **how: Any) -> tvm_split.Plan:
+    """Return the plan of a model; errors in the request name the command-line options."""
+    from tvm_split.planning import plan_on  # loads TVM
+
     with flags_named(PlanRequest):
-        return tvm_split.plan(model, cluster, request=request, **how)
+        return plan_on(machines.cluster, model, request, machines.described, **how)
 
 
 def bundle_on_machines(
@@ -224,9 +241,9 @@ def bundle_and_cluster(
         raise WrongUseError(f"{source!r} is a folder without a bundle", "BUNDLE|MODEL")
     if rename:
         raise WrongUseError("it renames machines of a bundle, and a model is planned for the cluster", "--rename")
-    cluster = machines.machines(request, deploys=True)
+    asked = machines.asked(request, deploys=True)
     model = shapes.load(source)
-    return tvm_split.compile(model, planned(model, cluster, request), database=request.database), cluster
+    return tvm_split.compile(model, planned(model, asked, request), database=request.database), asked.cluster
 
 
 def _cluster_here(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split.Cluster:
