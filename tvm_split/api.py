@@ -19,7 +19,7 @@ from tvm_split.frontends import load_model
 from tvm_split.planner.baselines import one_machine_advice
 from tvm_split.planner.problem import Objective
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import SplitLike, plan, request_for
+from tvm_split.planning import SplitLike, plan_on, request_for
 from tvm_split.progress import StepProgress, step_progress
 from tvm_split.reached_workers import reached_workers
 
@@ -67,14 +67,14 @@ def compile_and_deploy(
     with contextlib.ExitStack() as undo, contextlib.ExitStack() as bars:
         bars.enter_context(_rare_garbage_collection())
         workers = undo.enter_context(cluster.start())
-        reached_workers(cluster, request, deploys=True)
+        described = reached_workers(cluster, request, deploys=True)
         with ThreadPoolExecutor(1) as pool:  # workers start while the frontend is imported
             starting = None if cluster.launcher.in_process else pool.submit(workers.endpoints)
             model = load_model(source, example_inputs, batch=batch)
         if starting is not None:
             starting.result()
         report = on_progress or bars.enter_context(step_progress("planning"))
-        planned = plan(model, workers, request=request, on_progress=report)
+        planned = plan_on(workers, model, request, described, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:
             warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=3)

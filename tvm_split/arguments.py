@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from rpc_runtime.errors import InputError, TvmSplitError
+from rpc_runtime.errors import InputError
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.launcher import Launcher
 from tvm_split.compiler.bundle import Bundle
-from tvm_split.errors import BundleError, ClusterError, ModelImportError, OpenAxesError, PlanError
+from tvm_split.errors import BundleError, ClusterError, ModelImportError, OpenAxesError, PlanError, required
 from tvm_split.frontends import is_network, load_model
 from tvm_split.frontends.names import identifier
 from tvm_split.model import Model
@@ -21,8 +21,6 @@ ModelLike = Model | str | Path
 ClusterLike = Cluster | Launcher | str | Path
 PlanLike = Plan | str | Path
 BundleLike = Bundle | str | Path
-
-Value = TypeVar("Value")
 
 
 def as_model(value: Any, inputs: Sequence[TensorSpec] = ()) -> Model:
@@ -65,13 +63,6 @@ def as_bundle(value: Any) -> Bundle:
     if isinstance(value, str | Path):
         return Bundle.load(value)
     return required(Bundle, value, BundleError, "give what tvm_split.compile(model, plan) returns, or its folder")
-
-
-def required(kind: type[Value], value: Any, error: type[TvmSplitError], hint: str) -> Value:
-    """Return a value of a class; raise an error that says what to give instead of a value of another class."""
-    if not isinstance(value, kind):
-        raise error(f"got a value of class {type(value).__name__} instead of {kind.__name__}: {hint}")
-    return value
 
 
 def inputs_of_call(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
 
 from rpc_runtime.errors import TvmSplitError
+
+Value = TypeVar("Value")
 
 
 class ModelImportError(TvmSplitError):
@@ -86,6 +89,13 @@ class CacheWarning(UserWarning):
 
 class OneMachineWarning(UserWarning):
     """One machine alone is faster than the split, or than any split; the message gives both figures."""
+
+
+def required(kind: type[Value], value: Any, error: type[TvmSplitError], hint: str) -> Value:
+    """Return a value of a class; raise an error that says what to give instead of a value of another class."""
+    if not isinstance(value, kind):
+        raise error(f"got a value of class {type(value).__name__} instead of {kind.__name__}: {hint}")
+    return value
 
 
 def class_and_first_line(error: BaseException) -> str:

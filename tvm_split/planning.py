@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rpc_runtime.client.worker_client import WorkerDescription
@@ -15,7 +17,8 @@ from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.machine_targets import require_fit, require_known_targets, resolve_targets
 from tvm_split.compiler.precision import in_precision, precision_remarks
 from tvm_split.compiler.sharding import computed_shares
-from tvm_split.errors import PlanError
+from tvm_split.deployment.deployment_report import read_measured
+from tvm_split.errors import PlanError, required
 from tvm_split.link_codecs import with_codecs
 from tvm_split.model import Model
 from tvm_split.planner.baselines import stages_of_equal_cost, with_fewest_machines
@@ -48,7 +51,6 @@ from tvm_split.shard_planning.choice import Choice, ShardChoice
 SplitLike = Mapping[str, Sequence[str]] | Sequence[Sequence[str]] | str
 
 
-@says_progress("planning")
 @takes_options(PlanRequest)
 def plan(
     model: ModelLike,
@@ -84,14 +86,29 @@ def plan(
     """
     cluster = as_cluster(cluster)
     request = request_for(cluster, request, fields, objective=objective, stages=stages, split=split)
-    require_strategy(request.strategy)
-    require_known_targets(cluster)
     if isinstance(model, Model):  # report wrong names before asking workers and importing the file
         require_known_pins(model.graph, request, cluster.machine_names)
     with cluster.start() as workers:
         described = reached_workers(workers, request)
-        model = as_model(model)
-        require_known_pins(model.graph, request, cluster.machine_names)
+        return plan_on(workers, as_model(model), request, described, on_progress=on_progress, on_problem=on_problem)
+
+
+@says_progress("planning")
+def plan_on(
+    cluster: Cluster,
+    model: Model,
+    request: PlanRequest,
+    described: Mapping[str, WorkerDescription],
+    *,
+    on_progress: StepProgress | None = None,
+    on_problem: Callable[[Problem], None] | None = None,
+) -> Plan:
+    """Make a plan as `plan`; ``described`` is the result of `reached_workers`, which is called again if it is empty."""
+    require_strategy(request.strategy)
+    require_known_targets(cluster)
+    require_known_pins(model.graph, request, cluster.machine_names)
+    with cluster.start() as workers:
+        described = described or reached_workers(workers, request)
         if isinstance(request.split, str):
             request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))
         for name, worker in described.items():
@@ -101,17 +118,18 @@ def plan(
         fixed, origin = _stages_without_search(model, workers, request, searches=on_problem is not None)
         planning, choice = None, None
         if not fixed:
-            planning = build_planning_problem(model, workers, request, on_progress)
+            planning = build_planning_problem(model, workers, request, on_progress, described)
             if on_problem is not None:
                 on_problem(planning.problem)
             if on_progress is not None:
                 on_progress("searching for the best plan", 1, 1)
             choice, origin = planning.best(), planning.origin
         elif request.is_by_hand and (request.predict or request.profile is not None):
-            planning = build_planning_problem(model, workers, request.searched(stages=None), on_progress)
+            planning = build_planning_problem(model, workers, request.searched(stages=None), on_progress, described)
             choice = planning.of_stages(fixed)
         chosen, prediction = (choice.stages, choice.prediction) if choice else (fixed, None)
-        planned = replace(plan_of_stages(model, workers, request.objective, origin, chosen, prediction), inputs=inputs)
+        planned = plan_of_stages(model, workers, request.objective, described, origin, chosen, prediction)
+        planned = replace(planned, inputs=inputs)
         return _finished(model, workers, request, planned, planning, choice, on_progress, described)
 
 
@@ -166,13 +184,12 @@ def _finished(
     return replace(coded, remarks=(*coded.remarks, *precision_remarks(model, plan.precision)))
 
 
-@says_progress("planning")
 @takes_options(PlanRequest)
 def replan(
     model: ModelLike,
     cluster: ClusterLike,
     current: PlanLike,
-    measured: Measured,
+    measured: Measured | str | Path,
     threshold: float = DEFAULT_THRESHOLD,
     request: PlanRequest | None = None,
     *,
@@ -187,7 +204,7 @@ def replan(
     are compared with plans of whole layers. The precision stays that of the plan.
 
     Args:
-        measured: the measurements of the current plan.
+        measured: the measurements of the current plan, or their file, as ``tvm-split bench --json`` writes it.
         threshold: least saving, as a share of the objective's value, that justifies another plan.
         request: how to plan; by default the request of the current plan, without its split and shards.
 
@@ -196,16 +213,38 @@ def replan(
             profiled again since.
     """
     cluster, current = as_cluster(cluster), as_plan(current)
+    if isinstance(measured, str | Path):
+        measured = read_measured(Path(measured), current.model)
+    required(Measured, measured, PlanError, "give a report of `tvm-split bench --json`, or what read_measured returns")
     request = PlanRequest.of(request or current.request.searched(refresh=False), fields)
+    with cluster.start() as workers:
+        described = reached_workers(workers, request)
+        return replan_on(
+            workers, as_model(model), current, measured, threshold, request, described, on_progress=on_progress
+        )
+
+
+@says_progress("planning")
+def replan_on(
+    cluster: Cluster,
+    model: Model,
+    current: Plan,
+    measured: Measured,
+    threshold: float,
+    request: PlanRequest,
+    described: Mapping[str, WorkerDescription],
+    *,
+    on_progress: StepProgress | None = None,
+) -> tuple[Plan, Change]:
+    """Improve a plan as `replan`; ``described`` is as of `plan_on`."""
     request = replace(request, precision=current.precision)
     require_strategy(request.strategy)
     with cluster.start() as workers:
-        described = reached_workers(workers, request)
-        model = as_model(model)
+        described = described or reached_workers(workers, request)
         require_known_pins(model.graph, request, cluster.machine_names)
         inputs = model.inputs
         model = in_precision(model, request.precision)
-        planning = build_planning_problem(model, workers, request, on_progress)
+        planning = build_planning_problem(model, workers, request, on_progress, described)
         if measured.profiled_at not in (None, planning.profile.measured_at):
             raise PlanError(
                 "the machines have been profiled again since the measured plan was made, so what was measured says "
@@ -214,7 +253,7 @@ def replan(
         planning = planning.corrected(measured)
         choice, change = planning.replanned(current.stages, threshold)
         plan = plan_of_stages(
-            model, workers, request.objective, "corrected by measurements", choice.stages, choice.prediction
+            model, workers, request.objective, described, "corrected by measurements", choice.stages, choice.prediction
         )
         plan = replace(plan, inputs=inputs)
         return _finished(model, workers, request, plan, planning, choice, on_progress, described), change
@@ -222,7 +261,10 @@ def replan(
 
 @dataclass(frozen=True)
 class PlanningProblem:
-    """The planning problem of a request. ``origin`` says whether its profile was measured or estimated."""
+    """The planning problem of a request. ``origin`` says whether its profile was measured or estimated.
+
+    ``described`` are the descriptions of the workers that have answered.
+    """
 
     model: Model
     cluster: Workers
@@ -231,6 +273,7 @@ class PlanningProblem:
     problem: Problem
     origin: str
     on_progress: StepProgress | None
+    described: Mapping[str, WorkerDescription]
 
     def best(self) -> Choice:
         """Return the best plan of whole layers; for latency, or if none fits, possibly one with sharded layers."""
@@ -250,15 +293,14 @@ class PlanningProblem:
 
     def of_stages(self, stages: tuple[Stage, ...]) -> Choice:
         """Return stages by hand with their prediction and the lower bound of the best plan."""
-        bound, pieces = math.inf, stages_of_pieces(self.profile, stages)
         try:
             best = solve(self.problem, time_limit_seconds=self.request.time_limit_seconds)
-            bound = best.lower_bound_seconds
-            if pieces is not None:
-                return replace(self._whole(best, pieces), stages=stages)
-        except PlanError:
-            pass  # only sharded layers fit the machines, machines have several stages, or there is no link
-        return self._shards.of_stages(stages, bound)
+        except PlanError:  # no plan of whole layers fits the machines, so none gives a bound
+            return self._shards.of_stages(stages, math.inf)
+        pieces = stages_of_pieces(self.profile, stages) if _are_whole(stages) else None
+        if pieces is None:
+            return self._shards.of_stages(stages, best.lower_bound_seconds)
+        return replace(self._whole(best, pieces), stages=stages)
 
     def corrected(self, measured: Measured) -> PlanningProblem:
         """Return the problem with its profile corrected by measurements of a plan."""
@@ -267,8 +309,7 @@ class PlanningProblem:
 
     def replanned(self, current: tuple[Stage, ...], threshold: float) -> tuple[Choice, Change]:
         """Return the stages to run instead of the current ones; raises as `tvm_split.planning.replan`."""
-        machines = [machine for stage in current for machine in stage.machines]
-        if any(stage.sharding for stage in current) or len(set(machines)) < len(machines):
+        if not _are_whole(current):
             is_possible = self._shards.keeps_demands(current)
             best = self.best()
             now = self._shards.of_stages(current, best.prediction.lower_bound_seconds)
@@ -296,14 +337,26 @@ class PlanningProblem:
     @cached_property
     def _shards(self) -> ShardChoice:
         """Considers sharded layers: it times parts if pieces were measured in this call, else estimates them."""
-        make_plan = partial(plan_of_stages, self.model, self.cluster, self.request.objective, self.origin)
+        make_plan = partial(
+            plan_of_stages, self.model, self.cluster, self.request.objective, self.described, self.origin
+        )
         candidates = ShardCandidates(self.model, self.profile, self.problem, self.request, make_plan)
         cluster = self.cluster if self.request.profile is None and self.origin == "measured" else None
         return ShardChoice(candidates, self.profile, self.problem, cluster, self.on_progress)
 
 
+def _are_whole(stages: Sequence[Stage]) -> bool:
+    """Whether stages are what the search for plans of whole layers may return: unsharded, one for each machine."""
+    machines = [machine for stage in stages for machine in stage.machines]
+    return len(set(machines)) == len(machines) and not any(stage.sharding for stage in stages)
+
+
 def build_planning_problem(
-    model: Model, cluster: Workers, request: PlanRequest, on_progress: StepProgress | None = None
+    model: Model,
+    cluster: Workers,
+    request: PlanRequest,
+    on_progress: StepProgress | None = None,
+    described: Mapping[str, WorkerDescription] = MappingProxyType({}),
 ) -> PlanningProblem:
     """Measure or estimate the profile, unless ``request`` has one, and build the problem; raises as `plan`."""
     profile, origin = request.profile, "measured"
@@ -315,19 +368,20 @@ def build_planning_problem(
         ).profile
     profile = with_identical_averaged(profile)
     problem = _problem(model, cluster, profile, request)
-    return PlanningProblem(model, cluster, request, profile, problem, origin, on_progress)
+    return PlanningProblem(model, cluster, request, profile, problem, origin, on_progress, described)
 
 
 def plan_of_stages(
     model: Model,
     cluster: Workers,
     objective: Objective,
+    described: Mapping[str, WorkerDescription],
     origin: str,
     stages: tuple[Stage, ...],
     prediction: Prediction | None = None,
 ) -> Plan:
     """Return the plan of these stages of layers, with the targets of their machines."""
-    targets = resolve_targets(cluster, {machine for stage in stages for machine in stage.machines})
+    targets = resolve_targets(cluster, {machine for stage in stages for machine in stage.machines}, described)
     machines = tuple(
         PlannedMachine(machine.name, targets[machine.name], machine.threads, machine.address)
         for machine in cluster.machines

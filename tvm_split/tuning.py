@@ -187,6 +187,9 @@ def merge_databases(into: str | Path, other: str | Path) -> int:
     Raises:
         TuningError: one of the two folders cannot be used.
     """
+    for folder in (into, other):
+        if not isinstance(folder, str | Path):
+            raise TuningUseError(f"got a value of class {type(folder).__name__} instead of the path of a folder")
     with _errors(), tuning.DatabaseWriter(into) as writer:
         return writer.merge(other)
 

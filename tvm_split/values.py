@@ -7,10 +7,11 @@ Error messages give the file, the line and what is expected there::
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,11 +35,20 @@ MOST_WITH_LINES = 20_000_000
 """Most characters of a file for which errors name lines; for longer files, only the key is named."""
 LONGEST_SHOWN = 60
 """Most characters of a value that a message shows."""
+UNKNOWN_KEY = "unexpected_keyword_argument"
 MESSAGES = {
-    "unexpected_keyword_argument": "there is no such key",
-    "dataclass_type": "must be a dictionary",
+    UNKNOWN_KEY: "there is no such key",
     "missing": "this key is missing",
+    **dict.fromkeys(("dataclass_type", "dict_type", "mapping_type"), "must be a dictionary"),
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
+    "too_short": "must have {min_length} or more entries",
+    "string_type": "must be text, in quotes if it looks like something else",
+    "path_type": "must be a path",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
 }
+"""What is wrong by pydantic's type of error, in place of its message for programmers."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ class Document:
         try:
             return cast(Value, adapter_of(form).validate_json(json.dumps(self.content, allow_nan=False)))
         except ValidationError as failure:
-            wrong = [(problem["loc"], sentence(problem)) for problem in failure.errors(include_url=False)]
+            wrong = [(problem["loc"], sentence(problem)) for problem in causes(failure)]
             raise self.complaint(wrong) from failure
         except (ValueError, RecursionError) as failure:
             wrong = [(location, "must be a finite number") for location in _not_finite(self.content)]
@@ -97,7 +107,7 @@ class Document:
         except (yaml.YAMLError, RecursionError):
             places = [self.source] * len(listed)
         lines = (
-            f"{place}: {'.'.join(map(str, location)) or 'file'}: {text}"
+            f"{place}: {'.'.join(str(step) for step in location if step != '[key]') or 'file'}: {text}"
             for place, (location, text) in zip(places, listed, strict=True)
         )
         return self.error(few_lines(lines, len(listed)))
@@ -170,15 +180,39 @@ def _without_nulls(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: value for key, value in _distinct(pairs).items() if value is not None}
 
 
+def causes(failure: ValidationError) -> list[ErrorDetails]:
+    """Return the errors of a value; a missing key is part of the error of the key that is there instead."""
+    problems = failure.errors(include_url=False)
+    for missing in [problem for problem in problems if problem["type"] == "missing"]:
+        *place, key = missing["loc"]
+        beside = [problem for problem in problems if [*problem["loc"][:-1]] == place]
+        unknown = [problem for problem in beside if problem["type"] == UNKNOWN_KEY]
+        wrong = [problem for problem in unknown if meant_key(problem["loc"][-1], [str(key)])] or unknown
+        if wrong and (len(beside) == 2 or wrong is not unknown):
+            problems[problems.index(wrong[0])] = {**wrong[0], "ctx": {"meant": key}}
+            problems.remove(missing)
+    return problems
+
+
+def meant_key(key: object, known: Sequence[str]) -> str:
+    """Return the known key that a misspelled one means; empty if none is close."""
+    return next(iter(difflib.get_close_matches(str(key), known, n=1)), "")
+
+
 def sentence(problem: ErrorDetails) -> str:
     """Return what is wrong, with the value if it is short and the message does not have it already."""
     text, value = text_of(problem), problem["input"]
     is_short = isinstance(value, str | int | float) and len(repr(value)) < LONGEST_SHOWN
     is_shown = isinstance(value, str) and repr(value) in text
-    return f"{text} (it is {value!r})" if is_short and not is_shown and problem["type"] not in MESSAGES else text
+    is_of_key = problem["type"] in (UNKNOWN_KEY, "missing")
+    return f"{text} (it is {value!r})" if is_short and not is_shown and not is_of_key else text
 
 
 def text_of(problem: ErrorDetails) -> str:
     """Return what is wrong, without the value."""
     message = problem["msg"].removeprefix("Value error, ").replace("Input should ", "must ")
-    return MESSAGES.get(problem["type"], message)
+    known = MESSAGES.get(problem["type"])
+    if known is None:
+        return message
+    context = problem.get("ctx", {})
+    return known.format(**context) + (f"; did you mean {context['meant']!r}?" if "meant" in context else "")

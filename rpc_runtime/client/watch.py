@@ -188,7 +188,7 @@ class WorkerWatch:
                 self._take(machine, clean_message(event))
             message = f"{endpoint} ended the deployment"
         except grpc.RpcError as status:
-            error = error_of(status, str(endpoint))
+            error = error_of(status, endpoint)
             if not isinstance(error, WorkerUnavailableError):
                 self._report(Report(ReportKind.INTERNAL, machine, str(error)))
                 return

@@ -131,7 +131,7 @@ class LinkCall:
                 self._take(decode(message))
             error = WorkerUnavailableError(f"{self._endpoint} ended a data stream")
         except grpc.RpcError as status:
-            error = error_of(status, str(self._endpoint))
+            error = error_of(status, self._endpoint)
             if isinstance(error, WorkerUnavailableError) and not (self._accepted or self._over):
                 error = explained(error, self._endpoint)
         except TvmSplitError as wrong:

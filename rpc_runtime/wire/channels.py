@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from rpc_runtime.errors import (
 )
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.framing import MAXIMUM_LETTERS, cleaned
-from rpc_runtime.wire.security import TlsFiles
+from rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles
 
 DATA_SERVICE, LINK_METHOD = "tvm_split.Data", "Link"
 """The service and method of data streams; their messages are frames (`framing`) and not in ``worker.proto``."""
@@ -127,11 +128,16 @@ def details_of(status: Any) -> str:
     return failed["reason"] if failed else details
 
 
-def error_of(status: Any, where: str) -> TvmSplitError:
-    """Return the error for an ``RpcError``. ``where`` names the worker: "machine 'a' at host:port"."""
-    code, details = status.code(), details_of(status)
+TOKEN_REFUSED = "the token is wrong or missing"  # noqa: S105 (words, no secret)
+"""A worker's answer to a call without its token; the caller knows what it gave, and so what to change."""
+
+
+def error_of(status: Any, endpoint: WorkerEndpoint) -> TvmSplitError:
+    """Return the error for an ``RpcError`` of a call to the worker at ``endpoint``."""
+    code, details, where = status.code(), details_of(status), str(endpoint)
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return WorkerError(f"{where} refused the call: {details}")
+        advice = f": {_token_advice(endpoint.token)}" * (details == TOKEN_REFUSED)
+        return WorkerError(f"{where} refused the call: {details}{advice}")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return WorkerUnavailableError(f"{where} cannot be reached: {details}. Is its worker running?")
     if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -142,6 +148,13 @@ def error_of(status: Any, where: str) -> TvmSplitError:
         if code is own_code:
             return kind(f"{where}: {details}")
     return WorkerError(f"{where} failed ({code.name}): {details}")
+
+
+def _token_advice(given: str | None) -> str:
+    if given is None:
+        return "none was given; name its file as token_file in the cluster file or location (from Python: token)"
+    source = TOKEN_VARIABLE if given == os.environ.get(TOKEN_VARIABLE, "").strip() else "its token_file (or token)"
+    return f"the one from {source} is not that of the worker; give the one with which the worker was started"
 
 
 def explained(error: WorkerUnavailableError, endpoint: WorkerEndpoint) -> WorkerUnavailableError:

@@ -181,7 +181,7 @@ def find_token(address: str) -> Token | None:
     except OSError as error:
         raise InputError(
             f"cannot trust the token in {path} ({reason_of(error)}): repair owner and mode (chown, chmod go-w), "
-            "or give the token by --token-file"
+            "or name the token's file as token_file in the cluster file or location"
         ) from error
     return token_from(path)
 

@@ -27,8 +27,8 @@ from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_ser
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.wire import worker_pb2
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.channels import LINK_PATH, SERVER_OPTIONS, open_channel, status_of
-from rpc_runtime.wire.security import TOKEN_VARIABLE, Metadata, TlsFiles, Token
+from rpc_runtime.wire.channels import LINK_PATH, SERVER_OPTIONS, TOKEN_REFUSED, open_channel, status_of
+from rpc_runtime.wire.security import Metadata, TlsFiles, Token
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         is_open = self._token is None or (quota is not None and quota.is_open)
         if not is_open and not self._token.shown_in(metadata):  # type: ignore[union-attr]
             if path != LINK_PATH:
-                return _refusal(f"give the worker's own one ({TOKEN_VARIABLE} or --token-file)")
+                return _refusal(TOKEN_REFUSED)
             if not self._knows_link(metadata):
                 return _refusal("no deployment here has a link with the secret that was shown; it may have ended")
         handler = None if quota is None else continuation(handler_call_details)
@@ -167,9 +167,9 @@ def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
         raise WorkerError(f"cannot listen on {listen}: {reason}") from error
 
 
-def _refusal(advice: str) -> Any:
+def _refusal(text: str) -> Any:
     def refuse(messages: Iterator[bytes], context: Any) -> None:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, f"the token is wrong or missing: {advice}")
+        context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
 
     return grpc.stream_unary_rpc_method_handler(refuse)
 

@@ -14,6 +14,9 @@ import torch
 
 import tvm_split
 from tests.models.small_onnx_model import INPUT_SHAPE, small_model
+from tvm_split import values
+from tvm_split.planner.problem import Problem
+from tvm_split.planner.problem_file import problem_to_dict
 
 X = torch.ones(1, 4)
 A, B = "machine-a", "machine-b"
@@ -74,7 +77,16 @@ def test_paths_instead_of_what_is_in_them(folder: Path, model: tvm_split.Model) 
         deployment.run(X)
     with tvm_split.compile_and_deploy(folder / "small.onnx", "in-process") as deployment:
         deployment.run(np.zeros(INPUT_SHAPE, np.float32))
-    assert tvm_split.simulate(tvm_split.plan(model, "local:2", estimate=True)).results
+    predicted = tvm_split.plan(
+        model, "local:2", estimate=True, on_problem=lambda problem: write_problem(folder, problem)
+    )
+    predicted.save(folder / "predicted.json")
+    assert tvm_split.simulate(folder / "predicted.json").results == tvm_split.simulate(predicted).results
+    assert tvm_split.solve(str(folder / "problem.json")).stages
+
+
+def write_problem(folder: Path, problem: Problem) -> None:
+    values.write(problem_to_dict(problem), folder / "problem.json")
 
 
 def test_inputs_by_name() -> None:
@@ -168,6 +180,25 @@ def test_missing_and_unknown_arguments_are_named(name: str) -> None:
     for arguments in ({}, {"no_such_argument": 1}):
         with pytest.raises(tvm_split.InputError, match=f"tvm_split.{name}: missing .*'{first}'"):
             function(**arguments)
+
+
+@pytest.mark.parametrize("value", [3, "nope", Path("nope.json"), None, {}, []])
+@pytest.mark.parametrize("name", [name for name in tvm_split.__all__ if name[0].islower()])
+def test_values_of_other_classes_are_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    function = getattr(tvm_split, name)
+    parameters = inspect.signature(function).parameters.values()
+    needed = [
+        parameter
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    if name == "merge_databases" and isinstance(value, str | Path):
+        return  # folders that are made
+    with pytest.raises(tvm_split.TvmSplitError):
+        function(*[value] * len(needed))
 
 
 RUNS: dict[str, Callable[[tvm_split.Deployment], Any]] = {

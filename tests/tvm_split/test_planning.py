@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import tvm_split
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.models.small_onnx_model import small_model
 from tvm_split.cluster.machine import Link, Machine
@@ -16,7 +18,8 @@ from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.launchers.local import Local
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import build_planning_problem, replan
+from tvm_split.planning import build_planning_problem, plan_on, replan
+from tvm_split.reached_workers import reached_workers
 from tvm_split.simulation.scenario import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 
@@ -67,6 +70,18 @@ def test_estimates_start_nothing(model):
     assert {machine.estimated_share for machine in plan.prediction.machines} == {1.0}
     assert plan.prediction.profiled_at == 0
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_workers_are_asked_once(model):
+    """A plan needs no further answer of workers that have answered, here because they have ended."""
+    with LocalWorkers([A, B]) as workers:
+        machines = tuple(Machine(name, endpoint=endpoint) for name, endpoint in workers.endpoints.items())
+        cluster, request = tvm_split.Cluster(machines), PlanRequest(split={B: ["conv_1"]})
+        described = reached_workers(cluster, request)
+    plan = plan_on(cluster, model, request, described)
+    assert plan.machine(B).target["kind"] == "llvm"
+    with pytest.raises(WorkerUnavailableError):
+        tvm_split.plan(model, cluster, request=request)
 
 
 def enough(*machines):

@@ -11,7 +11,7 @@ import tvm_split
 from rpc_runtime.option import option
 from tvm_split.cli import options
 from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named, target_of
-from tvm_split.cli.source import MachineOptions, ModelOptions, load_tvm, planned
+from tvm_split.cli.source import AskedMachines, MachineOptions, ModelOptions, load_tvm, planned
 from tvm_split.display.console import print_json, print_note, print_unwrapped, tuning_progress
 from tvm_split.display.view import as_json, print_parts, view, write
 from tvm_split.launchers.local import InProcess
@@ -47,9 +47,9 @@ def compile(
         chosen_plan = tvm_split.Plan.load(plan)
         loaded = shapes.load(model, chosen_plan.inputs)
     else:
-        cluster = machines.machines(request)
+        asked = machines.asked(request)
         loaded = shapes.load(model)
-        chosen_plan = planned(loaded, cluster, request)
+        chosen_plan = planned(loaded, asked, request)
     database = request.database or chosen_plan.request.database
     bundle = tvm_split.compile(loaded, chosen_plan, verify=not no_verify, dump_folder=dump, database=database)
     bundle.save(output)
@@ -103,13 +103,13 @@ def tune(
         return
     if model is None:
         raise WrongUseError("give one", "MODEL")
-    machines = _cluster(cluster, target, threads, request)
+    machines = _machines(cluster, target, threads, request)
     load_tvm()
     from tvm_split.compiler.tuning_folder import usable_folder
     from tvm_split.tuning import ask_first
 
     folder = usable_folder(request.database)
-    ask_first(machines, folder, tracker, key)
+    ask_first(machines.cluster, folder, tracker, key)
     loaded = shapes.load(model)
     chosen_plan = planned(loaded, machines, request)
     with tuning_progress() as report:
@@ -126,19 +126,18 @@ def tune(
     write(result, json=json)
 
 
-def _cluster(file: Path | None, target: str | None, threads: int | None, request: PlanRequest) -> tvm_split.Cluster:
+def _machines(file: Path | None, target: str | None, threads: int | None, request: PlanRequest) -> AskedMachines:
     if file is not None:
         if target is not None:
             raise WrongUseError("a cluster file says this for each machine", "--target")
-        return MachineOptions(str(file), threads=threads).machines(request)
+        return MachineOptions(str(file), threads=threads).asked(request)
     from tvm_split.cluster.machine import Machine
 
     if target is None:
-        return tvm_split.Cluster.in_process(1, threads or 1)
+        return AskedMachines(tvm_split.Cluster.in_process(1, threads or 1), {})
     parsed = target_of(target)
-    return tvm_split.Cluster(
-        (Machine("device", threads or int(parsed.get("num-cores", 1)), parsed),), launcher=InProcess()
-    )
+    device = Machine("device", threads or int(parsed.get("num-cores", 1)), parsed)
+    return AskedMachines(tvm_split.Cluster((device,), launcher=InProcess()), {})
 
 
 def _merge(database: Path | None, other_folder: Path, json: bool) -> None:
@@ -178,7 +177,7 @@ def profile(
         for is_given, flag in ((rounds is not None, "--rounds"), (calls, "--calls")):
             if is_given:
                 raise WrongUseError("this is for one machine, without a cluster or --workers", flag)
-        cluster = machines.machines(PlanRequest())
+        cluster = machines.asked(PlanRequest()).cluster
         loaded = shapes.load(model)
         from tvm_split.profiling.cluster_profile import profile_model
 

@@ -14,7 +14,7 @@ from rpc_runtime.option import option
 from tvm_split import values
 from tvm_split.cli import options
 from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named
-from tvm_split.cli.source import MachineOptions, ModelOptions, load_tvm, planned
+from tvm_split.cli.source import AskedMachines, MachineOptions, ModelOptions, load_tvm, planned
 from tvm_split.deployment.deployment_report import read_measured
 from tvm_split.display.console import print_json, print_note, print_unwrapped
 from tvm_split.display.view import write
@@ -89,14 +89,14 @@ def plan(
     if (batches or write_problem) and request.is_by_hand:
         text = "a split by hand leaves nothing to search"
         raise WrongUseError(text, "--split" if request.split else "--shard")
-    cluster = machines.machines(request)
+    asked = machines.asked(request)
     if batches is not None:
         for value, flag in ((shapes.batch, "--batch"), (write_problem, "--write-problem")):
             if value is not None:
                 both = ", ".join(sorted([flag, "--batches"]))
                 raise WrongUseError("each micro-batch size has its own batch and problem", both)
-        best, *other_results = _sizes(model, batches, shapes, request, cluster)
-        shown.show(model, best.model, best.plan, len(cluster.machines), (best, *other_results))
+        best, *other_results = _sizes(model, batches, shapes, request, asked)
+        shown.show(model, best.model, best.plan, len(asked.cluster.machines), (best, *other_results))
         return
 
     def write_out(problem: Problem) -> None:
@@ -105,12 +105,12 @@ def plan(
             print_note(f"written to {write_problem}")
 
     loaded = shapes.load(model)
-    new_plan = planned(loaded, cluster, request, on_problem=write_out if write_problem else None)
-    shown.show(model, loaded, new_plan, len(cluster.machines))
+    new_plan = planned(loaded, asked, request, on_problem=write_out if write_problem else None)
+    shown.show(model, loaded, new_plan, len(asked.cluster.machines))
 
 
 def _sizes(
-    source: str, batches: str, shapes: ModelOptions, request: PlanRequest, cluster: tvm_split.Cluster
+    source: str, batches: str, shapes: ModelOptions, request: PlanRequest, machines: AskedMachines
 ) -> Sequence[Any]:
     """Return plans for every micro-batch size in a comma-separated list, the best first."""
     load_tvm()
@@ -123,7 +123,7 @@ def _sizes(
     results = plan_sizes(
         sizes,
         lambda size: replace(shapes, batch=size).load(source),
-        lambda model: planned(model, cluster, request),
+        lambda model: planned(model, machines, request),
     )
     for size in sizes:
         if size not in {result.size for result in results}:
@@ -163,10 +163,12 @@ def replan(
         request.require_default("it is that of the plan; use `tvm-split plan` for another one", ["precision"])
     current = _read_plan(plan, measured)
     new_request = replace(current.request.searched(refresh=False), **request.given)
-    cluster = machines.machines(new_request)
+    cluster, described = machines.asked(new_request)
     loaded = shapes.load(model, current.inputs)
     measurements = read_measured(measured, current.model)
-    better, change = tvm_split.replan(loaded, cluster, current, measurements, threshold, new_request)
+    from tvm_split.planning import replan_on  # loads TVM
+
+    better, change = replan_on(cluster, loaded, current, measurements, threshold, new_request, described)
     if not change.changed:
         print_note(
             f"the plan stays: another one gains {change.gain:.1%}, which is not above the threshold of {threshold:.1%}"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import tvm_split
+from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.option import option
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.cli.inputs import random_inputs
@@ -22,11 +24,18 @@ from tvm_split.display.console import print_note
 from tvm_split.errors import ClusterError, ModelImportError, OpenAxesError
 from tvm_split.frontends import file_suffixes, is_network
 from tvm_split.planner.request import PlanRequest
-from tvm_split.reached_workers import reached_workers
+from tvm_split.reached_workers import reached_workers, require_answers
 
 IN_PROCESS = "in-process"
 DEFAULT_WORKERS = {"local": 2, IN_PROCESS: 1}
 """The number of machines of a location that says none."""
+
+
+class AskedMachines(NamedTuple):
+    """A cluster, and the descriptions of its workers that have answered."""
+
+    cluster: tvm_split.Cluster
+    described: dict[str, WorkerDescription]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,22 +90,29 @@ class MachineOptions:
         """The command-line option that selects the same machines."""
         return f"--cluster {self.location}" if self.is_elsewhere else "--cluster FILE"
 
-    def machines(self, request: PlanRequest | None = None, *, deploys: bool = False) -> tvm_split.Cluster:
+    def machines(self) -> tvm_split.Cluster:
         """Return the cluster of the machines, and note on stderr those that are left out.
-
-        With ``request``, check first that the workers it needs answer; ``deploys``: the plan is deployed afterwards.
 
         Raises:
             ClusterError: the cluster file is invalid, or there is no machine to deploy to.
-            WorkerUnavailableError: a needed worker cannot be reached.
         """
         location = self.location
         cluster = (tvm_split.Cluster.from_yaml if Path(location).exists() else tvm_split.Cluster.at)(location)
         for name, reason in cluster.left_out.items():
             print_note(f"left out: {name}, {reason}")
-        if request is not None:
-            reached_workers(cluster, request, deploys=deploys)
         return cluster
+
+    def asked(self, request: PlanRequest, *, deploys: bool = False) -> AskedMachines:
+        """Return the machines, whose workers have been asked for their descriptions, as a plan needs them.
+
+        ``deploys``: the plan is deployed afterwards.
+
+        Raises:
+            ClusterError: as `machines`.
+            WorkerUnavailableError: a needed worker cannot be reached.
+        """
+        cluster = self.machines()
+        return AskedMachines(cluster, reached_workers(cluster, request, deploys=deploys))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,43 +191,63 @@ def is_bundle(source: str) -> bool:
     return (Path(source) / "manifest.json").is_file()
 
 
-def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, request: PlanRequest, **how: Any) -> tvm_split.Plan:
-    """Call `tvm_split.plan`; errors in the request name the command-line options."""
+def planned(model: tvm_split.Model, machines: AskedMachines, request: PlanRequest, **how: Any) -> tvm_split.Plan:
+    """Return the plan of a model; errors in the request name the command-line options."""
+    from tvm_split.planning import plan_on  # loads TVM
+
     with flags_named(PlanRequest):
-        return tvm_split.plan(model, cluster, request=request, **how)
+        return plan_on(machines.cluster, model, request, machines.described, **how)
 
 
-def read_bundle(folder: str | Path, rename: Sequence[str] | None) -> tvm_split.Bundle:
-    """Return the bundle in a folder, with its machines renamed by texts OLD=NEW."""
-    pairs = [text.partition("=") for text in rename or ()]
+def bundle_on_machines(
+    folder: str | Path, rename: Sequence[str], machines: MachineOptions
+) -> tuple[tvm_split.Bundle, tvm_split.Cluster]:
+    """Return the bundle in a folder, with its machines renamed by texts OLD=NEW, and the cluster that runs it.
+
+    Workers elsewhere are asked first: reading the bundle takes seconds.
+    """
+    pairs = [text.partition("=") for text in rename]
     for old, separator, new in pairs:
         if not (old and separator and new):
             raise WrongUseError(f"{old + separator + new!r} is not OLD=NEW", "--rename")
+    names = {old: new for old, _, new in pairs}
+    elsewhere = machines.machines() if machines.is_elsewhere else None
+    if elsewhere is not None:
+        require_answers(elsewhere, {names.get(name, name) for name in _machines_of(folder)})
     load_tvm()
     bundle = tvm_split.Bundle.load(folder)
-    return bundle.renamed({old: new for old, _, new in pairs}) if pairs else bundle
+    bundle = bundle.renamed(names) if names else bundle
+    return bundle, elsewhere or _cluster_here(bundle, machines)
+
+
+def _machines_of(folder: str | Path) -> set[str]:
+    """Return the machines of a bundle's stages, without TVM; none of a damaged bundle, which `Bundle.load` refuses."""
+    try:
+        manifest = json.loads((Path(folder) / "manifest.json").read_bytes())
+        return {str(stage["machine"]) for stage in manifest["program"]["stages"]}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return set()
 
 
 def bundle_and_cluster(
-    source: str, shapes: ModelOptions, request: PlanRequest, machines: MachineOptions, rename: Sequence[str] | None
+    source: str, shapes: ModelOptions, request: PlanRequest, machines: MachineOptions, rename: Sequence[str]
 ) -> tuple[tvm_split.Bundle, tvm_split.Cluster]:
     """Return the bundle that the argument names, or the model planned and compiled, and the cluster that runs it."""
     if is_bundle(source):
         if shapes != ModelOptions() or request != PlanRequest():
             raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")
-        bundle = read_bundle(source, rename)
-        return bundle, cluster_for(bundle, machines)
+        return bundle_on_machines(source, rename, machines)
     if Path(source).is_dir() and not (Path(source) / "saved_model.pb").exists():
         raise WrongUseError(f"{source!r} is a folder without a bundle", "BUNDLE|MODEL")
     if rename:
         raise WrongUseError("it renames machines of a bundle, and a model is planned for the cluster", "--rename")
-    cluster = machines.machines(request, deploys=True)
+    asked = machines.asked(request, deploys=True)
     model = shapes.load(source)
-    return tvm_split.compile(model, planned(model, cluster, request), database=request.database), cluster
+    return tvm_split.compile(model, planned(model, asked, request), database=request.database), asked.cluster
 
 
-def cluster_for(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split.Cluster:
-    """Return the cluster that the options choose; by default workers on this host with the bundle's machine names.
+def _cluster_here(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split.Cluster:
+    """Return the cluster of this host that the options choose, with the bundle's machine names.
 
     Raises:
         ClusterError: the bundle is for machines elsewhere, this host cannot run its code, or there are too few workers.
@@ -220,8 +256,6 @@ def cluster_for(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split
     from tvm_split.compiler.targets import runs_here  # loads TVM
     from tvm_split.launchers.local import InProcess, Local
 
-    if machines.is_elsewhere:
-        return machines.machines()
     used = [bundle.plan.machine(name) for name in bundle.program.machines]
     elsewhere = ", ".join(f"{machine.name} at {machine.address}" for machine in used if machine.address is not None)
     if elsewhere and machines.workers is None and not machines.is_in_process:

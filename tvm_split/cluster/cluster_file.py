@@ -11,7 +11,6 @@ link from or to a group stands for one link per machine of the group. Paths are 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from graphlib import CycleError, TopologicalSorter
@@ -21,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ArgsKwargs, ErrorDetails
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.routes import CLIENT
@@ -32,7 +31,7 @@ from tvm_split.cluster.machine import STRICT, Link, Machine, Number, SshAccess, 
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.units import short_list
-from tvm_split.values import Document, Location, line_of, sentence
+from tvm_split.values import UNKNOWN_KEY, Document, Location, causes, line_of, meant_key, sentence, text_of
 
 Pair = tuple[str, str]
 
@@ -61,6 +60,9 @@ class _Machine:
         """
         token = None if self.token_file is None else token_from(folder / self.token_file)
         files = {key: folder / path for key, path in (self.tls or {}).items()}
+        for path in files.values():
+            if not path.is_file():
+                raise ClusterError(f"machine {self.name!r}: there is no TLS file {path}")
         tls = TlsFiles(files.get("ca"), files.get("certificate"), files.get("key")) if files else None
         endpoint = WorkerEndpoint(self.name, self.address, token.text if token else None, tls)
         return Machine(self.name, self.threads, self.target, self.memory_bytes, endpoint, described_at, self.ssh)
@@ -79,6 +81,30 @@ class _File:
 _FORMS: dict[int | str, type] = {"machines": _Machine, "links": Link, "shared_cores": SharedCores, "ssh": SshAccess}
 """Forms of the mappings in a file, by their keys."""
 _ALIASES = {(Link, "source"): "from", (Link, "destination"): "to", (SshAccess, "destination"): "to"}
+EXAMPLES = {
+    "": 'machines: [{name: desk, address: "192.0.2.10:7001"}]',
+    "machines": 'machines: [{name: desk, address: "192.0.2.10:7001"}]',
+    "machines.name": "name: desk",
+    "machines.address": 'address: "192.0.2.10:7001"',
+    "machines.token_file": "token_file: token",
+    "machines.tls": "tls: {ca: ca.pem, certificate: me.pem, key: me.key}",
+    "machines.threads": "threads: 8",
+    "machines.target": "target: {kind: llvm}",
+    "machines.memory_bytes": "memory_bytes: 16e9",
+    "machines.ssh": "ssh: {to: user@box}",
+    "machines.ssh.python": "python: python3.12",
+    "machines.ssh.folder": "folder: ~/tvm-split",
+    "machines.ssh.arguments": "arguments: [--insecure]",
+    "groups": "groups: {lab: [desk, box]}",
+    "links": "links: [{from: desk, to: box}]",
+    "links.bytes_per_second": "bytes_per_second: 1.25e8",
+    "links.latency_seconds": "latency_seconds: 0.001",
+    "links.address": 'address: "192.0.2.10:7001"',
+    "links.transport": "transport: grpc",
+    "links.codec": "codec: fp16",
+    "shared_cores": "shared_cores: [{machines: [desk, client], cores: 8}]",
+}
+"""What to write instead of a wrong value, by its keys; a key that is not here has the example of the one around it."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -143,9 +169,13 @@ def _read(path: Path) -> tuple[Document, yaml.Node | None]:
     try:
         content, tree = yaml.load(text, _Loader), yaml.compose(text, Loader=yaml.SafeLoader)  # noqa: S506 (safe)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         line = f":{mark.line + 1}" if mark else ""
-        raise ClusterError(f"{path}{line}: this is no YAML: {getattr(error, 'problem', None) or error}") from error
+        if isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError):
+            problem = "indentation, colons, brackets or quotes are wrong here or in the line before"
+        elif isinstance(error, yaml.constructor.ConstructorError):
+            problem = "keys are plain text, and values are text, numbers, lists or dictionaries"
+        raise ClusterError(f"{path}{line}: this is no YAML, such as {EXAMPLES['']}: {problem}") from error
     return Document(str(path), content, ClusterError, text), tree
 
 
@@ -154,18 +184,25 @@ def _valid(document: Document) -> _File:
     try:
         return TypeAdapter(_File).validate_python(document.content)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        raise document.complaint([(problem["loc"], _text(problem)) for problem in problems]) from error
+        raise document.complaint([(problem["loc"], _text(problem)) for problem in causes(error)]) from error
 
 
 def _text(problem: ErrorDetails) -> str:
+    """Return what is wrong, and an example of what is right or the key that was meant."""
     text, (*place, key) = sentence(problem), problem["loc"] or ("",)
-    if problem["type"] != "unexpected_keyword_argument":
-        return text
-    form = next((_FORMS[step] for step in reversed(place) if step in _FORMS), _File)
-    keys = [_ALIASES.get((form, attribute.name), attribute.name) for attribute in fields(form)]
-    close = difflib.get_close_matches(str(key), keys, n=1)
-    return f"{text}; did you mean {close[0]!r}?" if close else f"{text}; there are {', '.join(keys)}"
+    keys = [step for step in problem["loc"] if isinstance(step, str)]
+    if problem["type"] == UNKNOWN_KEY:
+        form = next((_FORMS[step] for step in reversed(place) if step in _FORMS), _File)
+        known = [_ALIASES.get((form, attribute.name), attribute.name) for attribute in fields(form)]
+        meant = meant_key(key, known)
+        if not meant:
+            return f"{text}; there are {', '.join(known)}"
+        text, keys[-1:] = text_of({**problem, "ctx": {"meant": meant}}), [meant]
+    if problem["type"] == "value_error" and isinstance(problem["input"], dict | ArgsKwargs):
+        return text  # the error of a whole entry says what to give
+    prefixes = (".".join(keys[:count]) for count in range(len(keys), -1, -1))
+    example = next(EXAMPLES[prefix] for prefix in prefixes if prefix in EXAMPLES)
+    return f"{text} For example {example}" if text.endswith("?") else f"{text}; for example {example}"
 
 
 def _between_machines(

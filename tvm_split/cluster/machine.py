@@ -27,9 +27,12 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 def _number(value: object) -> object:
     """Refuse truth values. Read texts as numbers: YAML 1.1 takes 16e9 for a text, since its exponent has no sign."""
-    if isinstance(value, bool):
-        raise ValueError("a truth value is no number")
-    return float(value) if isinstance(value, str) else value
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("must be a number, without a unit") from None
 
 
 Number = BeforeValidator(_number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from rpc_runtime.client.worker_client import WorkerDescription, describe_all
@@ -15,8 +16,12 @@ from tvm_split.compiler.targets import cannot_execute, cpu_target, host_target, 
 from tvm_split.errors import ClusterError, PlanError
 
 
-def resolve_targets(cluster: Workers, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+def resolve_targets(
+    cluster: Workers, names: Iterable[str], described: Mapping[str, WorkerDescription] = MappingProxyType({})
+) -> dict[str, dict[str, Any]]:
     """Return the target of every named machine: the described one, this host's, or the one that its worker reports.
+
+    Workers that are not in ``described`` are asked.
 
     Raises:
         WorkerUnavailableError: workers that have to report their target cannot be reached.
@@ -27,8 +32,11 @@ def resolve_targets(cluster: Workers, names: Iterable[str]) -> dict[str, dict[st
     unknown = [name for name in machines if name not in targets]
     if cluster.launcher.on_this_host:
         return targets | {name: host_target(machines[name].threads) for name in unknown}
-    endpoints = cluster.endpoints() if unknown else {}
-    for name, worker in describe_all({name: endpoints[name] for name in unknown}).items():
+    unasked = [name for name in unknown if name not in described]
+    endpoints = cluster.endpoints() if unasked else {}
+    answers = {**described, **describe_all({name: endpoints[name] for name in unasked})}
+    for name in unknown:
+        worker = answers[name]
         require_fit(machines[name], worker)
         targets[name] = cpu_target(worker.architecture, worker.cpu_features, worker.threads)
     return targets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rpc_runtime.errors import InputError
@@ -11,6 +11,7 @@ from rpc_runtime.program.measurements import now
 from tvm_split.arguments import inputs_of_batch
 from tvm_split.deployment.deployment import Deployment
 from tvm_split.deployment.deployment_report import DeploymentReport
+from tvm_split.errors import required
 from tvm_split.progress import StepProgress
 
 RUNS_PER_ROUND = 5
@@ -40,6 +41,9 @@ def bench(
         InputError: no inputs, too few rounds or micro-batches, or inputs that do not fit the model.
         WorkerUnavailableError, StageError, DeadlineError: as `Deployment.run`.
     """
+    required(Deployment, deployment, InputError, "give what tvm_split.deploy(bundle, cluster) returns")
+    if isinstance(inputs, str) or not isinstance(inputs, Iterable):
+        raise InputError(f"inputs={inputs!r} was given; give a list of micro-batches, or one array or dict")
     listed = [inputs] if hasattr(inputs, "shape") or isinstance(inputs, Mapping) else inputs
     batches = [inputs_of_batch(deployment.program.inputs, batch) for batch in listed]
     if not batches:

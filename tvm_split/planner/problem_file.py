@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tvm_split.errors import PlanError
+from tvm_split.errors import PlanError, required
 from tvm_split.planner.plan import FORMAT as PLAN_FORMAT
 from tvm_split.planner.problem import Problem, Share, Solution, Stage
 from tvm_split.planner.strategy import faults
@@ -44,6 +44,13 @@ def read_problem_file(path: Path) -> Problem:
     if wrong := list(faults(problem)):
         raise document.complaint(wrong)
     return problem
+
+
+def as_problem(value: Any) -> Problem:
+    """Return a problem, or the one in a file. Raises PlanError."""
+    if isinstance(value, str | Path):
+        return read_problem_file(Path(value))
+    return required(Problem, value, PlanError, "give a Problem, or a file of `tvm-split plan --write-problem`")
 
 
 def _other_file(content: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -26,52 +26,74 @@ def require_sense(problem: Problem) -> None:
 
 
 def faults(problem: Problem) -> Iterator[Fault]:
-    """The errors in a problem: names that are unknown or repeated, and impossible counts. Types check the ranges."""
-    machines = [machine.name for machine in problem.machines]
-    pieces = [piece.name for piece in problem.pieces]
-    for kind, names in (("machine", machines), ("piece", pieces)):
-        if not names:
-            yield (f"{kind}s",), f"there are no {kind}s; name at least one"
-        yield from _doubled(kind, names)
-    yield from _link_faults(problem, {*machines, CLIENT})
-    yield from _piece_faults(problem, set(machines))
-    yield from _edge_faults(problem, {*pieces, CLIENT})
+    """The errors in a problem: names that are unknown or repeated, and impossible counts. Types check the ranges.
+
+    These are causes: an error at several places is there once, and names are known if those to choose from are wrong.
+    """
+    reported: set[str] = set()
+    for where, text in _all_faults(problem):
+        if text not in reported:
+            reported.add(text)
+            yield where, text
+
+
+def _all_faults(problem: Problem) -> Iterator[Fault]:
+    machines, pieces = [machine.name for machine in problem.machines], [piece.name for piece in problem.pieces]
+    wrong_machines, wrong_pieces = list(_name_faults("machine", machines)), list(_name_faults("piece", pieces))
+    yield from (*wrong_machines, *wrong_pieces)
+    known_machines = None if wrong_machines else set(machines)
+    known_pieces = None if wrong_pieces else set(pieces)
+    ends = known_machines and {*known_machines, CLIENT}
+    yield from _link_faults(problem, ends)
+    for index, piece in enumerate(problem.pieces):
+        if known_machines is not None and not piece.seconds.keys() <= known_machines:
+            for name in piece.seconds:
+                yield from _unknown("machine", name, known_machines, ("pieces", index, "seconds", name))
+    yield from _edge_faults(problem, known_pieces and {*known_pieces, CLIENT})
     for index, pin in enumerate(problem.pins):
-        yield from _unknown("piece", pin.piece, set(pieces), ("pins", index, "piece"))
-        key = "not_on" if pin.forbidden else "on"
-        yield from _unknown("machine", pin.machine, set(machines), ("pins", index, key))
+        yield from _unknown("piece", pin.piece, known_pieces, ("pins", index, "piece"))
+        where = ("pins", index, "not_on" if pin.forbidden else "on")
+        yield from _unknown("machine", pin.machine, known_machines, where)
     for index, shared in enumerate(problem.shared_cores):
         for place, name in enumerate(shared.machines):
-            where = ("shared_cores", index, "machines", place)
-            yield from _unknown("machine", name, {*machines, CLIENT}, where)
+            where_shared = ("shared_cores", index, "machines", place)
+            yield from _unknown("machine", name, ends, where_shared)
             if name in shared.machines[:place]:
-                yield where, f"{name!r} is there twice; give it once"
-    yield from _count_faults(problem)
+                yield where_shared, f"{name!r} is there twice; give it once"
+    if not wrong_machines and not wrong_pieces:
+        yield from _count_faults(problem)
 
 
-def _link_faults(problem: Problem, names: set[str]) -> Iterator[Fault]:
+def _name_faults(kind: str, names: Sequence[str]) -> Iterator[Fault]:
+    if not names:
+        yield (f"{kind}s",), f"there are no {kind}s; name at least one"
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        where = (f"{kind}s", index, "name")
+        if not name:
+            yield where, f"a {kind} has no name"
+        elif name == CLIENT:
+            yield where, f"a {kind} cannot be named {CLIENT!r}, which stands for the caller"
+        elif first.setdefault(name, index) != index:
+            yield where, f"two {kind}s are named {name!r}; names must be distinct"
+
+
+def _link_faults(problem: Problem, names: set[str] | None) -> Iterator[Fault]:
     ends: set[tuple[str, str]] = set()
     for index, link in enumerate(problem.links):  # there may be a million: one quick test for the usual case
         pair = link.source, link.destination
-        if pair in ends or pair[0] == pair[1] or pair[0] not in names or pair[1] not in names:
+        is_known = names is None or (pair[0] in names and pair[1] in names)
+        if not is_known:
             yield from _unknown("machine", link.source, names, ("links", index, "from"))
             yield from _unknown("machine", link.destination, names, ("links", index, "to"))
-            what = f"link from {link.source!r} to {link.destination!r}"
-            if pair[0] == pair[1]:
-                yield ("links", index, "to"), f"{what} goes to itself"
-            elif pair in ends:
-                yield ("links", index), f"{what} is there twice; give it once"
+        elif pair[0] == pair[1]:
+            yield ("links", index, "to"), f"link from {pair[0]!r} to {pair[1]!r} goes to itself"
+        elif pair in ends:
+            yield ("links", index), f"link from {pair[0]!r} to {pair[1]!r} is there twice; give it once"
         ends.add(pair)
 
 
-def _piece_faults(problem: Problem, machines: set[str]) -> Iterator[Fault]:
-    for index, piece in enumerate(problem.pieces):
-        if not piece.seconds.keys() <= machines:
-            for name in piece.seconds:
-                yield from _unknown("machine", name, machines, ("pieces", index, "seconds", name))
-
-
-def _edge_faults(problem: Problem, names: set[str]) -> Iterator[Fault]:
+def _edge_faults(problem: Problem, names: set[str] | None) -> Iterator[Fault]:
     bytes_of: dict[tuple[str, str], float] = {}
     for index, edge in enumerate(problem.edges):
         yield from _unknown("piece", edge.source, names, ("edges", index, "from"))
@@ -86,31 +108,21 @@ def _edge_faults(problem: Problem, names: set[str]) -> Iterator[Fault]:
 
 
 def _count_faults(problem: Problem) -> Iterator[Fault]:
-    stages, most = problem.stages, problem.maximum_machines
-    for limit, text in (
+    limits = [
         (len(problem.machines), f"there are {len(problem.machines)} machines, and each holds one stage"),
         (len(problem.pieces), f"there are {len(problem.pieces)} pieces, and a stage holds at least one"),
-        (most, f"at most {most} machines may be used, and each holds one stage"),
-    ):
-        if stages is not None and limit is not None and stages > limit:
-            yield ("stages",), f"{stages} stages were asked for, but {text}; ask for fewer"
+    ]
+    if (most := problem.maximum_machines) is not None:
+        limits.append((most, f"at most {most} machines may be used, and each holds one stage"))
+    limit, text = min(limits)
+    if problem.stages is not None and problem.stages > limit:
+        yield ("stages",), f"{problem.stages} stages were asked for, but {text}; ask for fewer"
 
 
-def _doubled(kind: str, names: Sequence[str]) -> Iterator[Fault]:
-    first: dict[str, int] = {}
-    for index, name in enumerate(names):
-        where = (f"{kind}s", index, "name")
-        if not name:
-            yield where, f"a {kind} has no name"
-        if name == CLIENT:
-            yield where, f"a {kind} cannot be named {CLIENT!r}, which stands for the caller"
-        if first.setdefault(name, index) != index:
-            yield where, f"two {kind}s are named {name!r}; names must be distinct"
-
-
-def _unknown(kind: str, name: str, names: Iterable[str], where: tuple[int | str, ...]) -> Iterator[Fault]:
-    if name not in names:
-        yield where, f"no {kind} is named {name!r}; there are {short_list(sorted({*names} - {CLIENT}), 8)}"
+def _unknown(kind: str, name: str, names: set[str] | None, where: tuple[int | str, ...]) -> Iterator[Fault]:
+    """Yield the error of a name that is not among ``names``; these are None if they are wrong themselves."""
+    if names is not None and name not in names:
+        yield where, f"no {kind} is named {name!r}; there are {short_list(sorted(names - {CLIENT}), 8)}"
 
 
 class Strategy(ABC):

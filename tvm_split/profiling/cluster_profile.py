@@ -10,9 +10,9 @@ from typing import Any
 
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.execution.kernel_timer import undisturbed_seconds
+from tvm_split.arguments import BundleLike, ModelLike, as_bundle, as_model
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.shared_cores import shared_cores
-from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiler.stage import Kernel
 from tvm_split.compiler.targets import runs_here
 from tvm_split.compiler.tuning_folder import open_database
@@ -232,8 +232,8 @@ class ModelProfile(Shown):
 
 
 def profile(
-    model: Model,
-    bundle: Bundle,
+    model: ModelLike,
+    bundle: BundleLike,
     threads: int,
     *,
     database: str | Path | None = None,
@@ -248,8 +248,12 @@ def profile(
         database: the tuned kernels with which the bundle was compiled.
 
     Raises:
-        ProfileError: the stage is compiled for another kind of machine, or the model has no inputs to run on.
+        ProfileError: the bundle has several stages or is for another kind of machine, or the model has no inputs to
+            run on.
     """
+    model, bundle = as_model(model), as_bundle(bundle)
+    if len(bundle.program.stages) != 1:
+        raise ProfileError(f"the bundle has {len(bundle.program.stages)} stages; profile one that has the whole model")
     (stage,) = bundle.program.stages
     target = bundle.plan.machine(stage.machine).target
     if not runs_here(target):

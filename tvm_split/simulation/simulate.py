@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import simpy
 
@@ -15,7 +16,7 @@ from rpc_runtime.program.measurements import TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
-from tvm_split.errors import PlanError
+from tvm_split.errors import PlanError, required
 from tvm_split.planner.plan import Plan
 from tvm_split.progress import StepProgress
 from tvm_split.simulation.actors import ACTIVITIES, Client, Clock, Link, Trace, Worker
@@ -96,7 +97,7 @@ class Simulation(Shown):
 
 
 def simulate(
-    scenario: Scenario | Plan,
+    scenario: Scenario | Plan | str | Path,
     what_if: WhatIf = AS_PLANNED,
     *,
     micro_batches: int | None = None,
@@ -107,7 +108,7 @@ def simulate(
     """Simulate a stream of micro-batches, and single micro-batches.
 
     Args:
-        scenario: what is simulated, or a plan with a prediction.
+        scenario: what is simulated, or a plan with a prediction, or its file.
         micro_batches: number of results; by default `MICRO_BATCHES`, or as many as the round-robin schedules need.
         in_flight: the most micro-batches of a stream in flight; by default as many as the queues hold.
         shown: number of micro-batches whose events are kept.
@@ -116,7 +117,9 @@ def simulate(
     Raises:
         PlanError: ``what_if`` names a machine that the plan does not use, or a number is out of range.
     """
+    scenario = Plan.load(scenario) if isinstance(scenario, str | Path) else scenario
     scenario = scenario_of_plan(scenario) if isinstance(scenario, Plan) else scenario
+    required(Scenario, scenario, PlanError, "give a plan with a prediction, or its file")
     what_if.require_known(scenario)
     for name, value in (("micro_batches", micro_batches), ("in_flight", in_flight)):
         if value is not None and value < 1:

@@ -66,11 +66,20 @@ def test_a_frozen_worker_takes_its_timeout_and_nothing_more(start_process, tmp_p
     assert f"at {address}: it did not answer in time" in errors
 
 
-def test_a_refusal_is_no_silence(invoke, invoke_json, worker, tmp_path):
+def test_a_refusal_is_no_silence_and_advises_what_fits_the_call(invoke, invoke_json, worker, tmp_path, monkeypatch):
     (tmp_path / "token").write_text("wrong")
-    for location in (cluster_file(tmp_path, {"name": "box", "address": worker[1]}), f"at:{worker[1]}"):
+    of_file = cluster_file(tmp_path, {"name": "box", "address": worker[1]})
+    for location, environment, advice in (
+        (of_file, "", "the one from its token_file"),
+        (f"at:{worker[1]}?token_file={tmp_path}/token", "", "the one from its token_file"),
+        (f"at:{worker[1]}", "guessed", "the one from TVM_SPLIT_TOKEN"),
+        (f"at:{worker[1]}", "", "none was given; name its file as token_file"),
+    ):
+        monkeypatch.setenv("TVM_SPLIT_TOKEN", environment)
         result = invoke("status", "--cluster", location, code=1)
         assert "it refused the call" in result.stderr
+        assert advice in result.stderr
+        assert "--token-file" not in result.stderr
         assert "answer" not in result.output
         (row,) = invoke_json("status", "--cluster", location, code=1)["workers"]
         assert row["reason"].startswith("it refused the call")
@@ -97,6 +106,20 @@ def test_dead_workers_are_told_before_the_model_is_read(invoke, tmp_path, comman
     name, *options = command.replace("bundle", str(tmp_path / "bundle")).split()
     error = invoke(name, tmp_path / "missing.onnx", "--cluster", path, *options, code=1).stderr
     assert "127.0.0.1:11 cannot be reached" in error
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "deploy"])
+@pytest.mark.parametrize("renaming", [[], ["--rename", "box=desk"]])
+def test_dead_workers_are_told_before_a_bundle_is_read(invoke, tmp_path, command, renaming):
+    """A manifest that names machines is no bundle yet; workers of other machines are not asked."""
+    (tmp_path / "token").write_text(TOKEN)
+    stages = {"program": {"stages": [{"machine": "box"}]}}
+    (tmp_path / "manifest.json").write_text(json.dumps(stages))
+    path = cluster_file(tmp_path, *DEAD)
+    error = invoke(command, tmp_path, "--cluster", path, *renaming, code=1).stderr
+    asked, other = ("127.0.0.1:9", "127.0.0.1:11") if renaming else ("127.0.0.1:11", "127.0.0.1:9")
+    assert f"{asked} cannot be reached" in error
+    assert other not in error
 
 
 @pytest.mark.parametrize("options", ["--estimate", "--split box=conv_1"])

@@ -56,8 +56,6 @@ def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
     [
         ("    threads: 8", "    treads: 8", 4, "machines.0.treads: there is no such key; did you mean 'threads'?"),
         ("threads: 8", "threads: -1", 2, "machine 'desk' has -1 threads; give at least 1, at most 8192"),
-        ("16e9", "16GB", 5, "machines.0.memory_bytes: could not convert"),
-        ("16e9", "true", 5, "a truth value is no number"),
         ("192.0.2.10:7001", "192.0.2.10", 3, "machines.0.address: an address is HOST:PORT"),
         ("name: box", "name: desk", 6, "named 'desk'; give each a name of its own; the first is in line 2"),
         ("name: box", "name: client", 6, "cannot be named 'client'"),
@@ -66,7 +64,7 @@ def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
         ("to: box", "to: boy", 11, "no machine is named 'boy'; there are desk, box"),
         ("to: box", "to: desk", 11, "the link from 'desk' joins a machine to itself"),
         ("1.25e8", "-5", 11, "has bytes_per_second=-5.0; give more than 0"),
-        ("{from: desk, to: box", "{source: desk, to: box", 11, "no such key; there are from, to"),
+        ("{from: desk, to: box", "{source: desk, to: box", 11, "no such key; did you mean 'from'?"),
         ("0.001}", "0.001}\n  - {from: desk, to: box}", 12, "second link from 'desk' to 'box'; leave one, or turn one"),
         ("latency_seconds: 0.001", "address: box", 11, "the link from 'desk' to 'box': an address is HOST:PORT"),
         ("machines:", "machine:", 1, "there is no such key; did you mean 'machines'?"),
@@ -75,13 +73,6 @@ def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, right: str, wrong: str, line: int, message: str) -> None:
     (tmp_path / "secret").write_text("sesame\n")
     assert_named(tmp_path, GOOD, right, wrong, f"{line}: ", message)
-
-
-@pytest.mark.parametrize(("right", "wrong"), [("192.0.2.10:7001", "192.0.2.10"), ("16e9", "16GB")])
-def test_a_wrong_value_is_told_once(tmp_path: Path, right: str, wrong: str) -> None:
-    with pytest.raises(ClusterError) as caught:
-        Cluster.from_yaml(write(tmp_path, GOOD.replace(right, wrong)))
-    assert str(caught.value).count(repr(wrong)) == 1
 
 
 def assert_named(folder: Path, text: str, right: str, wrong: str, line: str, message: str) -> None:
@@ -206,10 +197,59 @@ def test_what_is_wrong_with_groups_is_named(tmp_path: Path, right: str, wrong: s
     assert_named(tmp_path, text, right, wrong, f"{line}: ", message)
 
 
-NO_CLUSTER = (b"machines: [", b"machines: []", b"[]", b"a: &a [*a]", b"machines: [5]", b"? [a]\n: b", b"a: 2001-99-99")
+LIBRARY_WORDS = ("valid", "Input", "List", "item", "convert", "string", "<", "token,", "constructor", "None", "pathlib")
 
 
-@pytest.mark.parametrize("content", [*NO_CLUSTER, *WRONG_FILES], ids=lambda content: repr(content[:20]))
+@pytest.mark.parametrize(
+    ("text", "place", "expected"),
+    [
+        ("", "file", "must be a dictionary; for example machines: [{name: desk, "),
+        ("machines: []", "machines", "must have 1 or more entries; for example machines: [{name: desk, "),
+        ("machines: {}", "machines", "must be a list; for example machines: [{name: desk, "),
+        ("machines: [5]", "machines.0", "must be a dictionary (it is 5); for example machines: [{name: desk, "),
+        ("memory: 2GB", "machines.0.memory", "did you mean 'memory_bytes'? For example memory_bytes: 16e9"),
+        ("memory_bytes: 2GB", "machines.0.memory_bytes", "a number, without a unit (it is '2GB'); for example"),
+        ("memory_bytes: yes", "machines.0.memory_bytes", "a number, without a unit (it is True); for example"),
+        ("memory_bytes: [1]", "machines.0.memory_bytes", "a whole number; for example memory_bytes: 16e9"),
+        ("target: llvm", "machines.0.target", "a dictionary (it is 'llvm'); for example target: {kind: llvm}"),
+        ("target: {1: 2}", "machines.0.target.1", "in quotes if it looks like something else (it is 1); for example"),
+        ("threads: two", "machines.0.threads", "a whole number (it is 'two'); for example threads: 8"),
+        ("token_file: 3", "machines.0.token_file", "must be a path (it is 3); for example token_file: token"),
+        ("tls: ca.pem", "machines.0.tls", "a dictionary (it is 'ca.pem'); for example tls: {ca: ca.pem, "),
+        ("tls: {cert: a}", "machines.0.tls.cert", "must be 'ca', 'certificate' or 'key' (it is 'cert'); for example"),
+        ("tls: {ca: nowhere}", "machines.0", "machine 'a': there is no TLS file "),
+        ("ssh: box", "machines.0.ssh", "a dictionary (it is 'box'); for example ssh: {to: user@box}"),
+        ("ssh: {to: b, arguments: -x}", "machines.0.ssh.arguments", "a list (it is '-x'); for example arguments: ["),
+        (["machines: [{name: a}]"], "machines.0.address", "missing; for example address: "),
+        (["machines: [{name: a, adress: 'h:1'}]"], "machines.0.adress", "did you mean 'address'? For example"),
+        (["groups: {lab: a}"], "groups.lab", "must be a list (it is 'a'); for example groups: {lab: [desk, box]}"),
+        (["links: [{from: a, to: a, latency_seconds: x}]"], "links.0.latency_seconds", "a number, without a unit"),
+        (["links: [3]"], "links.0", "must be a dictionary (it is 3); for example links: [{from: desk, to: box}]"),
+        (["shared_cores: [{machines: a, cores: 1}]"], "shared_cores.0.machines", "must be a list (it is 'a'); for"),
+        ("a: &a [*a", "", "indentation, colons, brackets or quotes are wrong here or in the line before"),
+        ("? [a]\n: b", "", "keys are plain text"),
+        ("a: 2001-99-99", "", "this is no YAML, such as machines: [{name: desk, "),
+    ],
+)
+def test_a_wrong_value_is_explained_by_an_example(
+    tmp_path: Path, text: str | list[str], place: str, expected: str
+) -> None:
+    """One error, by its line and keys, in our words; short texts are keys of a machine, lists further lines."""
+    machine = "machines: [{name: a, address: 'h:1'"
+    if isinstance(text, list):
+        text = text[0] if text[0].startswith("machines") else f"{machine}}}]\n{text[0]}"
+    elif place.startswith("machines.0") and "machines" not in text:
+        text = f"{machine}, {text}}}]"
+    with pytest.raises(ClusterError) as caught:
+        Cluster.from_yaml(write(tmp_path, text))
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"{tmp_path}/cluster.yaml")
+    assert f": {place}: " in line or not place
+    assert expected in line
+    assert not [word for word in LIBRARY_WORDS if word in line]
+
+
+@pytest.mark.parametrize("content", WRONG_FILES, ids=lambda content: repr(content[:20]))
 def test_what_is_no_cluster_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_bytes(content)

@@ -137,6 +137,26 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, right: str, wrong:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ('{"name": "machine-1"}', '{"name": "machine-x"}', "no machine is named 'machine-1'"),
+        ('{"name": "machine-1"}', '{"name": "machine-0"}', "two machines are named 'machine-0'"),
+        ('{"name": "machine-1"}', '{"nam": "machine-1"}', "did you mean 'name'?"),
+        ('"name": "layer-0"', '"name": "layer-1"', "two pieces are named 'layer-1'"),
+        ('"name": "layer-0"', '"name": ""', "a piece has no name"),
+        ('"pieces"', '"layers"', "layers: there is no such key; did you mean 'pieces'?"),
+        ('"from": "machine-0", "to": "machine-1"', '"from": "x", "to": "x"', "no machine is named 'x'"),
+        ('"replicas": false', '"stages": 9, "maximum_machines": 1', "but at most 1 machines may be used"),
+    ],
+)
+def test_of_what_is_wrong_only_the_cause_is_named(tmp_path: Path, right: str, wrong: str, message: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        read_problem_file(write(tmp_path, GOOD.replace(right, wrong)))
+    (line,) = str(caught.value).splitlines()
+    assert message in line
+
+
 def test_what_is_null_is_not_given(tmp_path: Path) -> None:
     text = GOOD.replace('"weight_bytes": 4000', '"weight_bytes": null')
     assert [piece.weight_bytes for piece in read_problem_file(write(tmp_path, text)).pieces] == [0.0, 0.0]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, TOLERANCE, Problem, Solution
+from tvm_split.planner.problem_file import as_problem
 from tvm_split.planner.search.bounds import SOLVER_TOLERANCE, client_bound, client_transfers, longest_path, period_bound
 from tvm_split.planner.search.budget import EVALUATION_WORK, WORK_PER_SECOND, Budget, OutOfBudgetError
 from tvm_split.planner.search.candidate import (
@@ -28,7 +30,7 @@ from tvm_split.planner.search.candidate import (
 from tvm_split.planner.search.explain import alternatives, require_places, why_impossible, why_no_more_machines
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.local_search import LocalSearch
-from tvm_split.planner.search.priced_search import PricedSearch
+from tvm_split.planner.search.priced_search import WIDTHS, PricedSearch
 from tvm_split.planner.search.simple_plans import simple_plans
 from tvm_split.planner.search.stage_costs import Counts, StageCosts, groups_of, ideals_of, stage_costs
 from tvm_split.planner.search.stage_table import StageTable, Value, is_affordable
@@ -229,9 +231,13 @@ class Search:
         if self._has_tables or self._is_finished():
             return
         search = PricedSearch(instance, self._budget.until(0.6), known=self._plans)
-        search.search()
         self._raise_bound(search.bound, "prices of the machines' time")
-        self._keep(search.plans[len(self._plans) :])
+        for width in WIDTHS:
+            known = len(search.plans)
+            search.search(width)
+            self._keep(search.plans[known:])
+            if self._is_finished():
+                return
 
     def _improve(self) -> None:
         """Run local searches from the best few plans on different machines; half the budget is for the best result."""
@@ -260,7 +266,10 @@ class Best(Strategy):
 
 
 def solve(
-    problem: Problem, *, time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS, budget: Budget | None = None
+    problem: Problem | str | Path,
+    *,
+    time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS,
+    budget: Budget | None = None,
 ) -> Solution:
     """Return the best plan found for a problem, with its optimality gap.
 
@@ -272,11 +281,13 @@ def solve(
     proportion to their speeds.
 
     Args:
+        problem: the problem, or its file, as for ``tvm-split solve``.
         budget: used instead of the time limit; a budget of work alone gives the same plan on every machine.
 
     Raises:
         PlanError: names or numbers are wrong, or no plan fits; the message says which demand, and by how much.
     """
+    problem = as_problem(problem)
     instance = instance_of(problem)
     require_places(instance)
     result = Search(instance, budget or Budget(time_limit_seconds)).run()
