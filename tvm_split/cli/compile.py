@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from json import loads
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import tvm_split
 from rpc_runtime.option import option
 from tvm_split.cli import options
-from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named, target_of
+from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named
 from tvm_split.cli.source import AskedMachines, MachineOptions, ModelOptions, load_tvm, planned
 from tvm_split.display.console import print_json, print_note, print_unwrapped, tuning_progress
 from tvm_split.display.view import as_json, print_parts, view, write
@@ -135,9 +136,23 @@ def _machines(file: Path | None, target: str | None, threads: int | None, reques
 
     if target is None:
         return AskedMachines(tvm_split.Cluster.in_process(1, threads or 1), {})
-    parsed = target_of(target)
+    parsed = _target(target)
     device = Machine("device", threads or int(parsed.get("num-cores", 1)), parsed)
     return AskedMachines(tvm_split.Cluster((device,), launcher=InProcess()), {})
+
+
+def _target(text: str) -> dict[str, Any]:
+    """Return the TVM target of ``--target``: a JSON object, or the name of a kind alone.
+
+    Raises:
+        WrongUseError: it is meant to be JSON, and is not.
+    """
+    if not text.lstrip().startswith("{"):
+        return {"kind": text}
+    try:
+        return dict(loads(text))
+    except ValueError as error:
+        raise WrongUseError(f"{text!r} is not JSON: {error}", "--target") from error
 
 
 def _merge(database: Path | None, other_folder: Path, json: bool) -> None:
