@@ -84,11 +84,10 @@ def tune(
     machine: str | None = option(None, "Of a cluster with different targets: tune for machines like this."),
     tracker: str | None = option(None, "Measure on devices of this TVM RPC tracker.", metavar="HOST:PORT"),
     key: str | None = option(None, "The key of the devices at the tracker."),
-    trials: int = option(200, "Measurements over all kernels, those of earlier runs included.", minimum=0),
-    merge: Path | None = option(None, "Take over another database; tunes nothing.", metavar="FOLDER"),
-    list_only: bool = option(
-        False, "Only measure every kernel once, and list their shares of the time.", flag="--list"
+    trials: int = option(
+        200, "Measurements over all kernels, those of earlier runs included; 0: the default of each.", minimum=0
     ),
+    merge: Path | None = option(None, "Take over another database; tunes nothing.", metavar="FOLDER"),
     json: bool = options.JSON,
 ) -> None:
     """Tune a model's kernels by measuring, here or on devices of a TVM RPC tracker; `compile` uses what is found.
@@ -118,7 +117,7 @@ def tune(
             loaded,
             chosen_plan,
             database=folder,
-            trials=0 if list_only else trials,
+            trials=trials,
             machine=machine,
             tracker=tracker,
             key=key,

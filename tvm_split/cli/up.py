@@ -91,6 +91,6 @@ def worker_kit(
     write(kit, json=json)
     if not json:
         note = (
-            f"there, without internet: {kit.folder}/worker --listen HOST:PORT, with the options of `tvm-split worker`"
+            f"there, without internet: python3 {kit.folder} --listen HOST:PORT, with the options of `tvm-split worker`"
         )
         print_note(note)

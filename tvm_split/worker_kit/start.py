@@ -17,8 +17,8 @@ def problem_of(kit: dict[str, Any], python: str, architecture: str, system: str,
     parts = glibc.split(".")
     if python != kit["python"]:
         return (
-            f"this kit is for Python {kit['python']}, and {sys.executable} is {python}: name another one with "
-            f"PYTHON=python{kit['python']}, or make a kit with its --python"
+            f"this kit is for Python {kit['python']}, and {sys.executable} is {python}: start it with "
+            f"python{kit['python']}, or make a kit with its --python"
         )
     if system != "linux":
         return f"a worker runs on Linux, and this is {system}"
