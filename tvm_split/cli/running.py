@@ -15,11 +15,11 @@ from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, 
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_and_cluster, cluster_for, read_bundle
 from tvm_split.display.console import print_json, print_note, transfer_progress
-from tvm_split.display.report import RunResult
-from tvm_split.display.view import Table, print_parts, show, write
+from tvm_split.display.report import statistics_table
+from tvm_split.display.view import Table, print_parts, show
 from tvm_split.planner.request import PlanRequest
 from tvm_split.progress import step_progress
-from tvm_split.units import bytes_text
+from tvm_split.units import bytes_text, count_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,18 +92,24 @@ def run(
         statistics = deployment.stats()
     written = None if output is None else {"path": str(output), "shapes": save_outputs(output, results)}
     count = batches.count * repeat
-    result = RunResult(
-        bundle.model,
-        batches.source,
-        count,
-        seconds,
-        count / seconds,
-        statistics.blob_bytes_sent,
-        dict(statistics.weight_bytes),
-        statistics.stages,
-        written,
-    )
-    write(result, json=json)
+    if json:
+        print_json(
+            {
+                "model": bundle.model,
+                "inputs": batches.source,
+                "micro_batches": count,
+                "seconds": seconds,
+                "micro_batches_per_second": count / seconds,
+                "blob_bytes_sent": statistics.blob_bytes_sent,
+                "weight_bytes": dict(statistics.weight_bytes),
+                "stages": [dataclasses.asdict(stage) for stage in statistics.stages],
+                "output": written,
+            }
+        )
+    else:
+        title = count_text(count, "micro-batch")
+        rate = f"{title} in {seconds:.3f} s: {count / seconds:.1f} a second"
+        print_parts([statistics_table(statistics.stages, f"{bundle.model}: {title}"), rate])
     if output is not None:
         print_note(f"outputs written to {output}")
 

@@ -13,14 +13,13 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from rpc_runtime.hardware import own_cores
-from rpc_runtime.program.measurements import COMPUTE
 from tvm_split import values
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, Demonstration
 from tvm_split.display.console import STDOUT
 from tvm_split.display.report import statistics_table
 from tvm_split.display.view import as_json, print_parts, show
 from tvm_split.outputs import write_text
-from tvm_split.pictures.timeline import columns_in, draw_picture, drawn_timeline, machines_at_once
+from tvm_split.pictures.timeline import columns_in, draw_picture, drawn_timeline, machines_computing
 from tvm_split.units import seconds_text
 
 COMMENT_COLUMN = 56
@@ -39,7 +38,7 @@ def content_of(demo: Demonstration, folder: Path) -> dict[str, Any]:
         "pipelined_seconds": demo.ran.pipelined_seconds,
         "one_by_one_seconds": demo.ran.one_by_one_seconds,
         "gain": demo.ran.one_by_one_seconds / demo.ran.pipelined_seconds,
-        "machines_computing_at_once": machines_at_once(demo.ran.events, (COMPUTE,)),
+        "machines_computing_at_once": machines_computing(demo.ran.events),
         "stages": [asdict(statistics) for statistics in demo.ran.statistics],
         "compiled": as_json(demo.bundle)["stages"],
         "timeline": str(folder / "timeline.png"),
@@ -118,7 +117,7 @@ def _outcome(demo: Demonstration) -> RenderableType:
 
 
 def _overlap(demo: Demonstration) -> str:
-    computing = machines_at_once(demo.ran.events, (COMPUTE,))
+    computing = machines_computing(demo.ran.events)
     together = sum(share for machines, share in computing.items() if machines > 1)
     alone = demo.ran.one_by_one_seconds / demo.micro_batches
     busy = sum(stage.median_compute_seconds for stage in demo.ran.statistics)

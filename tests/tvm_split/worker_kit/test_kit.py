@@ -107,7 +107,7 @@ def test_a_machine_of_another_kind_is_refused_with_what_to_do(kit: WorkerKit) ->
     assert problem_of(described, python, machine, "linux", "2.99") == ""
     assert problem_of(described, python, machine, "linux", "") == ""
     for *here, expected in (
-        ("3.8", machine, "linux", "2.99", f"this kit is for Python {python}, and {sys.executable} is 3.8: name"),
+        ("3.8", machine, "linux", "2.99", f"this kit is for Python {python}, and {sys.executable} is 3.8: start it"),
         (python, "riscv64", "linux", "2.99", "this machine is riscv64"),
         (python, machine, "darwin", "", "runs on Linux"),
         (python, machine, "linux", "2.4", "this system has 2.4"),
