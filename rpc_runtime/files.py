@@ -56,6 +56,13 @@ def reason_of(error: OSError) -> str:
     return ": ".join(str(part) for part in (error.strerror, error.filename) if part)
 
 
+def reason_and_remedy(error: OSError, setting: str) -> str:
+    """Return why a folder cannot be used and what to do, as "(REASON): REMEDY"; ``setting`` names another folder."""
+    remedies = {errno.EPERM: "repair owner and mode (chown, chmod go-w)", **dict.fromkeys(FULL, "make room there")}
+    remedies[errno.ETIMEDOUT] = "find that process with fuser and end it"
+    return f"({reason_of(error)}): {remedies.get(error.errno or 0, f'name another folder with {setting}')}"
+
+
 @contextlib.contextmanager
 def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
     """Write a new file with mode 0600, which replaces ``path`` if the body raises nothing.
@@ -93,7 +100,7 @@ def locked(path: Path, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
         deadline, pause = time.monotonic() + timeout_seconds, _FIRST_PAUSE_SECONDS
         while not _try_lock(descriptor):
             if time.monotonic() >= deadline:
-                text = f"another process has held this lock for {timeout_seconds:g} s; find it with fuser and end it"
+                text = f"another process has held this lock for {timeout_seconds:g} s"
                 raise TimeoutError(errno.ETIMEDOUT, text, str(path))
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)

@@ -1,8 +1,10 @@
-"""Ask the workers of a cluster at the start of a plan, before a model is imported for it, which takes seconds."""
+"""Ask the workers of a cluster first, before a model is imported or a bundle is read, which takes seconds."""
 
 from __future__ import annotations
 
-from rpc_runtime.client.worker_client import WorkerDescription, describe, on_every_machine, raise_errors
+from collections.abc import Collection
+
+from rpc_runtime.client.worker_client import WorkerDescription, describe, describe_all, on_every_machine, raise_errors
 from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.planner.request import PlanRequest
@@ -41,6 +43,13 @@ def reached_workers(cluster: Cluster, request: PlanRequest, *, deploys: bool = F
     if errors.keys() & _needed(cluster, request, used, deploys=deploys) or (deploys and errors.keys() >= used):
         raise_errors(list(errors.values()))
     return {name: answer for name, answer in answers.items() if isinstance(answer, WorkerDescription)}
+
+
+def require_answers(cluster: Cluster, machines: Collection[str]) -> None:
+    """Raise as `describe_all` unless the workers of these machines answer; those that do not run yet are left out."""
+    endpoints = {machine.name: machine.endpoint for machine in cluster.machines if machine.name in machines}
+    running = {name: endpoint for name, endpoint in endpoints.items() if endpoint is not None}
+    describe_all(running, DESCRIBE_TIMEOUT_SECONDS)
 
 
 def _used(cluster: Cluster, request: PlanRequest) -> set[str]:

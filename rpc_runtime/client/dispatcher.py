@@ -137,9 +137,8 @@ class Dispatcher:
         with self.lock:
             self._require_usable_locked()
             self._waiting.append(batch)
-            done, _ = self._dispatch_locked()
             self._start_feeding_locked()
-        self._pass_on(done)
+        self._feed()
         return batch.future
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[Outputs]:
@@ -156,6 +155,7 @@ class Dispatcher:
             with self.lock:
                 stream.is_over = True
                 stream.pending.clear()
+                self._waiting = deque(batch for batch in self._waiting if batch.stream is not stream)
                 self._notify_locked()
 
     def require_usable(self) -> None:
@@ -212,7 +212,7 @@ class Dispatcher:
         """Take a received output tensor; return complete results to their callers."""
         with self.lock:
             self._results.arrive(route.tensor.name, sequence, value, release)
-            done = self._hand_out_locked()
+            done = [*self._hand_out_locked(), *self._dispatch_locked()]
         self._pass_on(done)
 
     def room_locked(self) -> None:
@@ -241,43 +241,35 @@ class Dispatcher:
     def _put(self, stream: _Stream, batch: _MicroBatch) -> bool:
         """Wait until a stream's micro-batch was fed; return False if the stream has ended."""
         with self.lock:
-            self._waiting.append(batch)
-        try:
-            while True:
-                with self.lock:
-                    self._require_usable_locked()
-                    if stream.is_over:
-                        return False
-                    done, has_fed = self._dispatch_locked()
-                    is_fed = batch not in self._waiting
-                    if not (has_fed or is_fed):
-                        self._changed.wait()
-                        continue
-                self._pass_on(done)
-                if is_fed:
-                    return True
-        finally:
+            if not stream.is_over:
+                self._waiting.append(batch)
+        while True:
+            self._feed()
             with self.lock:
-                if batch in self._waiting:
-                    self._waiting.remove(batch)
-                self._notify_locked()
+                self._require_usable_locked()
+                if stream.is_over or batch.sequence is not None:
+                    return not stream.is_over
+                if self._next_locked() is None:
+                    self._changed.wait()
 
-    def _dispatch_locked(self) -> tuple[list[_Result], bool]:
-        """Feed all micro-batches that there is room for, also of other streams and calls.
+    def _feed(self) -> None:
+        """Feed all micro-batches that there is room for, of any stream or call."""
+        with self.lock:
+            done = self._dispatch_locked()
+        self._pass_on(done)
 
-        Return the results that are then complete, and whether any micro-batch was fed. Before the caller waits, it
-        releases the lock and passes the results on.
+    def _dispatch_locked(self) -> list[_Result]:
+        """Put the micro-batches that there is room for into the links; return the results that are then complete.
+
+        The caller releases the lock and calls `_pass_on`.
         """
         done: list[_Result] = []
-        fed_before = self._results.submitted
         while (batch := self._next_locked()) is not None:
             self._waiting.remove(batch)
             stream = batch.stream
             if stream is None and not batch.future.set_running_or_notify_cancel():
                 continue
             if stream is not None:
-                if not stream.pending:
-                    self._changed.notify_all()
                 stream.pending.append(batch)
                 batch.since = time.monotonic()
             batch.sequence = sequence = self._results.submit(batch.inputs)
@@ -285,22 +277,26 @@ class Dispatcher:
             for tensor, place, machine in self._sends[sequence % len(self._sends)]:
                 self.outgoing[machine].put_locked(tensor, sequence, batch.tensors[place])
             done += self._hand_out_locked()
-        return done, self._results.submitted > fed_before
+        return done
 
     def _next_locked(self) -> _MicroBatch | None:
-        """Return the next micro-batch to feed; None without room or a waiting micro-batch."""
+        """Return the next micro-batch to feed; None without room or a waiting micro-batch.
+
+        A stream whose results are not taken is passed over: they use memory of this process.
+        """
+        if not self._waiting or self._failure is not None:
+            return None
         submitted = self._results.submitted
         sends = self._sends[submitted % len(self._sends)]
         has_room = all(self.outgoing[machine].has_room_locked(tensor) for tensor, _, machine in sends)
         if submitted - self._results.taken >= self._limit or not has_room:
             return None
-        return next((batch for batch in self._waiting if self._keeps_up_locked(batch.stream)), None)
-
-    def _keeps_up_locked(self, stream: _Stream | None) -> bool:
-        """Return whether a stream's results are taken; results not taken use memory of this process."""
-        if stream is None:
-            return True
-        return stream.ready < self._program.results_lead and len(stream.pending) < self._limit
+        lead, limit = self._program.results_lead, self._limit
+        for batch in self._waiting:
+            stream = batch.stream
+            if stream is None or (stream.ready < lead and len(stream.pending) < limit):
+                return batch
+        return None
 
     def _hand_out_locked(self) -> list[_Result]:
         """Return the next complete results, each with the future that gets it."""
@@ -341,14 +337,13 @@ class Dispatcher:
     def _feed_calls(self) -> None:
         """Feed calls that had to wait for room, and fail micro-batches that take too long, until the pipeline ends."""
         while True:
+            self._feed()
             with self.lock:
                 if self._failure is not None:
                     return
-                done, has_fed = self._dispatch_locked()
                 late, seconds = self._late_locked()
-                if not has_fed and not late:
+                if not late and self._next_locked() is None:
                     self._calls_changed.wait(seconds)
-            self._pass_on(done)
             for batch in late:
                 _settle(batch.future, self._deadline_error(batch))
 

@@ -6,6 +6,7 @@ import getpass
 import math
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -193,12 +194,19 @@ class WorkerClient:
         self._stub = ControlStub(self._channel)
 
     def describe(self, timeout_seconds: float) -> WorkerDescription:
+        """Return the worker's description; raises as `describe`.
+
+        The timeout is that of all calls together. Calls after the first one only make the clock offset more exact.
+        """
         rounds: list[tuple[int, int, pb.DescribeReply]] = []
+        deadline = time.monotonic() + timeout_seconds
         for _ in range(CLOCK_ROUNDS):
             start = now()
             try:
-                reply = self._call(pb.DescribeRequest(), timeout_seconds)
+                reply = self._call(pb.DescribeRequest(), deadline - time.monotonic())
             except DeadlineError as error:
+                if rounds:
+                    break
                 raise WorkerUnavailableError(f"{error}. Is the address right, and its worker running?") from error
             except WorkerUnavailableError as error:
                 raise explained(error, self.endpoint) from error

@@ -21,7 +21,7 @@ from typing import IO
 import numpy as np
 
 from rpc_runtime.errors import BlobError
-from rpc_runtime.files import is_kept, keep, locked, reason_of, replacing
+from rpc_runtime.files import is_kept, keep, locked, reason_and_remedy, replacing
 from rpc_runtime.private_folder import private_folder
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.program.runner import Bytes
@@ -39,14 +39,16 @@ class BlobStore:
     The default limit is four fifths of the disk space that is free now, where existing blobs count as free. If a new
     blob does not fit, the least recently used blobs are removed, but never one that an open store has pinned. A removed
     folder is made again; its blobs are then missing and are sent again.
+    ``setting`` is what names another folder.
 
     Every method raises:
         BlobError: the folder cannot be used, another user may write to it, or another process has kept its lock for
             `LOCK_SECONDS`.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, limit_bytes: int | None = None, *, setting: str = "the worker's --cache") -> None:
         self.folder = folder
+        self._setting = setting
         self._mutex = threading.Lock()
         self._pins: dict[str, set[str]] = {}
         self._temporary = folder / "temporary"
@@ -177,10 +179,8 @@ class BlobStore:
         try:
             yield
         except OSError as error:
-            raise BlobError(
-                f"cannot keep blobs in {self.folder} ({reason_of(error)}): make room, repair owner and mode (chown, "
-                "chmod go-w), or give the worker another --cache"
-            ) from error
+            text = f"cannot keep blobs in {self.folder} {reason_and_remedy(error, self._setting)}"
+            raise BlobError(text) from error
 
     def _write_pins(self) -> None:
         if self._pin_file is not None and not self._closed:
@@ -198,7 +198,8 @@ class BlobStore:
             )
         return BlobError(
             f"the disk of the cache {self.folder} is full: {what} needs {needed_bytes} bytes, and "
-            f"{shutil.disk_usage(self.folder).free} are free: make room there, or give the worker another --cache"
+            f"{shutil.disk_usage(self.folder).free} are free: make room there, or name another folder with "
+            f"{self._setting}"
         )
 
     def _evict(self, blob: BlobSpec) -> None:

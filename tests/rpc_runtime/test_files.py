@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -9,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.files import CACHE_VARIABLE, cache_folder, is_kept, keep, locked, replacing, state_folder
+from rpc_runtime.files import (
+    CACHE_VARIABLE,
+    cache_folder,
+    is_kept,
+    keep,
+    locked,
+    reason_and_remedy,
+    replacing,
+    state_folder,
+)
 from tvm_split.compiler.tuning_folder import default_folder as tuning_folder
 from tvm_split.profiling.store import default_folder as measurements_folder
 
@@ -32,6 +42,21 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="no home"):
         cache_folder("blobs")
     assert state_folder("tokens") is None
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EROFS, "name another folder with --cache"),
+        (errno.EACCES, "name another folder with --cache"),
+        (errno.ENOSPC, "make room there"),
+        (errno.EPERM, "repair owner and mode (chown, chmod go-w)"),
+        (errno.ETIMEDOUT, "find that process with fuser and end it"),
+    ],
+)
+def test_an_unusable_folder_has_one_remedy(number: int, remedy: str) -> None:
+    error = OSError(number, os.strerror(number), "/cache")
+    assert reason_and_remedy(error, "--cache") == f"({os.strerror(number)}: /cache): {remedy}"
 
 
 def test_what_is_not_finished_changes_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rpc_runtime.program.runner import Outputs
 from tvm_split.cli import options
 from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
 from tvm_split.cli.options import HIDDEN, WrongUseError
-from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_and_cluster, cluster_for, read_bundle
+from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_and_cluster, bundle_on_machines
 from tvm_split.display.console import print_json, print_note, transfer_progress
 from tvm_split.display.report import statistics_table
 from tvm_split.display.view import Table, print_parts, show
@@ -169,8 +169,8 @@ def deploy(
 
     Example: tvm-split deploy bundle --cluster lab.yaml
     """
-    loaded = read_bundle(bundle, deploying.rename)
-    deployment, sent = deploying.deploy(loaded, cluster_for(loaded, machines))
+    loaded, cluster = bundle_on_machines(bundle, deploying.rename, machines)
+    deployment, sent = deploying.deploy(loaded, cluster)
     with deployment:
         machines_of_bundle = [_blobs_of(loaded, name, sent.get(name, 0)) for name in deployment.program.machines]
     if json:

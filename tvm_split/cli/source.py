@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import json
 import sys
 import threading
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from tvm_split.display.console import print_note
 from tvm_split.errors import ClusterError, ModelImportError, OpenAxesError
 from tvm_split.frontends import file_suffixes, is_network
 from tvm_split.planner.request import PlanRequest
-from tvm_split.reached_workers import reached_workers
+from tvm_split.reached_workers import reached_workers, require_answers
 
 IN_PROCESS = "in-process"
 DEFAULT_WORKERS = {"local": 2, IN_PROCESS: 1}
@@ -196,26 +197,44 @@ def planned(model: tvm_split.Model, machines: AskedMachines, request: PlanReques
         return tvm_split.plan(model, machines.cluster, request=request, described=machines.described, **how)
 
 
-def read_bundle(folder: str | Path, rename: Sequence[str] | None) -> tvm_split.Bundle:
-    """Return the bundle in a folder, with its machines renamed by texts OLD=NEW."""
-    pairs = [text.partition("=") for text in rename or ()]
+def bundle_on_machines(
+    folder: str | Path, rename: Sequence[str], machines: MachineOptions
+) -> tuple[tvm_split.Bundle, tvm_split.Cluster]:
+    """Return the bundle in a folder, with its machines renamed by texts OLD=NEW, and the cluster that runs it.
+
+    Workers elsewhere are asked first: reading the bundle takes seconds.
+    """
+    pairs = [text.partition("=") for text in rename]
     for old, separator, new in pairs:
         if not (old and separator and new):
             raise WrongUseError(f"{old + separator + new!r} is not OLD=NEW", "--rename")
+    names = {old: new for old, _, new in pairs}
+    elsewhere = machines.machines() if machines.is_elsewhere else None
+    if elsewhere is not None:
+        require_answers(elsewhere, {names.get(name, name) for name in _machines_of(folder)})
     load_tvm()
     bundle = tvm_split.Bundle.load(folder)
-    return bundle.renamed({old: new for old, _, new in pairs}) if pairs else bundle
+    bundle = bundle.renamed(names) if names else bundle
+    return bundle, elsewhere or _cluster_here(bundle, machines)
+
+
+def _machines_of(folder: str | Path) -> set[str]:
+    """Return the machines of a bundle's stages, without TVM; none of a damaged bundle, which `Bundle.load` refuses."""
+    try:
+        manifest = json.loads((Path(folder) / "manifest.json").read_bytes())
+        return {str(stage["machine"]) for stage in manifest["program"]["stages"]}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return set()
 
 
 def bundle_and_cluster(
-    source: str, shapes: ModelOptions, request: PlanRequest, machines: MachineOptions, rename: Sequence[str] | None
+    source: str, shapes: ModelOptions, request: PlanRequest, machines: MachineOptions, rename: Sequence[str]
 ) -> tuple[tvm_split.Bundle, tvm_split.Cluster]:
     """Return the bundle that the argument names, or the model planned and compiled, and the cluster that runs it."""
     if is_bundle(source):
         if shapes != ModelOptions() or request != PlanRequest():
             raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")
-        bundle = read_bundle(source, rename)
-        return bundle, cluster_for(bundle, machines)
+        return bundle_on_machines(source, rename, machines)
     if Path(source).is_dir() and not (Path(source) / "saved_model.pb").exists():
         raise WrongUseError(f"{source!r} is a folder without a bundle", "BUNDLE|MODEL")
     if rename:
@@ -225,8 +244,8 @@ def bundle_and_cluster(
     return tvm_split.compile(model, planned(model, asked, request), database=request.database), asked.cluster
 
 
-def cluster_for(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split.Cluster:
-    """Return the cluster that the options choose; by default workers on this host with the bundle's machine names.
+def _cluster_here(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split.Cluster:
+    """Return the cluster of this host that the options choose, with the bundle's machine names.
 
     Raises:
         ClusterError: the bundle is for machines elsewhere, this host cannot run its code, or there are too few workers.
@@ -235,8 +254,6 @@ def cluster_for(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split
     from tvm_split.compiler.targets import runs_here  # loads TVM
     from tvm_split.launchers.local import InProcess, Local
 
-    if machines.is_elsewhere:
-        return machines.machines()
     used = [bundle.plan.machine(name) for name in bundle.program.machines]
     elsewhere = ", ".join(f"{machine.name} at {machine.address}" for machine in used if machine.address is not None)
     if elsewhere and machines.workers is None and not machines.is_in_process:

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -30,7 +29,7 @@ import schedules
 import tvm_split
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.files import CACHE_VARIABLE, cache_folder, reason_of, replacing
+from rpc_runtime.files import CACHE_VARIABLE, cache_folder, reason_and_remedy, replacing
 from rpc_runtime.private_folder import private_folder
 from rpc_runtime.program.program import BlobSpec, TensorSpec, WeightSpec
 from rpc_runtime.scratch import ScratchFolder
@@ -80,7 +79,8 @@ class BlobFolder:
 
 logger = logging.getLogger(__name__)
 
-_warned: set[str] = set()
+SETTING = f"${CACHE_VARIABLE}"
+_warned: set[Path] = set()
 """Folders of which a warning was shown, since every stage and every machine's kernels are kept."""
 MOST_KEPT = 500
 """Results that are kept; one of a large network has some hundred kilobytes."""
@@ -136,18 +136,13 @@ def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyTy
         with replacing(default_folder() / key) as file:
             file.write(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
     except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
-        _warn_not_cached(reason_of(error) if isinstance(error, OSError) else str(error))
-
-
-def _warn_not_cached(reason: str) -> None:
-    folder = os.environ.get(CACHE_VARIABLE, "this user's cache folder")
-    if folder not in _warned:
-        _warned.add(folder)
-        text = (
-            f"compiled code cannot be cached in {folder} ({reason}) and will be compiled again; fix the folder or set "
-            f"${CACHE_VARIABLE}"
-        )
-        warnings.warn(text, CacheWarning, stacklevel=1)
+        folder = default_folder()
+        if folder not in _warned:
+            _warned.add(folder)
+            reason = f"{folder} {reason_and_remedy(error, SETTING)}" if isinstance(error, OSError) else str(error)
+            warnings.warn(
+                f"compiled code is not kept, and will be compiled again: {reason}", CacheWarning, stacklevel=1
+            )
 
 
 def _checked(content: bytes) -> bytes:
@@ -160,4 +155,4 @@ def _checked(content: bytes) -> bytes:
 
 def _store() -> BlobStore:
     private_folder(default_folder())
-    return BlobStore(cache_folder("blobs"))
+    return BlobStore(cache_folder("blobs"), setting=SETTING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rpc_runtime.files import CACHE_VARIABLE, cache_folder, reason_of
+from rpc_runtime.files import cache_folder, reason_and_remedy
 from rpc_runtime.private_folder import private_folder
 from schedules.tuning import DatabaseError, TuningDatabase
 from tvm_split.errors import TuningError
@@ -32,10 +32,8 @@ def usable_folder(folder: str | Path | None) -> Path:
     try:
         private_folder(path)
     except OSError as error:
-        raise TuningError(
-            f"cannot keep tuned kernels in {path} ({reason_of(error)}): repair owner and mode (chown, chmod "
-            f"go-w), or name another folder with --database or in ${CACHE_VARIABLE}"
-        ) from error
+        text = f"cannot keep tuned kernels in {path} {reason_and_remedy(error, f'--database or ${DATABASE_VARIABLE}')}"
+        raise TuningError(text) from error
     return path
 
 

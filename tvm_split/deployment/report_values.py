@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, computed_field
 
 from tvm_split.planner.problem import Amount
-from tvm_split.units import seconds_text
+from tvm_split.units import names_of, seconds_text
 
 RELEVANT_DIFFERENCE = 0.15
 """Relative difference that needs advice; predictions are accurate to 10 % for throughput and 15 % for latency."""
@@ -118,15 +118,21 @@ def advice_for(
 
     ``estimated_shares`` has, by machine, the share of its predicted time that was estimated and not measured.
     """
-    scale = _scale(period, latency)
+    scale, changed = _scale(period, latency), changed_links(period, latency, links)
     parts = [
         *(
             _of_machine(machine, estimated_shares.get(machine.machine, 0.0))
             for machine in machines
             if differs(machine.compute, scale)
         ),
-        *map(_of_link, changed_links(period, latency, links)),
+        *(_of_wire(f"the link {link.source} → {link.destination}", link.seconds) for link in changed),
     ]
+    if not changed:  # several links together may be long where each of them is too short to tell
+        parts += (
+            _of_wire(f"{activity} {names_of(peers)}", seconds)
+            for activity, peers, seconds in _sums_of_links(machines, links)
+            if _is_changed(seconds, period, latency)
+        )
     if parts:
         return (*parts, f"{PLAN_ANEW}, {IMPROVE}")
     return tuple(_of_the_whole(period, latency))
@@ -137,15 +143,23 @@ def changed_links(period: Comparison, latency: Comparison, links: Sequence[LinkR
 
     A longer time does not matter unless the whole is slower: the ends then had time to wait.
     """
+    return [link for link in links if _is_changed(link.seconds, period, latency)]
+
+
+def _is_changed(seconds: Comparison, period: Comparison, latency: Comparison) -> bool:
     whole, scale = latency if period.measured is None else period, _scale(period, latency)
     is_slower = differs(whole, 0.0) and whole.difference > 0
-    return [
-        link
-        for link in links
-        if (is_slower or link.seconds.difference <= 0)
-        and is_long_enough(link.seconds, scale)
-        and differs(link.seconds, scale)
-    ]
+    return (is_slower or seconds.difference <= 0) and is_long_enough(seconds, scale) and differs(seconds, scale)
+
+
+def _sums_of_links(
+    machines: Sequence[MachineReport], links: Sequence[LinkReport]
+) -> Iterator[tuple[str, list[str], Comparison]]:
+    """Yield what each machine receives over all its links, and what it sends: the activity, the peers, the seconds."""
+    for machine in machines:
+        name = machine.machine
+        yield f"receiving on {name} from", [ends.source for ends in links if ends.destination == name], machine.receive
+        yield f"sending on {name} to", [ends.destination for ends in links if ends.source == name], machine.send
 
 
 def _scale(period: Comparison, latency: Comparison) -> float:
@@ -176,10 +190,10 @@ def _of_machine(report: MachineReport, estimated_share: float) -> str:
     return f"{report.machine} computes {_both(report.compute)}: {why}. Profile {report.machine} again"
 
 
-def _of_link(report: LinkReport) -> str:
-    slower = report.seconds.difference > 0
-    why = "other traffic may use it, or it has changed" if slower else "it can carry more than the plan gives it"
-    return f"the link {report.source} → {report.destination} takes {_both(report.seconds)}: {why}. Probe it again"
+def _of_wire(what: str, seconds: Comparison) -> str:
+    slower = seconds.difference > 0
+    why = "other traffic may pass there, or it has changed" if slower else "it can carry more than the plan gives it"
+    return f"{what} takes {_both(seconds)}: {why}. Probe it again"
 
 
 def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:

@@ -18,13 +18,12 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from rpc_runtime.files import CACHE_VARIABLE, LOCK_SECONDS, cache_folder, locked, reason_of, replacing
+from rpc_runtime.files import CACHE_VARIABLE, LOCK_SECONDS, cache_folder, locked, reason_and_remedy, replacing
 from rpc_runtime.private_folder import private_folder
 from tvm_split.errors import CacheWarning
 
 FORMAT = "tvm-split measurements"
 VERSION = 3
-REMEDY = f"name another folder in ${CACHE_VARIABLE}"
 
 Measurement = TypeVar("Measurement")
 
@@ -113,10 +112,7 @@ class Store:
         return {}  # the file of another version is overwritten
 
     def _warn_not_cached(self, folder: Path, error: OSError) -> None:
-        remedy = (
-            f"repair owner and mode (chown, chmod go-w), or {REMEDY}" if isinstance(error, PermissionError) else REMEDY
-        )
-        _warn(folder, f"measurements are not kept in {folder} ({reason_of(error)}): {remedy}")
+        _warn(folder, f"measurements are not kept in {folder} {reason_and_remedy(error, f'${CACHE_VARIABLE}')}")
 
     def _warn_damaged(self, problem: str) -> None:
         if self.path is not None:

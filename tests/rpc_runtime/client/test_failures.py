@@ -9,9 +9,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import SILENCE_VARIABLE
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
-from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
+from tests.helpers.rpc_runtime.hostile_worker import HostileWorker, describes_itself
 from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on
 from tests.helpers.rpc_runtime.program_maker import Body, ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
@@ -113,7 +115,7 @@ def test_a_frozen_link_is_named_with_both_ends(
 
 def test_a_slow_link_is_not_taken_for_dead(quick_workers: LocalWorkers, maker: ProgramMaker) -> None:
     """A micro-batch that takes longer than the silence after which a link counts as dead."""
-    x = maker.input("x", (1024, 1024))
+    x = maker.input("x", (2048, 2048))  # frames of 1 MiB, of which each takes an eighth of that silence
     program = maker.program([maker.stage("two", B, [maker.stage("one", A, [x], double)], double)])
     seconds = 2 * SHORT.silence_seconds
     with (
@@ -276,6 +278,19 @@ def test_a_worker_that_cannot_be_reached_is_described_without_grpcs_words(addres
     expected = rf"machine 'x' at {address} cannot be reached: {reason}\. Is its worker running\?"
     with pytest.raises(WorkerUnavailableError, match=f"^{expected}$"):
         describe(WorkerEndpoint("x", address), PATIENCE_SECONDS)
+
+
+def test_all_calls_that_describe_a_worker_have_one_deadline() -> None:
+    seconds, left = 8.0, []
+
+    def slowly(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        left.append(context.time_remaining())
+        time.sleep(0.1)
+        yield from describes_itself(requests, context)
+
+    with HostileWorker(A, {METHODS["Describe"].path: slowly}) as worker:
+        describe(worker.endpoint, seconds)
+    assert left[-1] < seconds - 0.2  # what has passed at least; gRPC rounds deadlines up
 
 
 def test_a_neighbour_that_only_the_client_can_reach(workers: LocalWorkers, maker: ProgramMaker) -> None:

@@ -84,7 +84,9 @@ def test_a_removed_folder_is_made_again_with_the_pins_but_not_to_release_them(tm
         lambda: second_store.pin("d", [blob]),
         lambda: second_store.unpin("d"),
     ):
-        with pytest.raises(BlobError, match=rf"cannot keep blobs in {folder} \(.*another --cache"):
+        with pytest.raises(
+            BlobError, match=rf"cannot keep blobs in {folder} \(.*\): name another folder with the worker's --cache$"
+        ):
             call()
 
 
@@ -127,7 +129,7 @@ for limit in (None, 1 << 40):
     assert len(lines) == 2, ended.stderr
     for line in lines:
         assert f"the disk of the cache {tmp_path / 'cache'} is full" in line
-        assert "another --cache" in line
+        assert "the worker's --cache" in line
         assert "--cache-limit-bytes" not in line
 
 

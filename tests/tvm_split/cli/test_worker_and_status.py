@@ -108,6 +108,20 @@ def test_dead_workers_are_told_before_the_model_is_read(invoke, tmp_path, comman
     assert "127.0.0.1:11 cannot be reached" in error
 
 
+@pytest.mark.parametrize("command", ["run", "bench", "deploy"])
+@pytest.mark.parametrize("renaming", [[], ["--rename", "box=desk"]])
+def test_dead_workers_are_told_before_a_bundle_is_read(invoke, tmp_path, command, renaming):
+    """A manifest that names machines is no bundle yet; workers of other machines are not asked."""
+    (tmp_path / "token").write_text(TOKEN)
+    stages = {"program": {"stages": [{"machine": "box"}]}}
+    (tmp_path / "manifest.json").write_text(json.dumps(stages))
+    path = cluster_file(tmp_path, *DEAD)
+    error = invoke(command, tmp_path, "--cluster", path, *renaming, code=1).stderr
+    asked, other = ("127.0.0.1:9", "127.0.0.1:11") if renaming else ("127.0.0.1:11", "127.0.0.1:9")
+    assert f"{asked} cannot be reached" in error
+    assert other not in error
+
+
 @pytest.mark.parametrize("options", ["--estimate", "--split box=conv_1"])
 def test_workers_that_a_plan_does_without_are_not_asked(invoke, tmp_path, options):
     (tmp_path / "token").write_text(TOKEN)

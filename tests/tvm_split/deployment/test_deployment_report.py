@@ -19,6 +19,12 @@ from tvm_split.planner.profile import Corrections
 
 SLOW = dataclasses.replace(streamed(), streams=(Window(0, 240 * MILLISECOND, 20),))
 """A result every 12 ms; 10 ms are predicted."""
+FORKED = Program(
+    (tensor("x"),),
+    (tensor("w"),),
+    (stage(0, A, ("x",), ("y", "v")), stage(1, B, ("y",), ("z",)), stage(2, C, ("v", "z"), ("w",))),
+)
+"""A sends to B and C, and C receives from both."""
 
 
 def compared(
@@ -107,6 +113,28 @@ def test_advice(arguments, words):
     assert bool(text) == bool(words)
 
 
+@pytest.mark.parametrize(
+    ("slow", "words"),
+    [
+        (A, "sending on machine-a to machine-b and machine-c takes 5 ms and not 2"),
+        (C, "receiving on machine-c from machine-a and machine-b takes 5 ms and not 2"),
+    ],
+)
+def test_links_that_are_slow_only_together_are_named(slow, words):
+    """A link takes 2.5 ms of a period of 12 ms, which is too short to say something about it."""
+    machines = [
+        machine_prediction(name, receive_seconds=received / 2 if name == slow else received, send_seconds=sent)
+        for name, received, sent in (
+            (A, 0.0025, 0.0025 if slow == A else 0.005),
+            (B, 0.0025, 0.0025),
+            (C, 0.005, 0.0025),
+        )
+    ]
+    report = report_of(plan_for(FORKED, prediction(tuple(machines))), FORKED, events_of(FORKED, (10,) * 3, 2.5), SLOW)
+    assert report.advice[0].startswith(words)
+    assert not any("no machine and no link" in text for text in report.advice)
+
+
 def test_a_machine_with_two_stages_is_their_sum():
     stages = (*CHAIN.stages, stage(2, A, ("z",), ("w",)))
     report = unpredicted(Program((tensor("x"),), (tensor("w"),), stages), (3, 6, 4))
@@ -117,12 +145,7 @@ def test_a_machine_with_two_stages_is_their_sum():
 
 
 def test_a_machine_with_several_links_has_the_time_of_each():
-    stages = (
-        stage(0, A, ("x",), ("y", "v")),
-        stage(1, B, ("y",), ("z",)),
-        stage(2, C, ("v", "z"), ("w",)),
-    )
-    report = unpredicted(Program((tensor("x"),), (tensor("w"),), stages), (3, 6, 4))
+    report = unpredicted(FORKED, (3, 6, 4))
     measured = {(link.source, link.destination): (link.bytes.measured, link.seconds.measured) for link in report.links}
     # A sends to B and C, C receives from A and B.
     assert [measured[ends] for ends in ((A, B), (A, C), (B, C))] == [(1000, pytest.approx(0.002))] * 3

@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None
             assert store.get("k", KIND) == ENTRY
             assert Store(folder, MACHINE).get("k", KIND) is None
     (text,) = (str(warning.message) for warning in caught)  # once, although several stores use the folder
-    assert text.partition("): ")[2] == "name another folder in $TVM_SPLIT_CACHE"
+    assert text.partition("): ")[2] == "name another folder with $TVM_SPLIT_CACHE"
 
 
 def test_what_others_may_have_written_is_not_believed(shared: Path) -> None:

@@ -19,8 +19,8 @@ from tvm_split.planner.search.candidate import Candidate, Placement, candidate, 
 from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.stage_beam import ClassCosts, OrderCosts, StageBeam
 
-WIDTH = 4
-"""Number of partial plans that the beam search keeps."""
+WIDTHS = (4, 8, 16, 32)
+"""Numbers of partial plans that the beam searches keep, one after the other while the budget lasts."""
 COARSE, FINE = 0.02, 0.001
 """Relative first step to a longer period, and relative width at which the binary search of periods ends."""
 LONG = 1.0
@@ -54,23 +54,22 @@ class PricedSearch:
         periods = (with_whole_weights(instance, plan).flow.period_seconds for plan in known)
         self._shortest = min(periods, default=math.inf)
         self._longest = longest_latency(instance)
-
-    def search(self) -> None:
-        """Add the plans that fit to ``plans``, and raise ``bound``."""
-        instance = self._instance
-        order = range(len(instance.pieces))
-        costs = OrderCosts(instance, order)
         if not instance.problem.replicas:
-            slowest = self._machines.seconds.min(axis=1).max()
+            slowest = machines.seconds.min(axis=1).max()
             self.bound = max(self.bound, float(slowest) * (1 - 1e-9))
-        self._place(costs)
+        order = range(len(instance.pieces))
+        self._costs = [OrderCosts(instance, order)]
         if any(len(tensor.destinations) > 1 for tensor in instance.tensors):
-            self._place(OrderCosts(instance, order, together=True))
+            self._costs.append(OrderCosts(instance, order, together=True))
 
-    def _place(self, costs: OrderCosts) -> None:
+    def search(self, width: int) -> None:
+        """Add the plans of beam searches of this width to ``plans``, if they fit."""
+        for costs in self._costs:
+            self._place(StageBeam(costs, self._machines, self._prices, width))
+
+    def _place(self, beam: StageBeam) -> None:
         """Search the period of plans on all machines, or on the fastest ones if not all may be used."""
         counts, prices, plan_count = self._machines.counts, self._prices, len(self.plans)
-        beam = StageBeam(costs, self._machines, prices, WIDTH)
         usable = _fastest(_with_own_cores(self._instance, counts, prices), prices, self._most_machines)
         self._bisect(beam, usable)
         has_no_plan = len(self.plans) == plan_count

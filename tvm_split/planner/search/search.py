@@ -30,7 +30,7 @@ from tvm_split.planner.search.candidate import (
 from tvm_split.planner.search.explain import alternatives, require_places, why_impossible, why_no_more_machines
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.planner.search.local_search import LocalSearch
-from tvm_split.planner.search.priced_search import PricedSearch
+from tvm_split.planner.search.priced_search import WIDTHS, PricedSearch
 from tvm_split.planner.search.simple_plans import simple_plans
 from tvm_split.planner.search.stage_costs import Counts, StageCosts, groups_of, ideals_of, stage_costs
 from tvm_split.planner.search.stage_table import StageTable, Value, is_affordable
@@ -231,9 +231,13 @@ class Search:
         if self._has_tables or self._is_finished():
             return
         search = PricedSearch(instance, self._budget.until(0.6), known=self._plans)
-        search.search()
         self._raise_bound(search.bound, "prices of the machines' time")
-        self._keep(search.plans[len(self._plans) :])
+        for width in WIDTHS:
+            known = len(search.plans)
+            search.search(width)
+            self._keep(search.plans[known:])
+            if self._is_finished():
+                return
 
     def _improve(self) -> None:
         """Run local searches from the best few plans on different machines; half the budget is for the best result."""

@@ -31,6 +31,7 @@ class ClassCosts:
         seconds: (n, K) seconds of each piece under contention; infinite if it cannot run there.
         seconds_per_byte: (K + 1, K + 1) from one class to another; infinite if they are not linked. The last row and
             column are the client's.
+        speeds, places: (K,) numbers, equal for classes with equal seconds, and with equal links to all others.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -40,6 +41,8 @@ class ClassCosts:
         self.seconds: Floats = instance.seconds[:, self.first] * instance.contention[self.first]
         slow, lag = instance.class_links
         self.seconds_per_byte: Floats = np.where(np.isinf(lag), math.inf, slow)
+        self.speeds = np.unique(self.seconds, axis=1, return_inverse=True)[1].ravel()
+        self.places = np.unique(self.seconds_per_byte[:-1], axis=0, return_inverse=True)[1].ravel()
 
 
 class OrderCosts:
@@ -177,18 +180,20 @@ class StageBeam:
     def stages(self, period: float, most: int, usable: Counts, budget: Budget) -> list[Placement] | None:
         """Return stages on at most ``most`` of the ``usable`` machines (by class) under a period; None if none fit."""
         self._tables, self._reach = {}, self._stretches.reach(period)
-        kinds = len(self._machines.members)
-        partials = [_Partial(0, kinds, usable, 0.0, None)]
+        machines = self._machines
+        partials = [_Partial(0, len(machines.members), usable, 0.0, None)]
         for _ in range(most):
             if budget.is_used_up:
                 return None
+            # Plans that differ only in the choice among machines of equal speed are one, else they fill the beam.
             following: dict[tuple[int, int, bytes], _Partial] = {}
             for partial in partials:
                 budget.spend(STEP_WORK * len(self._price))
                 for grown in self._grown(partial, period):
                     if grown.end == self._length:
                         return self._placed(grown)
-                    key = grown.end, grown.kind, grown.left.tobytes()
+                    left = np.bincount(machines.speeds, grown.left).tobytes()
+                    key = grown.end, int(machines.places[grown.kind]), left
                     if key not in following or grown.waste < following[key].waste:
                         following[key] = grown
             partials = sorted(following.values(), key=lambda partial: partial.waste)[: self._width]

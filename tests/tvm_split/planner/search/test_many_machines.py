@@ -100,7 +100,7 @@ def test_plans_hold_and_bounds_are_below_every_plan(
     if np.isinf(instance.seconds).all(axis=1).any():
         return  # `solve` raises this before it searches
     search = PricedSearch(instance, Budget())
-    search.search()
+    search.search(4)
     expected = best(problem, graph_plans(problem))
     if expected is None:
         assert not search.plans
@@ -112,6 +112,18 @@ def test_plans_hold_and_bounds_are_below_every_plan(
         assert judged is not None
         assert judged[0] >= expected[0] * (1 - 1e-9)
         assert judged == pytest.approx((plan.flow.period_seconds, plan.flow.latency_seconds), rel=1e-9)
+
+
+def test_machines_that_differ_only_in_their_site_do_not_fill_the_beam() -> None:
+    """So more partial plans are more different plans."""
+    instance = instance_of(many_machines_problem(32, 320, kinds="three kinds", links="four sites"))
+
+    def least_period(width: int) -> float:
+        search = PricedSearch(instance, Budget())
+        search.search(width)
+        return min(plan.flow.period_seconds for plan in search.plans)
+
+    assert least_period(32) < 0.99 * least_period(4)
 
 
 def test_sixteen_workers_whose_times_scatter_get_sixteen_stages() -> None:
