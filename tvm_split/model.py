@@ -51,6 +51,9 @@ class Model(Shown):
     ``tolerance`` is the largest difference from the reference, relative to the largest magnitude, if the source is
     less precise than its dtypes: quantised networks are rounded after each operator.
 
+    ``empty_layers`` are names of the source for which nothing is computed (a dropout, an identity, a folded constant),
+    each with the layer that computes its result, or "" if there is none. It may have names of layers too.
+
     ``annotated_split`` reads a split from annotations of the source, if its format supports them.
     """
 
@@ -64,6 +67,7 @@ class Model(Shown):
     example_inputs: tuple[np.ndarray, ...] | None = field(default=None, compare=False)
     tolerance: float | None = field(default=None, compare=False)
     annotated_split: AnnotatedSplit | None = field(default=None, compare=False)
+    empty_layers: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def layer_names(self) -> tuple[str, ...]:

@@ -88,6 +88,7 @@ def layer_graph(model: Model) -> LayerGraph:
             for parameter in function.params
             if (name := parameter.name)
         ),
+        empty_layers=model.empty_layers,
     )
 
 

@@ -20,7 +20,7 @@ from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import tvm_target
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.by_hand import near_names
+from tvm_split.planner.by_hand import why_unknown
 from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
@@ -113,8 +113,7 @@ def stages_of(model: Model, plan: Plan) -> dict[str, int]:
     unknown = [layer for layer in stage_of_layer if layer not in set(model.layer_names)]
     if unknown:
         raise PlanError(
-            f"the plan places layer {unknown[0]!r}, which model {model.name!r} does not have; "
-            f"{near_names(model.graph, unknown[0])}"
+            f"the plan for model {model.name!r} places layer {unknown[0]!r}, {why_unknown(model.graph, unknown[0])}"
         )
     missing = [layer for layer in model.layer_names if layer not in stage_of_layer]
     if missing:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
@@ -76,7 +77,7 @@ def difference(
     equal = (actual_values == expected_values) | (np.isnan(actual_values) & np.isnan(expected_values))
     if equal.all():
         return Difference(0.0, 0.0)
-    gap = np.abs(actual_values - expected_values)[~equal]
+    gap = np.abs(actual_values[~equal] - expected_values[~equal])
     largest = float("inf") if np.isnan(gap).any() else float(gap.max())
     finite = expected_values[np.isfinite(expected_values)]
     magnitude = float(np.abs(finite).max(initial=0.0))
@@ -101,16 +102,17 @@ def verify_bundle(
     error = 0.0
     inputs, expected = compared
     tolerances = _tolerances(model)
-    allowed = [tolerances.get(getattr(output, "name", "")) for output in returned_fields(main_function(model.module))]
+    names = [getattr(output, "name", "") for output in returned_fields(main_function(model.module))]
     for program in one_by_one(bundle.program):
         with ScratchFolder("verify") as folder:
             runnable = _runnable_here(plan, replace(bundle, program=program), computations, folder.path)
             with InProcessRunner(runnable.program, runnable.blob_path) as pipeline:
                 actual = pipeline.run(inputs)
-        for tensor, value, reference, tolerance in zip(model.outputs, actual, expected, allowed, strict=True):
-            gap = difference(value, reference, tolerance, plan.precision)
-            error = max(error, gap.share)
-            if not gap.is_within:
+        for tensor, name, value, reference in zip(model.outputs, names, actual, expected, strict=True):
+            gap = difference(value, reference, tolerances.get(name), plan.precision)
+            if gap.is_within:
+                error = max(error, gap.share)
+            elif not _is_tie(model, _imported_values(model, inputs), name, value, reference, plan.precision):
                 raise VerificationError(
                     f"the compiled model{_which_replicas(bundle.program, program)} and {model.framework} disagree on "
                     f"output {tensor.name!r} by {gap.largest:.3g} (allowed for {tensor.dtype}: {gap.allowed:.3g}). "
@@ -204,7 +206,13 @@ def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.n
             "Each imported layer by itself agrees with the source, so the fault is in an optimisation or a schedule: "
             "compile with dump_folder= and report the stage"
         )
-    layer, operator, gap = part
+    layer, operator, gap, is_tie = part
+    if is_tie:
+        return (
+            f"The first layer whose values part is {layer!r} ({operator}): its indices choose other elements, which "
+            "have equal values within the tolerance, and later layers follow them. Give example_inputs without such "
+            "ties, or compile with verify=False"
+        )
     why = "The importer translates it wrongly for these inputs"
     if precision != "float32":
         why = f"That may be what {precision} cannot hold or keeps too little of: try another precision"
@@ -214,23 +222,82 @@ def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.n
     )
 
 
+class PartingLayer(NamedTuple):
+    """A layer whose values differ from the source's; ``is_tie`` if its indices choose elements of equal value."""
+
+    name: str
+    operator: str
+    gap: Difference
+    is_tie: bool
+
+
 def first_parting_layer(
     model: Model, reference: Reference, inputs: Sequence[np.ndarray], precision: Precision = "float32"
-) -> tuple[str, str, Difference] | None:
-    """Find the first layer whose unoptimised values differ from the source's: its name, operator and difference."""
-    names, module = _every_value_returned(model)
-    operators = {binding.var.name: binding.value for binding in bindings_of(main_function(model.module))}
-    executable = relax.build(module, tvm.target.Target({"kind": "llvm"}))
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    values = machine["main"](*[tvm.runtime.tensor(array) for array in inputs])
-    compiled = {name: value.numpy() for name, value in zip(names, values, strict=True)}
-    tolerances = _tolerances(model)
+) -> PartingLayer | None:
+    """Find the first layer whose unoptimised values differ from the source's."""
+    values, operations, tolerances = _imported_values(model, inputs), _operations(model), _tolerances(model)
     for name, expected in reference.values(inputs):
-        if name in compiled:
-            gap = difference(compiled[name], expected, tolerances.get(name), precision)
+        if name in operations and name in values:
+            gap = difference(values[name], expected, tolerances.get(name), precision)
             if not gap.is_within:
-                return model.layers[name], operator_name(operators[name]).removeprefix("relax.") or "value", gap
+                operator = operator_name(operations[name]).removeprefix("relax.") or "value"
+                is_tie = _is_tie(model, values, name, values[name], expected, precision)
+                return PartingLayer(model.layers[name], operator, gap, is_tie)
     return None
+
+
+def _imported_values(model: Model, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the inputs and all tensors of the imported operations before any optimisation, by variable."""
+    names, module = _every_value_returned(model)
+    machine = relax.VirtualMachine(relax.build(module, tvm.target.Target({"kind": "llvm"})), tvm.cpu())
+    values = machine["main"](*[tvm.runtime.tensor(array) for array in inputs])
+    parameters = [parameter.name for parameter in main_function(model.module).params]
+    return {
+        **dict(zip(parameters, inputs, strict=True)),
+        **{name: value.numpy() for name, value in zip(names, values, strict=True)},
+    }
+
+
+def _operations(model: Model) -> dict[str, relax.Expr]:
+    return {binding.var.name: binding.value for binding in bindings_of(main_function(model.module))}
+
+
+_CHOOSING = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort"))
+_VIEWS = frozenset(f"relax.{name}" for name in ("astype", "reshape", "squeeze", "strided_slice"))
+
+
+def _is_tie(
+    model: Model,
+    values: Mapping[str, np.ndarray],
+    name: str,
+    actual: np.ndarray,
+    expected: np.ndarray,
+    precision: Precision,
+) -> bool:
+    """Whether a variable holds indices, and both arrays of them choose elements that are equal within the tolerance.
+
+    Rounding decides between such elements, so another order of summation may choose another one.
+    """
+    operations = _operations(model)
+    while operator_name(operations.get(name)) in _VIEWS:
+        name = getattr(operations[name].args[0], "name", "")
+    if operator_name(operations.get(name)) not in _CHOOSING:
+        return False
+    call = operations[name]
+    data, axis = values.get(getattr(call.args[0], "name", "")), call.attrs.axis
+    if data is None or axis is None:
+        return False
+
+    def chosen(indices: np.ndarray) -> np.ndarray:
+        return np.take_along_axis(
+            data, indices if indices.ndim == data.ndim else np.expand_dims(indices, int(axis)), int(axis)
+        )
+
+    try:
+        gap = difference(chosen(actual), chosen(expected), _tolerances(model).get(call.args[0].name), precision)
+    except (IndexError, ValueError):  # no indices of these elements
+        return False
+    return gap.is_within
 
 
 def _tolerances(model: Model) -> dict[str, float]:

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax
 
 from relay_passes.fold_constants import folded
-from relay_passes.ir import Builder, bindings_of, constant
+from relay_passes.ir import Builder, bindings_of, constant, operator_name, shape_of
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier
@@ -35,12 +36,14 @@ class Built:
     ``held`` maps values of the source (an fx node, the name of an ONNX tensor) to the variables that hold them, in
     execution order. If a variable holds several values (a clone), it has the first. Axis i of a variable is axis
     ``orders[variable][i]`` of the source's value; without ``orders``, all axes are in the source's order.
+    ``empty_layers`` are those of `tvm_split.model.Model`.
     """
 
     module: tvm.IRModule
     layers: dict[str, str]
     held: dict[Any, str]
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    empty_layers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -64,7 +67,16 @@ class Built:
         if reference is not None and self.orders:
             reference = Arranged(reference, self.orders)
         model = Model(
-            identifier(name), framework, self.module, self.inputs, specs, self.layers, reference, arrays, tolerance
+            identifier(name),
+            framework,
+            self.module,
+            self.inputs,
+            specs,
+            self.layers,
+            reference,
+            arrays,
+            tolerance,
+            empty_layers=self.empty_layers,
         )
         return with_output_names(model, outputs) if outputs else model
 
@@ -140,7 +152,7 @@ class ModelBuilder(Builder):
 
     def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Expr:
         """Bind a call to a variable of the current layer; return a call on constants as a constant."""
-        expr = self.normalize(expr)
+        expr = self._compilable(self.normalize(expr))
         if not isinstance(expr, relax.Call | relax.TupleGetItem) or _is_null(expr):
             return expr
         value = self._constant(expr)
@@ -170,7 +182,21 @@ class ModelBuilder(Builder):
             self._nested[expr] = self.emit(expr)
         return self._nested[expr]
 
+    def _compilable(self, expr: relax.Expr) -> relax.Expr:
+        """Return a call in a dtype for which TVM has its operator, converted back to the dtype of ``expr``."""
+        tensors = expr.args if isinstance(expr, relax.Call) else ()
+        dtype = str(getattr(tensors[0].ty, "dtype", "")) if tensors else ""
+        operators, wider = _WITHOUT_CODE.get(dtype, ((), ""))
+        if operator_name(expr) not in operators:
+            return expr
+        operands = [self.emit(relax.op.astype(tensor, wider)) for tensor in tensors]
+        result = self.normalize(relax.Call(expr.op, operands, expr.attrs, expr.ty_args, expr.span))
+        return self.normalize(relax.op.astype(result, dtype)) if str(result.ty.dtype) == wider else result
+
     def _constant(self, expr: relax.Expr) -> relax.Expr | None:
+        if isinstance(getattr(expr.ty, "shape", None), relax.ShapeExpr) and 0 in list(expr.ty.shape):
+            # TVM's kernels may refuse tensors without elements.
+            return constant(np.empty(shape_of(expr), str(expr.ty.dtype)))
         if not isinstance(expr, relax.Call) or any(isinstance(argument, relax.Var) for argument in expr.args):
             return None
         # TVM objects compare by identity; the expression is kept, so that no other object gets its operands' addresses.
@@ -198,6 +224,15 @@ class ModelBuilder(Builder):
             self.layer = f"output_{index}"
             fields.append(output if is_kept else self._bound(relax.op.reshape(output, output.ty.shape)))
         return fields
+
+
+_PLACES = ("relax.argmax", "relax.argmin")
+_COMPARING = "max min maximum minimum equal not_equal less less_equal greater greater_equal"
+_WITHOUT_CODE: Mapping[str, tuple[Sequence[str], str]] = {
+    "bool": ((*_PLACES, *(f"relax.{name}" for name in _COMPARING.split())), "int8"),
+    "bfloat16": (_PLACES, "float32"),
+}
+"""Dtype → the operators for which TVM has no code in it, and a dtype with the same order for which it has."""
 
 
 def _is_null(value: relax.Expr) -> bool:

@@ -93,7 +93,9 @@ def channels_first(built: Built) -> Built:
     by_name = {variable.name: value for variable, value in values.items() if isinstance(value, Value)}
     held = {source: by_name[name] for source, name in built.held.items()}
     arranged = builder.built({source: value.expr for source, value in held.items()})
-    return replace(arranged, orders={name: held[source].order for source, name in arranged.held.items()})
+    orders = {name: held[source].order for source, name in arranged.held.items()}
+    empty = dict.fromkeys(set(built.layers.values()).difference(arranged.layers.values()), "")
+    return replace(arranged, orders=orders, empty_layers={**built.empty_layers, **empty})
 
 
 def _returned(op: Arranger, value: Value) -> relax.Expr:

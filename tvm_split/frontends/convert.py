@@ -181,7 +181,18 @@ def convert(graph: Graph, importer: Importer) -> Built:
                     _check(result.ty, kind, shown, importer.framework)
                     values[key] = result
         builder.outputs = [importer.output(key) for key in graph.outputs]
-    return builder.built(values)
+    built = builder.built(values)
+    return replace(built, empty_layers=_empty_layers(graph, values, built.layers))
+
+
+def _empty_layers(graph: Graph, values: Mapping[Hashable, Any], layers: Mapping[str, str]) -> dict[str, str]:
+    """Return the source's layers for which nothing is computed (see `Model.empty_layers`)."""
+    empty: dict[str, str] = {}
+    for operation in graph.operations:
+        if operation.layer not in layers.values():
+            names = [getattr(values.get(key), "name", "") for key in operation.outputs]
+            empty[operation.layer] = next((layers[name] for name in names if name in layers), "")
+    return empty
 
 
 def _needed(graph: Graph) -> tuple[list[Operation], set[Hashable]]:

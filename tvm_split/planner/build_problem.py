@@ -15,7 +15,7 @@ from typing import TypeVar
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import memory_of
 from tvm_split.errors import PlanError
-from tvm_split.planner.by_hand import covers, named, near_names, with_independent_layers
+from tvm_split.planner.by_hand import covers, named, why_unknown, with_independent_layers
 from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, PieceTime, StreamingCost
@@ -116,7 +116,7 @@ def require_known_pins(graph: LayerGraph, request: PlanRequest, machines: Sequen
             if machine not in machines:
                 raise PlanError(f"{demand}; the cluster has {short_list(machines)}")
             if not any(covers(name, layer) for layer in graph.layers):
-                raise PlanError(f"{demand}, and the model has none of that name or prefix; {near_names(graph, name)}")
+                raise PlanError(f"{demand}: that is a layer {why_unknown(graph, name)}")
 
 
 def _pins(profile: ClusterProfile, pairs: Iterable[tuple[str, str]], forbidden: bool) -> list[Pin]:

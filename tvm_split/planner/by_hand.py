@@ -205,14 +205,22 @@ def _places(graph: LayerGraph, name: str, who: str) -> list[int]:
     """The positions of the layers that a name stands for; a `PlanError` begins with ``who`` names it."""
     places = [place for place, layer in enumerate(graph.layers) if covers(name, layer)]
     if not places:
-        raise PlanError(f"{who} layer {name!r}, which the model does not have; {near_names(graph, name)}")
+        raise PlanError(f"{who} layer {name!r}, {why_unknown(graph, name)}")
     return places
 
 
-def near_names(graph: LayerGraph, name: str) -> str:
-    """The part of an error message that lists layers with names similar to an unknown one."""
+def why_unknown(graph: LayerGraph, name: str) -> str:
+    """The end of an error message on a name that no layer has: nothing is computed for it, or it is unknown."""
+    owners = [owner for empty, owner in graph.empty_layers.items() if covers(name, empty)]
+    if owners:
+        owner = next(filter(None, owners), "")
+        remedy = f"its result is that of layer {owner!r}, so name this one" if owner else "leave it out"
+        return f"for which nothing is computed; {remedy}"
     close = difflib.get_close_matches(name, graph.layers, n=3, cutoff=0.4) or list(graph.layers[:3])
-    return f"near it are {', '.join(map(repr, close))} (`tvm-split plan MODEL --layers` lists all {len(graph.layers)})"
+    return (
+        f"which the model does not have; near it are {', '.join(map(repr, close))} "
+        f"(`tvm-split plan MODEL --layers` lists all {len(graph.layers)})"
+    )
 
 
 def _machine_of_unit(unit: Sequence[str], machine_of: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import graphlib
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
@@ -48,7 +48,8 @@ class LayerGraph:
 
     ``independent`` are the layers that depend on no input of the model: tables and masks. They are computed where they
     are needed and never form a stage of their own. ``values`` are the results that other layers or the user need,
-    ``inputs`` the inputs of the model.
+    ``inputs`` the inputs of the model. ``empty_layers`` are names that are no layers, since nothing is computed for
+    them, each with the layer that computes its result, or "" if there is none.
     """
 
     layers: tuple[str, ...]
@@ -56,6 +57,7 @@ class LayerGraph:
     independent: frozenset[str]
     values: tuple[Value, ...] = ()
     inputs: tuple[Value, ...] = ()
+    empty_layers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def dependent(self) -> dict[str, frozenset[str]]:

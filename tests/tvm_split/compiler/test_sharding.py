@@ -173,7 +173,10 @@ def test_what_depends_on_no_input_is_no_stage_of_a_machine_that_computes_later()
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
-        (("conv1", "relu", "conv2", "lost"), "layer 'lost', which model 'tiny' does not have; near it are 'last'"),
+        (
+            ("conv1", "relu", "conv2", "lost"),
+            "places layer 'lost', which the model does not have; near it are 'last'",
+        ),
         (("conv1", "relu", "last"), "places no layer 'conv2', which model 'tiny' has; add it to a stage"),
         (("conv1", "relu", "conv2", "last", "conv2"), "'conv2' is in stage_0 twice"),
     ],

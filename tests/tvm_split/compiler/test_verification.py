@@ -31,6 +31,34 @@ def test_a_wrong_import_is_named_by_its_layer() -> None:
     tvm_split.compile(wrong, planned, verify=False)
 
 
+class Chooses(nn.Module):
+    """Sorts values of which each has a neighbour that is equal but for rounding."""
+
+    def __init__(self, looks_up: bool) -> None:
+        super().__init__()
+        self.looks_up = looks_up
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = torch.cat([torch.exp(x), torch.square(torch.exp(x / 2))], 1)
+        places = values.argsort(1)
+        chosen = places.float() if self.looks_up else places
+        return chosen, values.argmax(1)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_indices_of_nearly_equal_values_are_no_difference_and_no_fault_of_the_importer() -> None:
+    x = torch.linspace(-3, 3, 3000).reshape(3, 1000)
+    cluster = tvm_split.Cluster.local(1)
+    model = tvm_split.load_model(Chooses(False).eval(), (x,))
+    assert model.reference is not None
+    tvm_split.compile(model, tvm_split.plan(model, cluster, estimate=True))
+    model = tvm_split.load_model(Chooses(True).eval(), (x,))
+    with pytest.raises(tvm_split.VerificationError, match=r"'argsort' \(.*indices choose other elements") as error:
+        tvm_split.compile(model, tvm_split.plan(model, cluster, estimate=True))
+    assert "importer" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_equal_values_differ_by_nothing() -> None:
     values = np.array([1.0, np.nan, np.inf, -0.0], np.float32)
     assert difference(values, values.copy()).is_within

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import helper
+from torch import nn
 
 from tests.helpers.frontends.comparison import run
 from tests.helpers.toy import toy_plugin_installed
-from tvm_split.errors import ModelImportError, UntriedVersionWarning
+from tvm_split import Cluster, plan
+from tvm_split.errors import ModelImportError, PlanError, UntriedVersionWarning
 from tvm_split.frontends import FRONTENDS, load_model
 
 
@@ -27,6 +31,46 @@ def test_an_installed_package_adds_a_frontend(tmp_path: Path) -> None:
     assert (model.framework, model.layer_names, model.inputs[0].shape) == ("toy", ("scale", "shift"), (2, 4))
     (output,) = run(model, (np.ones((2, 4), np.float32),))
     np.testing.assert_array_equal(output, np.full((2, 4), 4, np.float32))
+
+
+class WithoutWork(nn.Module):
+    """Some of its modules compute nothing: one before, two between and one behind those that do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.drop, self.same, self.end = nn.Identity(), nn.Dropout(), nn.Identity(), nn.Dropout()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.last(self.same(self.drop(self.first(self.start(x))))))
+
+
+def onnx_without_work() -> onnx.ModelProto:
+    kinds = {"start": "Identity", "first": "Relu", "drop": "Dropout", "same": "Sum", "last": "Tanh", "end": "Identity"}
+    names = ["x", *kinds]
+    nodes = [
+        helper.make_node(kind, [before], [name], name=name)
+        for (name, kind), before in zip(kinds.items(), names, strict=False)
+    ]
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 4]) for name in ("x", "end")]
+    return helper.make_model(helper.make_graph(nodes, "idle", ends[:1], ends[1:]), ir_version=9)
+
+
+@pytest.mark.parametrize(
+    "source", [pytest.param(WithoutWork().eval(), id="torch"), pytest.param(onnx_without_work(), id="onnx")]
+)
+def test_a_layer_that_computes_nothing_is_refused_as_such_and_not_as_unknown(source: Any) -> None:
+    model = load_model(source, (torch.zeros(2, 4),))
+    assert model.layer_names == ("first", "last")
+    machines = Cluster.local(2)
+    for name in ("start", "drop", "same", "end"):
+        for choice in ({"split": {"machine-a": [name]}}, {"pin": {name: "machine-a"}}):
+            with pytest.raises(PlanError, match=f"layer '{name}'.* for which nothing is computed; .*(it out|this one)"):
+                plan(model, machines, estimate=True, **choice)
+    if model.framework == "onnx":
+        assert [model.empty_layers[name] for name in ("start", "drop", "same", "end")] == ["", "first", "first", "last"]
+    with pytest.raises(PlanError, match="'dropped', which the model does not have; near it are"):
+        plan(model, machines, estimate=True, split={"machine-a": ["dropped"]})
 
 
 @pytest.mark.parametrize("base", [base for _, frontend in FRONTENDS.items() for base in frontend.classes])

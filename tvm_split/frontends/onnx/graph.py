@@ -28,7 +28,10 @@ _LARGEST_IN_SKELETON = 1024
 
 @dataclass
 class OnnxGraph:
-    """A static graph: nodes in execution order with unique names, constants and kinds by tensor name."""
+    """A static graph: nodes in execution order with unique names, constants and kinds by tensor name.
+
+    ``node_names`` are those of all nodes of the source, also of nodes that are folded or not needed.
+    """
 
     nodes: list[onnx.NodeProto]
     constants: dict[str, Array]
@@ -36,6 +39,7 @@ class OnnxGraph:
     outputs: list[str]
     kinds: dict[str, Kind]
     opset: int
+    node_names: list[str]
 
 
 def numpy_name(element_type: int) -> str:
@@ -61,6 +65,7 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str], refused: Co
     skeleton = _inlined_without_weights(model)
     outputs = [value.name for value in skeleton.graph.output]
     nodes = list(skeleton.graph.node)
+    names = [node.name for node in nodes]
     while True:
         nodes = _needed(nodes, outputs)
         kinds = _kinds(skeleton, nodes, constants)
@@ -72,7 +77,8 @@ def static_graph(model: onnx.ModelProto, importable: frozenset[str], refused: Co
         if len(remaining) == len(nodes):
             break
         nodes = remaining
-    return OnnxGraph(nodes, constants, [value.name for value in model_inputs(model)], outputs, kinds, opset_of(model))
+    inputs = [value.name for value in model_inputs(model)]
+    return OnnxGraph(nodes, constants, inputs, outputs, kinds, opset_of(model), names)
 
 
 def layers_of_nodes(model: onnx.ModelProto) -> list[tuple[str, ...]]:

@@ -139,7 +139,8 @@ def import_onnx(graph: OnnxGraph) -> Built:
             )
     inputs = {name: TensorSpec(name, graph.kinds[name].shape or (), graph.kinds[name].dtype) for name in graph.inputs}
     operations = [_operation(node, graph) for node in graph.nodes]
-    return convert(Graph(inputs, graph.outputs, graph.constants, operations), _Importer(graph.opset))
+    built = convert(Graph(inputs, graph.outputs, graph.constants, operations), _Importer(graph.opset))
+    return replace(built, empty_layers={**dict.fromkeys(graph.node_names, ""), **built.empty_layers})
 
 
 def importable_operators() -> frozenset[str]:

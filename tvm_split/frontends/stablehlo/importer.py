@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -297,7 +297,7 @@ def import_program(program: Program, input_names: Mapping[int, str]) -> Built:
         for value, variable in built.held.items()
         if shape_of(importer.values[value]) == _sizes(value)
     }
-    return Built(built.module, built.layers, held)
+    return replace(built, held=held)
 
 
 def _operation(operation: ir.Operation, layer: str) -> Operation:

@@ -112,7 +112,7 @@ class LayerNames:
         """``omitted`` is the name of the part of the root whose layers are named as if it were the root."""
         self._omitted = omitted
         paths = {path for node in program.graph.nodes for _, path in self._stack(node)}
-        paths.update(self._shortened(target.rpartition(".")[0]) for target in program.state_dict)
+        paths.update(self.shortened(target.rpartition(".")[0]) for target in program.state_dict)
         self._containers = {ancestor for path in paths for ancestor in _ancestors(path)}
 
     def layer_of(self, node: fx.Node) -> str:
@@ -133,9 +133,9 @@ class LayerNames:
         if annotated is not None:
             return [(annotated, annotated.partition("@")[0])]
         stack: Mapping[str, Any] = node.meta.get("nn_module_stack") or {}
-        return [(key, self._shortened(str(entry[0]))) for key, entry in stack.items() if isinstance(entry, tuple)]
+        return [(key, self.shortened(str(entry[0]))) for key, entry in stack.items() if isinstance(entry, tuple)]
 
-    def _shortened(self, path: str) -> str:
+    def shortened(self, path: str) -> str:
         return f"{path}.".removeprefix(f"{self._omitted}.")[:-1] if self._omitted else path
 
 

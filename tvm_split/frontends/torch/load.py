@@ -95,7 +95,7 @@ def load_torch(
 
 def _model(
     program: ExportedProgram,
-    run: Callable[..., Any],
+    run: nn.Module,
     arguments: Arguments | None,
     request: ImportRequest,
     has_channels_last: bool,
@@ -110,6 +110,8 @@ def _model(
     names = LayerNames(lowered, run.only_part if isinstance(run, Called) else "")
     check_no_state(lowered, names)
     built = import_graph(lowered, names)
+    modules = dict.fromkeys((names.shortened(path) for path, _ in run.named_modules() if path), "")
+    built = replace(built, empty_layers={**modules, **built.empty_layers})
     if has_channels_last:
         built = channels_first(built)
     reference = TorchReference(run, _structure(program), lowered, built.held)

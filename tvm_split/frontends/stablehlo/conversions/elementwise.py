@@ -67,8 +67,6 @@ def _of_numbers(name: str, of_booleans: str) -> Elementwise:
 
 
 def _compared(op: Operators, left: relax.Expr, right: relax.Expr, direction: str) -> relax.Expr:
-    if dtype_of(left) == "bool":  # TVM's comparisons of booleans do not compile
-        left, right = op.cast(left, "int8"), op.cast(right, "int8")
     names = {"EQ": "equal", "NE": "not_equal", "LT": "less", "LE": "less_equal", "GT": "greater", "GE": "greater_equal"}
     return getattr(op, names[direction])(left, right)
 

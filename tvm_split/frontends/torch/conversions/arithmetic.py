@@ -115,7 +115,7 @@ def _clamp(op: Operators, call: TorchCall) -> relax.Expr:
 
 def _comparison(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     # TVM casts a Python number to the tensor's dtype: for an integer tensor, > 1.5 becomes > 1.
-    return getattr(op, operator)(*_promoted(op, call, "int8" if call.common_dtype == "bool" else ""))
+    return getattr(op, operator)(*_promoted(op, call))
 
 
 def _logical(op: Operators, call: TorchCall, operator: str) -> relax.Expr:

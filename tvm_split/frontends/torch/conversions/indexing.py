@@ -169,8 +169,7 @@ def _reduction(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
 
 
 def _extreme(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
-    data = op.cast(call["self"], "int8") if call.dtype == "bool" else call["self"]
-    return op.cast(_reduced(op, call, operator, data), call.dtype)
+    return _reduced(op, call, operator, call["self"])
 
 
 def _extreme_and_place(op: Operators, call: TorchCall, operator: str) -> tuple[relax.Expr, relax.Expr]:
@@ -178,15 +177,14 @@ def _extreme_and_place(op: Operators, call: TorchCall, operator: str) -> tuple[r
     data, dim, keep = call["self"], call["dim"], call["keepdim"]
     if not shape_of(data):
         return data, constant(0, "int64")
-    place = getattr(op, f"arg{operator}")(_comparable(op, data), dim, keep)
-    return getattr(op, operator)(data, [dim], keepdims=keep), place
+    return getattr(op, operator)(data, [dim], keepdims=keep), getattr(op, f"arg{operator}")(data, dim, keep)
 
 
 def _any(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer returns numbers instead of booleans for numbers, and lacks the reduction over all axes.
     data = call["self"]
     data = data if dtype_of(data) == "bool" else op.not_equal(data, 0)
-    return op.not_equal(_reduced(op, call, "max", op.cast(data, "int8")), 0)
+    return op.cast(_reduced(op, call, "max", data), call.dtype)
 
 
 def _moments(op: Operators, call: TorchCall) -> tuple[relax.Expr, relax.Expr]:
@@ -201,13 +199,8 @@ def _moments(op: Operators, call: TorchCall) -> tuple[relax.Expr, relax.Expr]:
     return op.cast(variance, call.dtype), op.cast(mean if keep else op.squeeze(mean, axes), call.dtype)
 
 
-def _comparable(op: Operators, data: relax.Expr) -> relax.Expr:
-    """Cast bfloat16 to float32, which is exact: TVM's LLVM backend has no argmax or argmin of bfloat16."""
-    return op.cast(data, "float32") if dtype_of(data) == "bfloat16" else data
-
-
 def _place(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
-    data, find = _comparable(op, call["self"]), getattr(op, operator)
+    data, find = call["self"], getattr(op, operator)
     if call["dim"] is None:
         return op.reshape(find(op.reshape(data, [-1]), 0, False), call.shape)
     return find(data, call["dim"], call["keepdim"])
