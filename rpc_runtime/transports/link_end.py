@@ -10,14 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
-from rpc_runtime.program.codecs import require_available
+from rpc_runtime.program.codecs import Codec, codec_of, require_available
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Bytes
+from rpc_runtime.transports.credits import ReceiveWindow, SendWindow
 from rpc_runtime.transports.liveness import LinkTimeouts, Liveness
 from rpc_runtime.transports.transport import MakeSlot, Slot
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame
@@ -25,6 +27,8 @@ from rpc_runtime.wire.framing import Frame, FrameKind, control_frame
 if TYPE_CHECKING:
     from rpc_runtime.transports.nccl import MakeNccl
     from rpc_runtime.transports.transport import Carrier
+
+Window = TypeVar("Window", SendWindow, ReceiveWindow)
 
 HEARTBEAT = control_frame(FrameKind.HEARTBEAT)
 
@@ -61,6 +65,20 @@ class Message(NamedTuple):
     sent_locked: Callable[[], None] = lambda: None
 
 
+@dataclass(slots=True)
+class LinkTensor(Generic[Window]):
+    """A tensor of a link. ``slots`` are those that both ends share, if any; ``free`` the indices of unused ones."""
+
+    route: Route
+    window: Window
+    codec: Codec = field(init=False)
+    slots: list[Slot] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.codec = codec_of(self.route)
+
+
 class LinkEnd(ABC):
     """One end of a link.
 
@@ -74,6 +92,8 @@ class LinkEnd(ABC):
 
     receives: ClassVar[bool]
     """Whether this end receives tensors."""
+    _tensors: Mapping[int, LinkTensor[Any]]
+    """By the index of their route."""
 
     def __init__(
         self,
@@ -129,15 +149,12 @@ class LinkEnd(ABC):
     def _next_locked(self) -> Message | None:
         """Return the next message to send, or None."""
 
-    @abstractmethod
-    def _use_slots(self, route: Route, slots: Sequence[Slot]) -> None:
-        """Use these slots, which both ends share, for the tensors of a route."""
-
     def open(self, carrier: Carrier) -> None:
         """Start sending through a carrier; tensors use its slots if it has some."""
-        for route in self.routes:
-            if slots := carrier.slots(route):
-                self._use_slots(route, slots)
+        for tensor in self._tensors.values():
+            if slots := carrier.slots(tensor.route):
+                tensor.window.largest = tensor.window.depth
+                tensor.slots, tensor.free = list(slots), list(range(len(slots)))
                 self._has_slots = True
         self._carrier = carrier
         carrier.wake()
@@ -242,6 +259,8 @@ class LinkEnd(ABC):
 
     def close_locked(self) -> None:
         self._closed = True
+        for tensor in self._tensors.values():
+            tensor.slots.clear()
         self._end.set()
         self._wake.notify_all()
 

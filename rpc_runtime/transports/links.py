@@ -13,7 +13,6 @@ Locks: all objects of one deployment on one machine share one lock; methods name
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.codecs import Codec, codec_of
 from rpc_runtime.program.measurements import RECEIVE, SEND, now
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.credits import Departure, Grants, Outbox, ReceiveWindow, SendWindow
-from rpc_runtime.transports.link_end import LinkEnd, Message, Station
+from rpc_runtime.transports.link_end import LinkEnd, LinkTensor, Message, Station
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.transport import MakeSlot, Slot
 from rpc_runtime.wire.framing import (
@@ -46,16 +44,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Sending:
-    """An outgoing tensor. ``slots`` are the carrier's shared slots, if any; ``free`` the indices of unused ones."""
-
-    route: Route
-    window: SendWindow
-    codec: Codec
-    sent_bytes: int
+class _Sending(LinkTensor[SendWindow]):
+    sent_bytes: int = 0
     """Size of the current micro-batch on the wire; smaller than the tensor if a codec compressed it."""
-    slots: list[Slot] = field(default_factory=list)
-    free: deque[int] = field(default_factory=deque)
 
 
 class OutgoingLink(LinkEnd):
@@ -74,9 +65,8 @@ class OutgoingLink(LinkEnd):
     ) -> None:
         super().__init__(station, routes, make_slot, nccl, timeouts)
         self._outbox = Outbox(routes)
-        self._sending = {
-            route.index: _Sending(route, self._outbox.window(route.index), codec_of(route), route.tensor.size_bytes)
-            for route in routes
+        self._tensors: dict[int, _Sending] = {
+            route.index: _Sending(route, self._outbox.window(route.index)) for route in routes
         }
         self._as_bytes = as_bytes
 
@@ -89,20 +79,14 @@ class OutgoingLink(LinkEnd):
         self._outbox.put(tensor, sequence, value)
         self._wake_locked()
 
-    def _use_slots(self, route: Route, slots: Sequence[Slot]) -> None:
-        sending = self._sending[route.index]
-        sending.window.largest = sending.window.depth
-        sending.slots = list(slots)
-        sending.free.extend(range(len(slots)))
-
     def _next_locked(self) -> Message | None:
         start = now()
         departure = self._outbox.next(start)
         if departure is None:
             return None
-        sending = self._sending[departure.tensor_index]
+        sending = self._tensors[departure.tensor_index]
         if sending.slots:
-            index = sending.free.popleft()
+            index, sending.sent_bytes = sending.free.pop(0), sending.route.tensor.size_bytes
             header = shared_tensor_frame(departure.tensor_index, departure.sequence, index, sending.sent_bytes)
             frames = sending.slots[index].send(departure.value, header)
         else:
@@ -127,7 +111,7 @@ class OutgoingLink(LinkEnd):
         if not self._takes(frame, FrameKind.CREDIT):
             return
         with self._lock:
-            sending = self._sending.get(frame.tensor)
+            sending = self._tensors.get(frame.tensor)
             if sending is None:
                 raise ProtocolError(f"a credit for tensor number {frame.tensor}, which this link does not carry")
             window, (depth, freed) = sending.window, credit_of(frame)
@@ -148,27 +132,19 @@ class OutgoingLink(LinkEnd):
         self.flush()
 
     def close_locked(self) -> None:
-        for sending in self._sending.values():
-            sending.slots.clear()
         self._outbox.clear()
         super().close_locked()
 
 
 @dataclass(slots=True)
-class _Receiving:
-    """An incoming tensor. ``slots`` are the carrier's shared slots, if any; ``filled`` the indices in use.
+class _Receiving(LinkTensor[ReceiveWindow]):
+    """Slots may be freed in another order than they were filled, if micro-batches go to different stages.
 
-    Slots may be freed in another order than they were filled, if micro-batches go to different stages. ``freed`` are
-    the indices that the sender was not told of yet.
+    ``freed`` are the indices that the sender was not told of yet. ``buffers`` are slots in this end's own memory.
     """
 
-    route: Route
-    window: ReceiveWindow
-    codec: Codec
-    free: list[Slot] = field(default_factory=list)
-    slots: list[Slot] = field(default_factory=list)
-    filled: set[int] = field(default_factory=set)
     freed: list[int] = field(default_factory=list)
+    buffers: list[Slot] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -203,19 +179,14 @@ class IncomingLink(LinkEnd):
     ) -> None:
         super().__init__(station, routes, make_slot, nccl, timeouts)
         self._grants = Grants(routes)
-        self._receiving = {
-            route.index: _Receiving(route, self._grants.window(route.index), codec_of(route)) for route in routes
+        self._tensors: dict[int, _Receiving] = {
+            route.index: _Receiving(route, self._grants.window(route.index)) for route in routes
         }
         self._reuse = reuse
         self._current: _Arriving | None = None
 
     def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
         return super().slot_over(tensor, memory) if self._reuse else Slot(memory, None)
-
-    def _use_slots(self, route: Route, slots: Sequence[Slot]) -> None:
-        receiving = self._receiving[route.index]
-        receiving.window.largest = receiving.window.depth
-        receiving.slots = list(slots)
 
     def receive(self, frame: Frame) -> None:
         """Handle a frame: a tensor, a part of one, the header of one in a shared slot, or a heartbeat."""
@@ -234,10 +205,10 @@ class IncomingLink(LinkEnd):
             if self._closed:
                 return
             receiving = self._count_in_locked(frame)
-            if index >= len(receiving.slots) or index in receiving.filled:
+            if index not in receiving.free:
                 name = receiving.route.tensor.name
                 raise ProtocolError(f"tensor {name!r} came in slot {index}, which is not free")
-            receiving.filled.add(index)
+            receiving.free.remove(index)
             slot = receiving.slots[index]
         tensor = receiving.route.tensor
         sequence = self._sequence_of(receiving, frame, index, tensor.size_bytes)
@@ -275,7 +246,7 @@ class IncomingLink(LinkEnd):
             if self._closed:
                 return None
             receiving = self._count_in_locked(frame)
-            slot = receiving.free.pop() if receiving.free else None
+            slot = receiving.buffers.pop() if receiving.buffers else None
         slot = slot or self._make_slot(receiving.route.tensor)
         whole = receiving.route.tensor.size_bytes
         if 0 < frame.total < whole:  # encoded
@@ -283,7 +254,7 @@ class IncomingLink(LinkEnd):
         return _Arriving(receiving, slot, start, whole, slot.data)
 
     def _count_in_locked(self, frame: Frame) -> _Receiving:
-        receiving = self._receiving.get(frame.tensor)
+        receiving = self._tensors.get(frame.tensor)
         if receiving is None:
             raise ProtocolError(f"tensor number {frame.tensor} is not one of this link")
         window = receiving.window
@@ -322,22 +293,20 @@ class IncomingLink(LinkEnd):
     def _release_locked(self, receiving: _Receiving, slot: Slot, index: int | None) -> None:
         self._grants.consume(receiving.route.index)
         if index is not None:
-            receiving.filled.remove(index)
+            receiving.free.append(index)
             receiving.freed.append(index)
         elif self._reuse and not self._closed:
-            receiving.free.append(slot)
+            receiving.buffers.append(slot)
         self._wake_locked()
 
     def _next_locked(self) -> Message | None:
         frames = []
         for index, consumed, depth in self._grants.due():
-            receiving = self._receiving[index]
-            frames.append(credit_frame(index, consumed, depth, receiving.freed))
-            receiving.freed = []
+            freed, self._tensors[index].freed = self._tensors[index].freed, []
+            frames.append(credit_frame(index, consumed, depth, freed))
         return Message(frames) if frames else None
 
     def close_locked(self) -> None:
-        for receiving in self._receiving.values():
-            receiving.free.clear()
-            receiving.slots.clear()
+        for receiving in self._tensors.values():
+            receiving.buffers.clear()
         super().close_locked()

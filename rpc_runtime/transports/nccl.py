@@ -233,7 +233,8 @@ class NcclCarrier(Carrier):
         """Wait until ``is_so()``; yield a heartbeat once per heartbeat interval.
 
         Raises:
-            WorkerUnavailableError: ``seconds`` have passed, NCCL has failed, or this end was closed.
+            WorkerUnavailableError: ``seconds`` have passed, NCCL has failed, the other end is silent, or this end was
+                closed.
         """
         last_beat = begin = time.monotonic()
         with _as_unavailable():
@@ -246,6 +247,7 @@ class NcclCarrier(Carrier):
                 if now - begin > seconds:
                     raise WorkerUnavailableError(f"this end has waited {seconds:.0f} seconds {what}")
                 if now - last_beat > self._link.timeouts.beat_seconds:
+                    self._link.require_life(last_beat)
                     last_beat = now
                     yield HEARTBEAT
                 time.sleep(REST_SECONDS)

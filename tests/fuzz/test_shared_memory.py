@@ -111,7 +111,7 @@ def attack(answering: Answering, receives: bool, source: random.Random) -> None:
 def trial(source: random.Random) -> str:
     """Return how a link with one such caller ends. After the return, no frame of an error keeps memory alive."""
     receives = source.random() < 0.5  # the caller, so that this end sends
-    sender, receiver = Sender([ROUTE], TIMEOUTS), Receiver([ROUTE], TIMEOUTS, reuse=True)
+    sender, receiver = Sender([ROUTE], TIMEOUTS), Receiver([ROUTE], TIMEOUTS)
     with contextlib.closing(Answering(sender.link if receives else receiver.link)) as answering:
         if receives:
             sender.put("x", 0, np.zeros(ROUTE.tensor.size_bytes, np.uint8))

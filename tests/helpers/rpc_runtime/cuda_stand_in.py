@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
 
-from rpc_runtime.execution.cuda_calls import memory_at
 from rpc_runtime.execution.device_transfers import DeviceTransfers
 from rpc_runtime.program.program import StageSpec, TensorSpec
 from tests.helpers.rpc_runtime.joined_executors import PlainStage
@@ -36,21 +35,6 @@ def compiled_nccl(cuda: Path, folder: Path, *options: str) -> Path:
     command += [NCCL, str(cuda)]
     subprocess.run(command, check=True, capture_output=True, timeout=100)
     return library
-
-
-def on_device(cuda: ctypes.CDLL) -> Callable[[TensorSpec], Any]:
-    """Return a function that allocates memory of the stand-in's device; the stand-in counts it."""
-    cuda.cudaMalloc.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t)
-    cuda.cudaFree.argtypes = (ctypes.c_void_p,)
-
-    def make(spec: TensorSpec) -> Any:
-        pointer = ctypes.c_void_p()
-        if cuda.cudaMalloc(ctypes.byref(pointer), max(spec.size_bytes, 1)):
-            raise MemoryError("cudaMalloc: out of memory")
-        memory = memory_at(pointer.value or 0, max(spec.size_bytes, 1), cuda.cudaFree, pointer.value)
-        return tvm.runtime.from_dlpack(memory)._create_view(spec.shape, spec.dtype)
-
-    return make
 
 
 def on_host(spec: TensorSpec) -> Any:

@@ -86,7 +86,7 @@ class Receiver(Idle):
         routes: Sequence[Route],
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
         *,
-        reuse: bool = False,
+        reuse: bool = True,
         holds: bool = False,
     ) -> None:
         super().__init__()
@@ -124,10 +124,23 @@ class Receiver(Idle):
             return self.come.wait_for(lambda: len(self.got) >= count, seconds)
 
 
+ANSWERS, CALLS = "0000:02:00.0", "0000:01:00.0"
+"""The PCI bus ids of the GPUs of the answering and the calling end of a link over NCCL."""
+
+
+def _on_a_gpu(link: LinkEnd, transport: str, bus: str) -> None:
+    """Give an end of a link over NCCL a GPU, unless it has one."""
+    if transport == "nccl" and link.nccl is None:
+        from tests.helpers.rpc_runtime.nccl_ends import nccl_at  # needs TVM
+
+        link.nccl = nccl_at(bus)
+
+
 class Answering:
     """A server that answers data streams one after another with ``link``, and records how they end."""
 
-    def __init__(self, link: LinkEnd) -> None:
+    def __init__(self, link: LinkEnd, transport: str = "") -> None:
+        _on_a_gpu(link, transport, ANSWERS)
         self.ends: list[Exception] = []
         self.ended = threading.Event()
         self._link = link
@@ -162,6 +175,7 @@ class Calling:
     def __init__(self, endpoint: WorkerEndpoint, link: LinkEnd, transport: str) -> None:
         self.ends: list[TvmSplitError] = []
         self.ended = threading.Event()
+        _on_a_gpu(link, transport, CALLS)
         endpoint = WorkerEndpoint(endpoint.machine, endpoint.address, transport=transport)
         self.call = LinkCall(endpoint, None, hello_of(DEPLOYMENT, "a", "b"), link, self._end)
         self._link = link
@@ -181,7 +195,7 @@ def joined(transport: str, answers: LinkEnd, calls: LinkEnd) -> Iterator[tuple[A
     """Open a link between its two ends, by a transport."""
     with (
         through_relay() if transport == "mpi" else contextlib.nullcontext(),
-        contextlib.closing(Answering(answers)) as answering,
+        contextlib.closing(Answering(answers, transport)) as answering,
         contextlib.closing(Calling(answering.endpoint, calls, transport)) as calling,
     ):
         assert calling.call.statistics.transport == transport

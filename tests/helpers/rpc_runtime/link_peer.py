@@ -14,6 +14,7 @@ import numpy as np
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.worker.runtime_alone import load_runtime
 from tests.helpers.rpc_runtime.joined_links import SHORT, Calling, Receiver, Sender
 
 
@@ -26,6 +27,8 @@ def print_ready() -> None:
 
 
 def main(address: str, transport: str, role: str, size_bytes: str, ready: Callable[[], None] = print_ready) -> None:
+    if transport == "nccl":
+        load_runtime()
     route = one_route(int(size_bytes))
     endpoint = WorkerEndpoint("answering", address)
     if role == "receive":

@@ -3,7 +3,7 @@
 // other's, when both have begun it. As NCCL, it connects by the first transfer, tells of a peer's death only in
 // ncclCommGetAsyncError, and its kernels then stay until the communicator is aborted. What NCCL leaves undefined, and two
 // transfers at once on one GPU, ends the process with a word. Where NCCL's own header is at hand (WITH_HEADER), the compiler
-// checks that the functions are as there. $STAND_IN_NCCL is what it says of its version.
+// checks that the functions are as there.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stddef.h>
@@ -172,7 +172,7 @@ const char *ncclGetErrorString(ncclResult_t code) {
 const char *ncclGetLastError(ncclComm_t comm) { return comm ? "" : "the stand-in says no more"; }
 
 ncclResult_t ncclGetVersion(int *version) {
-    *version = getenv("STAND_IN_NCCL") ? atoi(getenv("STAND_IN_NCCL")) : 22703;
+    *version = 22703;
     return 0;
 }
 

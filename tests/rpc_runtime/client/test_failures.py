@@ -115,7 +115,7 @@ def test_a_frozen_link_is_named_with_both_ends(
 
 def test_a_slow_link_is_not_taken_for_dead(quick_workers: LocalWorkers, maker: ProgramMaker) -> None:
     """A micro-batch that takes longer than the silence after which a link counts as dead."""
-    x = maker.input("x", (1024, 1024))
+    x = maker.input("x", (2048, 2048))  # frames of 1 MiB, of which each takes an eighth of that silence
     program = maker.program([maker.stage("two", B, [maker.stage("one", A, [x], double)], double)])
     seconds = 2 * SHORT.silence_seconds
     with (

@@ -27,6 +27,7 @@ from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.credits import OUTBOX
 from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.transport import TRANSPORTS, transport_named
 from rpc_runtime.wire.framing import CHUNK_BYTES, FrameKind, control_frame, tensor_frames
 from tests.helpers.mappings import open_files
@@ -45,11 +46,9 @@ from tests.helpers.rpc_runtime.link_peer import one_route
 from tests.helpers.toy import FOLDER, toy_plugin_installed
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
-NEED_MORE = ("mpi", "nccl")
-"""Transports that need ranks or GPUs: see `test_mpi` and `test_nccl`."""
 TOY = "toy-socket"
 """The transport of an installed package."""
-NAMES = ("mpi",) if mpi_ranks.is_rank() else (*(name for name in TRANSPORTS if name not in NEED_MORE), TOY)
+NAMES = ("mpi",) if mpi_ranks.is_rank() else (*(name for name in TRANSPORTS if name != "mpi"), TOY)
 every_transport = pytest.mark.parametrize("transport", NAMES)
 
 
@@ -83,7 +82,10 @@ DTYPES = ("bool", "int8", "uint8", "int16", "int32", "int64", "float16", "bfloat
 def test_everything_arrives_whole_and_in_order(transport: str, caller_sends: bool, reuse: bool) -> None:
     sizes = [(0,), (2, 0, 3), (), (1,), (63,), (257, 3), (CHUNK_BYTES + 5,), (3 * CHUNK_BYTES,)]
     routes = routes_of(*((shape, DTYPES[2]) for shape in sizes), *(((7, 3), dtype) for dtype in DTYPES))
-    sender, receiver = Sender(routes), Receiver(routes, reuse=reuse)
+    sender, receiver = (
+        Sender(routes),
+        Receiver(routes, reuse=reuse or transport == "nccl"),
+    )  # only a client keeps memory
     with joined(transport, *ends(sender, receiver, caller_sends)):
         send_all(sender, routes, 7)
         assert receiver.wait(7 * len(routes))
@@ -106,7 +108,7 @@ def test_streams_are_coded_and_memory_is_not(transport: str, caller_sends: bool,
     specs = [TensorSpec(f"t{index}", shape, "float32") for index, shape in enumerate(shapes)]
     specs.append(TensorSpec("numbers", (1 << 19,), "int64"))
     routes = [Route(index, spec, "a", "b", 3, codec=fitting(codec, spec)) for index, spec in enumerate(specs)]
-    sender, receiver = Sender(routes), Receiver(routes, reuse=True)
+    sender, receiver = Sender(routes), Receiver(routes)
     with joined(transport, *ends(sender, receiver, caller_sends)):
         for sequence in range(5):
             for spec in specs:
@@ -152,12 +154,13 @@ def test_no_more_is_under_way_than_there_are_credits(transport: str, caller_send
 def test_ends_that_say_nothing_stay_open(transport: str) -> None:
     """Both ends send heartbeats for longer than an end may be silent."""
     routes, silent = routes_of(((8,), "uint8")), []
+    timeouts = LinkTimeouts(beat_seconds=0.2, silence_seconds=2.0)
     with contextlib.ExitStack() as stack:
         for caller_sends in (True, False):
-            sender, receiver = Sender(routes, SHORT), Receiver(routes, SHORT)
+            sender, receiver = Sender(routes, timeouts), Receiver(routes, timeouts)
             link = stack.enter_context(joined(transport, *ends(sender, receiver, caller_sends)))
             silent.append((sender, receiver, *link))
-        time.sleep(SHORT.silence_seconds + 2 * SHORT.beat_seconds)
+        time.sleep(timeouts.silence_seconds + 2 * timeouts.beat_seconds)
         for sender, receiver, answering, calling in silent:
             assert not answering.ended.is_set()
             assert not calling.ended.is_set()
@@ -240,7 +243,10 @@ def test_a_peer_that_is_killed_is_noticed_at_once_and_leaves_nothing(transport: 
     for _ in range(2):
         sender, receiver = Sender([route]), Receiver([route])
         answers = receiver.link if role == "send" else sender.link
-        with closing(Answering(answers)) as answering, closing(Peer(answering, transport, role, 100_000)) as peer:
+        with (
+            closing(Answering(answers, transport)) as answering,
+            closing(Peer(answering, transport, role, 100_000)) as peer,
+        ):
             if role == "receive":
                 feeding = threading.Thread(target=feed, args=(sender, [route]))
                 feeding.start()
@@ -261,7 +267,7 @@ def test_a_peer_that_stands_still_is_given_up(transport: str, role: str) -> None
     route = one_route(1000)
     sender, receiver = Sender([route], SHORT), Receiver([route], SHORT)
     answers = receiver.link if role == "send" else sender.link
-    with closing(Answering(answers)) as answering, closing(Peer(answering, transport, role, 1000)) as peer:
+    with closing(Answering(answers, transport)) as answering, closing(Peer(answering, transport, role, 1000)) as peer:
         if role == "receive":
             threading.Thread(target=feed, args=(sender, [route]), daemon=True).start()
             eventually(lambda: sender.sent > 3, "some tensors are sent")
@@ -314,7 +320,7 @@ def test_a_frame_that_is_too_long_ends_the_link(transport: str) -> None:
 def test_memory_that_comes_free_out_of_order_is_not_written_too_early(transport: str) -> None:
     """As if two stages read a tensor, one of them not for every micro-batch."""
     (route,) = routes = routes_of(((1000,), "uint8"), depth=3)
-    sender, receiver = Sender(routes), Receiver(routes, reuse=True, holds=True)
+    sender, receiver = Sender(routes), Receiver(routes, holds=True)
     with joined(transport, receiver.link, sender.link):
         feeding = threading.Thread(target=send_all, args=(sender, routes, 12))
         feeding.start()
