@@ -99,12 +99,11 @@ class Setup:
         title: str,
         make: SideFactory,
         checkout: Checkout | None = None,
-        environment: Mapping[str, str] | None = None,
         /,
         **arguments: Any,
     ) -> Side:
         """Return a side with a process of its own, which is ready."""
-        process = self.begin(make, checkout, environment, **arguments)
+        process = self.begin(make, checkout, **arguments)
         return Side(title, process.measure, process.ready(), "" if checkout is None else checkout.label)
 
     def sides(self, make: SideFactory, /, **arguments: Any) -> list[Side]:

@@ -125,18 +125,38 @@ def by_onnxruntime(name: str, threads: int, cores: Sequence[int] = ()) -> Iterat
     yield Prepared(timed(lambda: session.run(None, feed)))
 
 
+def batched(inputs: Sequence[torch.Tensor], batch: int, kind: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Return so many times the inputs, with floating-point numbers of this kind."""
+    repeated = (torch.cat([tensor] * batch) for tensor in inputs)
+    return tuple(tensor.to(kind) if tensor.is_floating_point() else tensor for tensor in repeated)
+
+
 @contextmanager
-def by_torch(name: str, threads: int) -> Iterator[Prepared]:
-    """Run the network with torch, with images in torch's faster layout."""
-    module, inputs = network(name)
-    if inputs[0].ndim == 4:
+def by_torch(
+    name: str,
+    threads: int | None = None,
+    way: str = "eager",
+    dtype: str = "float32",
+    batch: int = 1,
+    device: str = "cpu",
+    **sizes: int,
+) -> Iterator[Prepared]:
+    """Run the network in one of torch's ways, from inputs to outputs in host memory; on CPUs in the faster layout."""
+    module, inputs = network(name, **sizes)
+    kind = getattr(torch, dtype)
+    module, inputs = module.to(device, kind), batched(inputs, batch, kind)
+    if device == "cpu" and inputs[0].ndim == 4:
         module = module.to(memory_format=torch.channels_last)
         inputs = tuple(tensor.to(memory_format=torch.channels_last) for tensor in inputs)
-    torch.set_num_threads(threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if way == "compile":
+        module = torch.compile(module)
 
-    def run() -> Any:
+    def run() -> None:
         with torch.inference_mode():
-            return module(*inputs)
+            for output in torch.utils._pytree.tree_leaves(module(*(tensor.to(device) for tensor in inputs))):
+                output.cpu()
 
     yield Prepared(timed(run))
 

@@ -19,7 +19,7 @@ from tvm_split.frontends import load_model
 from tvm_split.planner.baselines import one_machine_advice
 from tvm_split.planner.problem import Objective
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import SplitLike, plan_on, request_for
+from tvm_split.planning import SplitLike, plan, request_for
 from tvm_split.progress import StepProgress, step_progress
 from tvm_split.reached_workers import reached_workers
 
@@ -74,7 +74,7 @@ def compile_and_deploy(
         if starting is not None:
             starting.result()
         report = on_progress or bars.enter_context(step_progress("planning"))
-        planned = plan_on(workers, model, request, described, on_progress=report)
+        planned = plan(model, workers, request=request, described=described, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:
             warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=3)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from rpc_runtime.client.worker_client import WorkerDescription
@@ -51,6 +50,7 @@ from tvm_split.shard_planning.choice import Choice, ShardChoice
 SplitLike = Mapping[str, Sequence[str]] | Sequence[Sequence[str]] | str
 
 
+@says_progress("planning")
 @takes_options(PlanRequest)
 def plan(
     model: ModelLike,
@@ -60,6 +60,7 @@ def plan(
     split: SplitLike | None = None,
     *,
     request: PlanRequest | None = None,
+    described: Mapping[str, WorkerDescription] | None = None,
     on_progress: StepProgress | None = None,
     on_problem: Callable[[Problem], None] | None = None,
     **fields: Any,
@@ -75,6 +76,7 @@ def plan(
         cluster: the machines, a session of their workers, or a location as for `Cluster.at`, such as a cluster file.
         split: layers by machine, or a list of layers for each machine, in the cluster's order.
         request: how to plan; ``fields`` are fields of a `PlanRequest` that change it or create one.
+        described: descriptions of the workers, by machine, if they have been asked already.
         on_progress: called with the current step, the number of steps done and the number of all steps; by default they
             are shown on stderr.
         on_problem: called with the planning problem, if there is a search.
@@ -86,29 +88,14 @@ def plan(
     """
     cluster = as_cluster(cluster)
     request = request_for(cluster, request, fields, objective=objective, stages=stages, split=split)
+    require_strategy(request.strategy)
+    require_known_targets(cluster)
     if isinstance(model, Model):  # report wrong names before asking workers and importing the file
         require_known_pins(model.graph, request, cluster.machine_names)
     with cluster.start() as workers:
-        described = reached_workers(workers, request)
-        return plan_on(workers, as_model(model), request, described, on_progress=on_progress, on_problem=on_problem)
-
-
-@says_progress("planning")
-def plan_on(
-    cluster: Cluster,
-    model: Model,
-    request: PlanRequest,
-    described: Mapping[str, WorkerDescription],
-    *,
-    on_progress: StepProgress | None = None,
-    on_problem: Callable[[Problem], None] | None = None,
-) -> Plan:
-    """Make a plan as `plan`; ``described`` is the result of `reached_workers`, which is called again if it is empty."""
-    require_strategy(request.strategy)
-    require_known_targets(cluster)
-    require_known_pins(model.graph, request, cluster.machine_names)
-    with cluster.start() as workers:
         described = described or reached_workers(workers, request)
+        model = as_model(model)
+        require_known_pins(model.graph, request, cluster.machine_names)
         if isinstance(request.split, str):
             request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))
         for name, worker in described.items():
@@ -184,6 +171,7 @@ def _finished(
     return replace(coded, remarks=(*coded.remarks, *precision_remarks(model, plan.precision)))
 
 
+@says_progress("planning")
 @takes_options(PlanRequest)
 def replan(
     model: ModelLike,
@@ -193,6 +181,7 @@ def replan(
     threshold: float = DEFAULT_THRESHOLD,
     request: PlanRequest | None = None,
     *,
+    described: Mapping[str, WorkerDescription] | None = None,
     on_progress: StepProgress | None = None,
     **fields: Any,
 ) -> tuple[Plan, Change]:
@@ -207,6 +196,7 @@ def replan(
         measured: the measurements of the current plan, or their file, as ``tvm-split bench --json`` writes it.
         threshold: least saving, as a share of the objective's value, that justifies another plan.
         request: how to plan; by default the request of the current plan, without its split and shards.
+        described: as of `plan`.
 
     Raises:
         PlanError: the current plan's stages do not fit the model or its measured pieces, or the machines have been
@@ -217,30 +207,11 @@ def replan(
         measured = read_measured(Path(measured), current.model)
     required(Measured, measured, PlanError, "give a report of `tvm-split bench --json`, or what read_measured returns")
     request = PlanRequest.of(request or current.request.searched(refresh=False), fields)
-    with cluster.start() as workers:
-        described = reached_workers(workers, request)
-        return replan_on(
-            workers, as_model(model), current, measured, threshold, request, described, on_progress=on_progress
-        )
-
-
-@says_progress("planning")
-def replan_on(
-    cluster: Cluster,
-    model: Model,
-    current: Plan,
-    measured: Measured,
-    threshold: float,
-    request: PlanRequest,
-    described: Mapping[str, WorkerDescription],
-    *,
-    on_progress: StepProgress | None = None,
-) -> tuple[Plan, Change]:
-    """Improve a plan as `replan`; ``described`` is as of `plan_on`."""
     request = replace(request, precision=current.precision)
     require_strategy(request.strategy)
     with cluster.start() as workers:
         described = described or reached_workers(workers, request)
+        model = as_model(model)
         require_known_pins(model.graph, request, cluster.machine_names)
         inputs = model.inputs
         model = in_precision(model, request.precision)
@@ -356,7 +327,7 @@ def build_planning_problem(
     cluster: Workers,
     request: PlanRequest,
     on_progress: StepProgress | None = None,
-    described: Mapping[str, WorkerDescription] = MappingProxyType({}),
+    described: Mapping[str, WorkerDescription] | None = None,
 ) -> PlanningProblem:
     """Measure or estimate the profile, unless ``request`` has one, and build the problem; raises as `plan`."""
     profile, origin = request.profile, "measured"
@@ -368,7 +339,7 @@ def build_planning_problem(
         ).profile
     profile = with_identical_averaged(profile)
     problem = _problem(model, cluster, profile, request)
-    return PlanningProblem(model, cluster, request, profile, problem, origin, on_progress, described)
+    return PlanningProblem(model, cluster, request, profile, problem, origin, on_progress, described or {})
 
 
 def plan_of_stages(

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -98,19 +98,26 @@ class Document:
     def complaint(self, wrong: Iterable[tuple[Location, str]]) -> TvmSplitError:
         """Return the error that says what is wrong, and in which lines of the file."""
         listed = list(wrong)
-        try:
-            if self.text is None or len(self.text) > MOST_WITH_LINES:
-                raise yaml.YAMLError
-            # Tabs between tokens are valid in JSON, but not in YAML; JSON strings contain none.
-            tree = yaml.compose(self.text.replace("\t", " "), Loader=LOADER)
-            places = [f"{self.source}:{line_of(tree, location)}" for location, _ in listed]
-        except (yaml.YAMLError, RecursionError):
-            places = [self.source] * len(listed)
         lines = (
-            f"{place}: {'.'.join(str(step) for step in location if step != '[key]') or 'file'}: {text}"
-            for place, (location, text) in zip(places, listed, strict=True)
+            f"{self.place(location)}: {'.'.join(str(step) for step in location if step != '[key]') or 'file'}: {text}"
+            for location, text in listed
         )
         return self.error(few_lines(lines, len(listed)))
+
+    def place(self, location: Location) -> str:
+        """Return the source, with the line of a location in it if that is known, such as ``lab.yaml:4``."""
+        return self.source if self._tree is None else f"{self.source}:{line_of(self._tree, location)}"
+
+    @cached_property
+    def _tree(self) -> yaml.Node | None:
+        """The nodes of the text as YAML, which have lines; None for no or a very long text."""
+        if self.text is None or len(self.text) > MOST_WITH_LINES:
+            return None
+        try:
+            # Tabs between tokens are valid in JSON, but not in YAML; JSON strings contain none.
+            return yaml.compose(self.text.replace("\t", " "), Loader=LOADER)
+        except (yaml.YAMLError, RecursionError):
+            return None
 
 
 def read(form: type[Value], path: str | Path, error: type[TvmSplitError]) -> Value:

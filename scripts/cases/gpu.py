@@ -21,7 +21,7 @@ from rpc_runtime.client.worker_client import describe
 from rpc_runtime.program.measurements import KernelSet, TimingEffort
 from scripts.harness import Case, Limit, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared
-from scripts.sides import RUNS, difference, network, timed, torch_outputs
+from scripts.sides import RUNS, batched, by_torch, difference, network, torch_outputs
 from tests.helpers.relay import Relay
 from tvm_split.compiler.build_cache import BlobFolder
 from tvm_split.profiling.kernels import target_code
@@ -40,12 +40,6 @@ TIMEOUT_SECONDS = 120.0
 SIDE, COPIED_BYTES = 8192, 1 << 30
 """The width of the matrices and the size of the copies that measure the device's peaks."""
 SHOWN_KERNELS = 12
-
-
-def batched(inputs: Sequence[torch.Tensor], batch: int, kind: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Return so many times the inputs, with floating-point numbers of this kind."""
-    repeated = (torch.cat([tensor] * batch) for tensor in inputs)
-    return tuple(tensor.to(kind) if tensor.is_floating_point() else tensor for tensor in repeated)
 
 
 def target_of(target: str, workers: LocalWorkers, machine: str) -> dict[str, Any] | None:
@@ -104,24 +98,6 @@ def on_device(name: str, dtype: str, batch: int, target: str, threads: int, **si
                 }
 
             yield Prepared(measure, {"target": plan.machines[-1].target, "compile_seconds": round(compile_seconds, 1)})
-
-
-@contextmanager
-def by_torch(name: str, way: str, dtype: str, batch: int, device: str, **sizes: int) -> Iterator[Prepared]:
-    """Run the network in one of torch's ways, on ``cpu`` or ``cuda``, from inputs to outputs in host memory."""
-    module, inputs = network(name, **sizes)
-    kind = getattr(torch, dtype)
-    module = module.to(device, kind)
-    inputs = batched(inputs, batch, kind)
-    if way == "compile":
-        module = torch.compile(module)
-
-    def run() -> None:
-        with torch.inference_mode():
-            for output in torch.utils._pytree.tree_leaves(module(*(tensor.to(device) for tensor in inputs))):
-                output.cpu()
-
-    yield Prepared(timed(run))
 
 
 @contextmanager
@@ -237,7 +213,7 @@ def beside_torch(name: str, dtype: str, batch: int, setup: Setup) -> Sequence[Si
         return []
     arguments = {"name": name, "dtype": dtype, "batch": batch, **settings}
     processes = {OURS: setup.begin(on_device, **arguments)}
-    del arguments["target"], arguments["threads"]
+    del arguments["target"], arguments["threads"]  # torch takes all cores
     device = "cuda" if is_gpu else "cpu"
     for way in WAYS if is_gpu and dtype == "float32" else WAYS[:1]:
         processes[f"{TORCH}, {way}"] = setup.begin(by_torch, way=way, device=device, **arguments)

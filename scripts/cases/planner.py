@@ -15,7 +15,7 @@ from typing import Any
 
 from scripts.harness import Case, Limit, Ratio, Setup, Side
 from scripts.processes import Checkout, Figures
-from tests.helpers.planner.many_machines import best_single, dealt_to_all, first_fit, many_machines_problem
+from tests.helpers.planner.many_machines import dealt_to_all, first_fit, many_machines_problem
 from tvm_split.planner.evaluate import evaluate
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.problem_file import problem_to_dict
@@ -67,7 +67,7 @@ def solved(checkout: Checkout, problem: Path, seconds: float) -> Figures:
 
 def simple_way(problem: Problem) -> Figures:
     """Return the best period of simple plans: one machine, first fit and, with replicas, a replica per machine."""
-    plans = [best_single(problem), first_fit(problem), *([dealt_to_all(problem)] if problem.replicas else [])]
+    plans = [first_fit(problem), *([dealt_to_all(problem)] if problem.replicas else [])]
     return {"period_seconds": min(evaluate(problem, lower(problem, plan)).period_seconds for plan in plans if plan)}
 
 

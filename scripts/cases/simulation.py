@@ -7,18 +7,13 @@ workers, the workers share them, in the simulation too.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import nn
 
 import tvm_split
-from rpc_runtime.scratch import ScratchFolder
 from scripts.harness import Case, Limit, Setup, Side
 from scripts.processes import Figures
 from scripts.sides import network
@@ -53,14 +48,6 @@ def module_of(name: str, blocks: int) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*layers).eval(), torch.randn(1, CHANNELS, PIXELS, PIXELS)
 
 
-def simulated(plan: tvm_split.Plan, folder: Path) -> tuple[float, float]:
-    """Return the period and the median latency, in seconds, that `tvm-split simulate` predicts."""
-    plan.save(folder / "plan.json")
-    command = [sys.executable, "-m", "tvm_split", "simulate", str(folder / "plan.json"), "--json"]
-    answer = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    return answer["period_seconds"], answer["single"]["percentiles_seconds"]["50"]
-
-
 def measure(
     deployment: tvm_split.Deployment, x: torch.Tensor, micro_batches: int, period: float, latency: float
 ) -> Figures:
@@ -80,8 +67,10 @@ def sides(workers: int, name: str, are_replicas: bool, setup: Setup) -> Sequence
     cluster = setup.until_end.enter_context(tvm_split.Cluster.local(workers))
     stages = 1 if are_replicas else workers
     plan = tvm_split.plan(model, cluster, stages=stages, replicas=are_replicas, refresh=True)
-    folder = setup.until_end.enter_context(ScratchFolder("simulation"))
-    period, latency = simulated(plan, folder.path)
+    simulated = tvm_split.simulate(plan)
+    assert simulated.period_seconds is not None
+    assert simulated.single is not None
+    period, latency = simulated.period_seconds, simulated.single.percentiles_seconds[50]
     bundle = tvm_split.compile(model, plan, verify=False)
     deployment = setup.until_end.enter_context(tvm_split.deploy(bundle, cluster))
     count = int(setup.options.values.get("micro-batches", 200))

@@ -15,8 +15,6 @@ from pathlib import Path
 
 OUTSIDE = ("unshare", "--user", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Run a command whose only network is an inactive loopback; all processes that it started end with it."""
-TOOLS = ("/bin/sh", "/usr/bin/readlink", "/usr/bin/dirname")
-"""The tools that a kit's starter calls."""
 
 
 def can_make_roots() -> bool:
@@ -32,7 +30,7 @@ def python_in_root() -> str:
 def command_in_root(root: Path, kit: Path, command: Sequence[str]) -> list[str]:
     """Return a command in ``root``, an empty folder, with a kit at ``/kit``, read-only; it is run in `OUTSIDE`."""
     lines = ["set -e"]
-    for path in (*_libraries(), *TOOLS, python_in_root()):
+    for path in (*_libraries(), python_in_root()):
         real = Path(path).resolve()
         lines += _bound(real, root / Path(path).relative_to("/"))
     stdlib = sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix, "base": sys.base_prefix})
@@ -68,7 +66,7 @@ def _libraries() -> set[str]:
     """Return the libraries that Python, its modules and the tools are linked with, and those of C++."""
     libraries = set()
     modules = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix})) / "lib-dynload"
-    for binary in (python_in_root(), *TOOLS, *map(str, modules.glob("*.so"))):
+    for binary in (python_in_root(), *map(str, modules.glob("*.so"))):
         listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=False, timeout=60).stdout
         libraries |= set(re.findall(r"(/\S+\.so\S*)", listed))
     folder = next(Path(library).parent for library in libraries if "/libc.so" in library)

@@ -29,10 +29,10 @@ def main() -> None:
     (machine,) = bundle.program.machines
     options = ["--listen", "127.0.0.1:0", "--name", machine, "--cache", "/tmp/blobs", "--json"]
     worker = subprocess.Popen(
-        command_in_root(root, kit, ["/kit/worker", *options]),
+        command_in_root(root, kit, [python_in_root(), "/kit", *options]),
         stdout=subprocess.PIPE,
         text=True,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHON": python_in_root(), "TVM_SPLIT_TOKEN": TOKEN},
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "TVM_SPLIT_TOKEN": TOKEN},
     )
     try:
         assert worker.stdout is not None

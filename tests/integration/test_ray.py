@@ -100,13 +100,13 @@ def test_another_process_joins_and_leaves(own_ray: Any, tmp_path: Path) -> None:
     code = (
         "import tvm_split, sys\n"
         "from rpc_runtime.client.worker_client import describe\n"
-        "cluster = tvm_split.Cluster.from_ray(sys.argv[1], workers=2, strategy='PACK').start()\n"
+        "cluster = tvm_split.Cluster.at('ray', address=sys.argv[1], workers=2, strategy='PACK').start()\n"
         "print(*(describe(each, 30).machine for each in cluster.endpoints().values()))\n"
     )  # it closes nothing, and ends
     done = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, timeout=120)
     assert done.stdout == "machine-a machine-b\n", done.stderr
     with pytest.raises(DeadlineError, match=r"no room within 2 s for 2 workers with \{'CPU': 64\.0\} each"):
-        tvm_split.Cluster.from_ray(workers=2, threads=64, timeout_seconds=2.0).start().endpoints()
+        tvm_split.Cluster.at("ray", workers=2, threads=64, timeout_seconds=2.0).start().endpoints()
     eventually(lambda: not workers_running(tmp_path), "no worker is left")
     eventually(lambda: own_ray.available_resources().get("CPU") == 2.0, "Ray has both CPUs back")
 
@@ -117,7 +117,7 @@ def test_three_nodes_one_of_which_dies(three_nodes: Any, tmp_path: Path) -> None
 
     network, x = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))).eval(), torch.randn(1, 8)
     split = {name: [str(number)] for number, name in enumerate(("machine-a", "machine-b", "machine-c"))}
-    with tvm_split.Cluster.from_ray(workers=3, strategy="STRICT_SPREAD") as cluster:
+    with tvm_split.Cluster.at("ray", workers=3, strategy="STRICT_SPREAD") as cluster:
         assert hosts(cluster) == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
         with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:
             assert {stage.machine for stage in deployment.stages} == set(split)
@@ -135,20 +135,20 @@ def test_three_nodes_one_of_which_dies(three_nodes: Any, tmp_path: Path) -> None
     "resources", [{"memory": -1}, {"fpga": float("inf")}, {"GPU": float("nan")}, {"memory": "1 GB"}, [("GPU", 1)]]
 )
 def test_amounts_that_nobody_has(resources: Any) -> None:
-    with pytest.raises(ClusterError, match=r"'ray': resources.*its parameters are address, workers, threads"):
-        tvm_split.Cluster.from_ray("127.0.0.1:9", resources=resources)
+    with pytest.raises(ClusterError, match=r"'ray:.*': resources.*its parameters are address, workers, threads"):
+        tvm_split.Cluster.at("ray:127.0.0.1:9", resources=resources)
 
 
 def test_without_a_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ClusterError, match="strategy: must be 'SPREAD'"):
-        tvm_split.Cluster.from_ray(strategy="ANYWHERE")
+        tvm_split.Cluster.at("ray?strategy=ANYWHERE")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ClusterError, match=r"pip install 'tvm-split\[ray\]'"):
-        tvm_split.Cluster.from_ray("127.0.0.1:9").start().endpoints()
+        tvm_split.Cluster.at("ray:127.0.0.1:9").start().endpoints()
 
 
 @pytest.mark.slow
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(WorkerUnavailableError, match=r"no Ray can be joined at 127\.0\.0\.1:9"):
-        tvm_split.Cluster.from_ray("127.0.0.1:9").start().endpoints()
+        tvm_split.Cluster.at("ray:127.0.0.1:9").start().endpoints()

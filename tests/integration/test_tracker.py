@@ -56,7 +56,7 @@ def test_a_worker_is_listed_deployed_to_and_gone(network, tmp_path):
         command = [sys.executable, "-m", "tvm.exec.query_rpc_tracker", "--host", "127.0.0.1", "--port", str(lab.port)]
         listed = subprocess.run(command, env=lab.environment, capture_output=True, text=True, check=True, timeout=60)
         assert f"server:{KEY}" in listed.stdout
-        cluster = tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY)
+        cluster = tvm_split.Cluster.at(f"tracker:{lab.address}", key=KEY)
         assert (cluster.machine_names, cluster.left_out) == ((A,), {})
         with cluster as workers:
             deploy_and_check(network, workers)
@@ -70,14 +70,14 @@ def test_a_worker_is_listed_deployed_to_and_gone(network, tmp_path):
         (worker_row,) = json.loads(status.stdout)["workers"]
         assert (worker_row["machine"], worker_row["reason"]) == (A, "")
         with stopped(process.pid), pytest.raises(tvm_split.ClusterError, match="it did not answer in time"):
-            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, timeout_seconds=1.0)
+            tvm_split.Cluster.at(f"tracker:{lab.address}", timeout_seconds=1.0)
         with pytest.raises(tvm_split.ClusterError, match="under the key 'other' has no machine"):
-            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, "other")
+            tvm_split.Cluster.at(f"tracker:{lab.address}?key=other")
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) == 0
         eventually(lambda: not lab.listed(), "the tracker lists nothing")
         with pytest.raises(tvm_split.ClusterError, match="has no machine that can be deployed to"):
-            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port)
+            tvm_split.Cluster.at(f"tracker:{lab.address}")
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_deploy_tune_deploy_again(network, tmp_path):
         for name in (A, B):
             lab.start_worker(name)
         lab.wait_listed(lambda workers: {A, B} <= set(workers))
-        cluster = tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY)
+        cluster = tvm_split.Cluster.at(f"tracker:{lab.address}", key=KEY)
         assert cluster.machine_names == (A, B)
         ((plain, reason),) = cluster.left_out.items()
         assert "127.0.0.1:" in plain
@@ -123,9 +123,9 @@ def test_deploy_tune_deploy_again(network, tmp_path):
         tuning = [worker for worker in lab.listed() if worker.registration and worker.registration.state == "tuning"]
         assert tuning
         with pytest.raises(tvm_split.ClusterError, match="kernels are being tuned on it"):
-            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY).machine(tuning[0].registration.name)
+            tvm_split.Cluster.at(f"tracker:{lab.address}", key=KEY).machine(tuning[0].registration.name)
         lab.wait_listed(lambda workers: all(worker.registration.state == "ready" for worker in workers.values()))
-        deploy_and_check(network, tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, KEY))
+        deploy_and_check(network, tvm_split.Cluster.at(f"tracker:{lab.address}", key=KEY))
 
 
 @pytest.mark.slow
@@ -146,11 +146,11 @@ def test_a_deployment_keeps_tuners_away(network, tmp_path):
         lab.start_worker(A)
         lab.wait_listed(lambda workers: A in workers)
         assert lab.count() == 1
-        with tvm_split.compile_and_deploy(module, (x,), tvm_split.Cluster.from_tracker("127.0.0.1", lab.port)):
+        with tvm_split.compile_and_deploy(module, (x,), tvm_split.Cluster.at(f"tracker:{lab.address}")):
             lab.wait_listed(lambda workers: workers[A].registration.state == "deployed")
             with pytest.raises(DeviceError, match="1 hold a deployment"):
                 lab.tracker().count_devices()
-            assert tvm_split.Cluster.from_tracker("127.0.0.1", lab.port).machine_names == (A,)
+            assert tvm_split.Cluster.at(f"tracker:{lab.address}").machine_names == (A,)
         eventually(lambda: lab.count() == 1, "the tracker counts one device")
 
 
@@ -185,10 +185,10 @@ def test_tls_and_tokens_at_a_tracker(network, tmp_path):
         lab.start_worker(A, *arguments, *secret)
         assert not lab.wait_listed(lambda workers: A in workers)[A].registration.tunes
         with pytest.raises(tvm_split.ClusterError, match="its worker wants TLS: give tls_ca"):
-            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port)
+            tvm_split.Cluster.at(f"tracker:{lab.address}")
         with pytest.raises(InputError, match="a token needs TLS"):
-            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, token="open-sesame")
+            tvm_split.Cluster.at(f"tracker:{lab.address}", token="open-sesame")
         tls = TlsFiles(authority.certificate)
         with pytest.raises(tvm_split.ClusterError, match="the token is wrong or missing"):
-            tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, tls=tls)
-        deploy_and_check(network, tvm_split.Cluster.from_tracker("127.0.0.1", lab.port, token="open-sesame", tls=tls))
+            tvm_split.Cluster.at(f"tracker:{lab.address}", tls=tls)
+        deploy_and_check(network, tvm_split.Cluster.at(f"tracker:{lab.address}", token="open-sesame", tls=tls))

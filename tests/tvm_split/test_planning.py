@@ -18,7 +18,7 @@ from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.launchers.local import Local
 from tvm_split.planner.replan import Measured
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import build_planning_problem, plan_on, replan
+from tvm_split.planning import build_planning_problem, replan
 from tvm_split.reached_workers import reached_workers
 from tvm_split.simulation.scenario import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
@@ -78,7 +78,7 @@ def test_workers_are_asked_once(model):
         machines = tuple(Machine(name, endpoint=endpoint) for name, endpoint in workers.endpoints.items())
         cluster, request = tvm_split.Cluster(machines), PlanRequest(split={B: ["conv_1"]})
         described = reached_workers(cluster, request)
-    plan = plan_on(cluster, model, request, described)
+    plan = tvm_split.plan(model, cluster, request=request, described=described)
     assert plan.machine(B).target["kind"] == "llvm"
     with pytest.raises(WorkerUnavailableError):
         tvm_split.plan(model, cluster, request=request)

@@ -124,7 +124,7 @@ START, PLAN, BUILD, RUN, MACHINES = "Start", "Plan", "Build", "Run", "Machines"
 class Command(NamedTuple):
     """A command: a function of the same name (with underscores), whose docstring is its help.
 
-    It is loaded from ``module`` when it is called, by default from this package's module in `MODULES` or of its name.
+    It is loaded from ``module`` when it is called; one of this package has a short name, by default the command's.
     """
 
     name: str
@@ -144,36 +144,25 @@ COMMANDS = (
     Command("demo", START, "Train a small network, split it, and show what happens."),
     Command("doctor", START, "Check this installation."),
     Command("plan", PLAN, "Show the best split of a model over the machines."),
-    Command("replan", PLAN, "Improve a plan that has run by what was measured of it."),
+    Command("replan", PLAN, "Improve a plan that has run by what was measured of it.", "plan"),
     Command("simulate", PLAN, "Say what a plan would do, without machines."),
-    Command("profile", PLAN, "Time the kernels of a model here, or its pieces on a cluster."),
-    Command("solve", PLAN, "Plan numbers instead of a model.", hidden=True),
+    Command("profile", PLAN, "Time the kernels of a model here, or its pieces on a cluster.", "compile"),
+    Command("solve", PLAN, "Plan numbers instead of a model.", "simulate", hidden=True),
     Command("compile", BUILD, "Compile each stage of a plan for its machine, and check the result."),
-    Command("tune", BUILD, "Measure better choices for a model's kernels."),
-    Command("run", RUN, "Stream inputs through a bundle or a model."),
-    Command("bench", RUN, "Measure latency and throughput beside what the plan predicts."),
-    Command("deploy", RUN, "Send a bundle's files to its machines, and check that they can run it."),
+    Command("tune", BUILD, "Measure better choices for a model's kernels.", "compile"),
+    Command("run", RUN, "Stream inputs through a bundle or a model.", "running"),
+    Command("bench", RUN, "Measure latency and throughput beside what the plan predicts.", "running"),
+    Command("deploy", RUN, "Send a bundle's files to its machines, and check that they can run it.", "running"),
     Command(
-        "worker",
-        MACHINES,
-        "Run stages on this machine until Ctrl-C or SIGTERM.",
-        parses_arguments=True,
+        "worker", MACHINES, "Run stages on this machine until Ctrl-C or SIGTERM.", "services", parses_arguments=True
     ),
-    Command("worker-kit", MACHINES, "Pack a worker for a machine without internet."),
+    Command("worker-kit", MACHINES, "Pack a worker for a machine without internet.", "up"),
     Command("up", MACHINES, "Start workers over ssh."),
-    Command("down", MACHINES, "End the workers that `up` started."),
-    Command("tracker", MACHINES, "Run a TVM RPC tracker until Ctrl-C or SIGTERM."),
+    Command("down", MACHINES, "End the workers that `up` started.", "up"),
+    Command("tracker", MACHINES, "Run a TVM RPC tracker until Ctrl-C or SIGTERM.", "services"),
     Command("status", MACHINES, "Ask workers what they are."),
-    Command("cache", MACHINES, "Show or clear what is kept on this host."),
+    Command("cache", MACHINES, "Show or clear what is kept on this host.", "doctor"),
 )
-MODULES = {
-    **dict.fromkeys(("run", "bench", "deploy"), "running"),
-    **dict.fromkeys(("worker", "tracker"), "services"),
-    **{"replan": "plan", "solve": "simulate", "tune": "compile", "profile": "compile"},
-    **{"down": "up", "worker-kit": "up", "cache": "doctor"},
-}
-"""The modules of commands that are not in one of their own name."""
-
 registry = Registry[Command](
     "tvm_split.commands", "command", {row.name: row for row in COMMANDS}, Command, instances=True
 )
@@ -229,7 +218,8 @@ class LoadedCommand(TyperCommand):
 
 def loaded(row: Command) -> Any:
     """Load a command's module and return the command with its options, for typer."""
-    module = importlib.import_module(row.module or f"{__package__}.{MODULES.get(row.name, row.function)}")
+    name = row.module or row.function
+    module = importlib.import_module(name if "." in name else f"{__package__}.{name}")
     function = getattr(module, row.function)
     help = (function.__doc__ or row.summary) + (f"\n\n{PLANS_TOO}" if has_hidden(function) else "")
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from json import loads
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import tvm_split
 from rpc_runtime.option import option
 from tvm_split.cli import options
-from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named, target_of
+from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named
 from tvm_split.cli.source import AskedMachines, MachineOptions, ModelOptions, load_tvm, planned
 from tvm_split.display.console import print_json, print_note, print_unwrapped, tuning_progress
 from tvm_split.display.view import as_json, print_parts, view, write
@@ -83,11 +84,10 @@ def tune(
     machine: str | None = option(None, "Of a cluster with different targets: tune for machines like this."),
     tracker: str | None = option(None, "Measure on devices of this TVM RPC tracker.", metavar="HOST:PORT"),
     key: str | None = option(None, "The key of the devices at the tracker."),
-    trials: int = option(200, "Measurements over all kernels, those of earlier runs included.", minimum=0),
-    merge: Path | None = option(None, "Take over another database; tunes nothing.", metavar="FOLDER"),
-    list_only: bool = option(
-        False, "Only measure every kernel once, and list their shares of the time.", flag="--list"
+    trials: int = option(
+        200, "Measurements over all kernels, those of earlier runs included; 0: the default of each.", minimum=0
     ),
+    merge: Path | None = option(None, "Take over another database; tunes nothing.", metavar="FOLDER"),
     json: bool = options.JSON,
 ) -> None:
     """Tune a model's kernels by measuring, here or on devices of a TVM RPC tracker; `compile` uses what is found.
@@ -117,7 +117,7 @@ def tune(
             loaded,
             chosen_plan,
             database=folder,
-            trials=0 if list_only else trials,
+            trials=trials,
             machine=machine,
             tracker=tracker,
             key=key,
@@ -135,9 +135,23 @@ def _machines(file: Path | None, target: str | None, threads: int | None, reques
 
     if target is None:
         return AskedMachines(tvm_split.Cluster.in_process(1, threads or 1), {})
-    parsed = target_of(target)
+    parsed = _target(target)
     device = Machine("device", threads or int(parsed.get("num-cores", 1)), parsed)
     return AskedMachines(tvm_split.Cluster((device,), launcher=InProcess()), {})
+
+
+def _target(text: str) -> dict[str, Any]:
+    """Return the TVM target of ``--target``: a JSON object, or the name of a kind alone.
+
+    Raises:
+        WrongUseError: it is meant to be JSON, and is not.
+    """
+    if not text.lstrip().startswith("{"):
+        return {"kind": text}
+    try:
+        return dict(loads(text))
+    except ValueError as error:
+        raise WrongUseError(f"{text!r} is not JSON: {error}", "--target") from error
 
 
 def _merge(database: Path | None, other_folder: Path, json: bool) -> None:

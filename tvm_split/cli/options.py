@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -120,20 +119,6 @@ def flags_named(group: type) -> Iterator[None]:
             raise
         flags = ", ".join(flag_of(group, name) for name in fields)
         raise WrongUseError(error.problem, flags) from error  # type: ignore[attr-defined]
-
-
-def target_of(text: str) -> dict[str, Any]:
-    """Return the TVM target of ``--target``: a JSON object, or the name of a kind alone.
-
-    Raises:
-        WrongUseError: it is meant to be JSON, and is not.
-    """
-    if not text.lstrip().startswith("{"):
-        return {"kind": text}
-    try:
-        return dict(json.loads(text))
-    except ValueError as error:
-        raise WrongUseError(f"{text!r} is not JSON: {error}", "--target") from error
 
 
 MODEL_HELP = (

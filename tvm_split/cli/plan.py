@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +17,6 @@ from tvm_split.cli.source import AskedMachines, MachineOptions, ModelOptions, lo
 from tvm_split.deployment.deployment_report import read_measured
 from tvm_split.display.console import print_json, print_note, print_unwrapped
 from tvm_split.display.view import write
-from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.problem_file import problem_to_dict
 from tvm_split.planner.request import SPLITTING, PlanRequest
@@ -161,14 +159,14 @@ def replan(
         request.require_default("new measurements need no correction; use `tvm-split plan`", ["refresh"])
         request.require_default("a plan that has run is improved by searching", SPLITTING)
         request.require_default("it is that of the plan; use `tvm-split plan` for another one", ["precision"])
-    current = _read_plan(plan, measured)
+    current = tvm_split.Plan.load(plan)
     new_request = replace(current.request.searched(refresh=False), **request.given)
     cluster, described = machines.asked(new_request)
     loaded = shapes.load(model, current.inputs)
     measurements = read_measured(measured, current.model)
-    from tvm_split.planning import replan_on  # loads TVM
-
-    better, change = replan_on(cluster, loaded, current, measurements, threshold, new_request, described)
+    better, change = tvm_split.replan(
+        loaded, cluster, current, measurements, threshold, new_request, described=described
+    )
     if not change.changed:
         print_note(
             f"the plan stays: another one gains {change.gain:.1%}, which is not above the threshold of {threshold:.1%}"
@@ -178,15 +176,3 @@ def replan(
     else:
         print_note(f"the plan changes: the old one breaks its constraints (gain: {change.gain:.1%})")
     shown.show(model, loaded, better, len(cluster.machines))
-
-
-def _read_plan(plan: Path, measured: Path) -> tvm_split.Plan:
-    """Return the plan; raise a `WrongUseError` if the two files were swapped."""
-    try:
-        return tvm_split.Plan.load(plan)
-    except PlanError:
-        with suppress(PlanError):
-            tvm_split.Plan.load(measured)
-            text = f"{measured} is the plan, and {plan} is not one; give --plan {measured} --measured {plan}"
-            raise WrongUseError(text, "--plan, --measured") from None
-        raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tvm_split
 from rpc_runtime.option import option
@@ -15,11 +15,11 @@ from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, 
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_and_cluster, bundle_on_machines
 from tvm_split.display.console import print_json, print_note, transfer_progress
-from tvm_split.display.report import RunResult
-from tvm_split.display.view import Table, View, show, view, write
+from tvm_split.display.report import statistics_table
+from tvm_split.display.view import Table, print_parts, show
 from tvm_split.planner.request import PlanRequest
 from tvm_split.progress import step_progress
-from tvm_split.units import bytes_text
+from tvm_split.units import bytes_text, count_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,18 +92,24 @@ def run(
         statistics = deployment.stats()
     written = None if output is None else {"path": str(output), "shapes": save_outputs(output, results)}
     count = batches.count * repeat
-    result = RunResult(
-        bundle.model,
-        batches.source,
-        count,
-        seconds,
-        count / seconds,
-        statistics.blob_bytes_sent,
-        dict(statistics.weight_bytes),
-        statistics.stages,
-        written,
-    )
-    write(result, json=json)
+    if json:
+        print_json(
+            {
+                "model": bundle.model,
+                "inputs": batches.source,
+                "micro_batches": count,
+                "seconds": seconds,
+                "micro_batches_per_second": count / seconds,
+                "blob_bytes_sent": statistics.blob_bytes_sent,
+                "weight_bytes": dict(statistics.weight_bytes),
+                "stages": [dataclasses.asdict(stage) for stage in statistics.stages],
+                "output": written,
+            }
+        )
+    else:
+        title = count_text(count, "micro-batch")
+        rate = f"{title} in {seconds:.3f} s: {count / seconds:.1f} a second"
+        print_parts([statistics_table(statistics.stages, f"{bundle.model}: {title}"), rate])
     if output is not None:
         print_note(f"outputs written to {output}")
 
@@ -152,25 +158,6 @@ def bench(
         show(report)
 
 
-@dataclasses.dataclass(frozen=True)
-class MachineBlobs:
-    """The size of the blobs that a machine needs of a bundle, and of those that were sent to it."""
-
-    machine: str
-    stages: tuple[str, ...]
-    needed_bytes: int
-    sent_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
-class DeployedBundle:
-    """A bundle that was sent to its machines."""
-
-    model: str
-    digest: str
-    machines: tuple[MachineBlobs, ...]
-
-
 def deploy(
     bundle: options.BundleArgument, machines: MachineOptions, deploying: DeployOptions, json: bool = options.JSON
 ) -> None:
@@ -185,22 +172,25 @@ def deploy(
     loaded, cluster = bundle_on_machines(bundle, deploying.rename, machines)
     deployment, sent = deploying.deploy(loaded, cluster)
     with deployment:
-        blobs = tuple(_blobs_of(loaded, name, sent.get(name, 0)) for name in deployment.program.machines)
-    write(DeployedBundle(loaded.model, loaded.digest, blobs), json=json)
+        machines_of_bundle = [_blobs_of(loaded, name, sent.get(name, 0)) for name in deployment.program.machines]
+    if json:
+        print_json({"model": loaded.model, "digest": loaded.digest, "machines": machines_of_bundle})
+        return
+    rows = [
+        (row["machine"], ", ".join(row["stages"]), bytes_text(row["needed_bytes"]), bytes_text(row["sent_bytes"]))
+        for row in machines_of_bundle
+    ]
+    title = f"{loaded.model}: its files are on its machines, which can run it"
+    print_parts([Table(title, ("machine", "stages"), ("needs", "was sent"), rows)])
 
 
-def _blobs_of(bundle: tvm_split.Bundle, machine: str, sent_bytes: int) -> MachineBlobs:
+def _blobs_of(bundle: tvm_split.Bundle, machine: str, sent_bytes: int) -> dict[str, Any]:
+    """Return the sizes of the blobs that a machine needs of a bundle, and of those that were sent to it."""
     stages = bundle.program.stages_on(machine)
     sizes = {blob.sha256: blob.size_bytes for stage in stages for blob in stage.blobs}
-    return MachineBlobs(machine, tuple(stage.name for stage in stages), sum(sizes.values()), sent_bytes)
-
-
-@view.register
-def view_of_deployed(deployed: DeployedBundle, *, details: bool = False) -> View:
-    """Return a table with a row for each machine."""
-    rows = [
-        (machine.machine, ", ".join(machine.stages), bytes_text(machine.needed_bytes), bytes_text(machine.sent_bytes))
-        for machine in deployed.machines
-    ]
-    title = f"{deployed.model}: its files are on its machines, which can run it"
-    return [Table(title, ("machine", "stages"), ("needs", "was sent"), rows)]
+    return {
+        "machine": machine,
+        "stages": [stage.name for stage in stages],
+        "needed_bytes": sum(sizes.values()),
+        "sent_bytes": sent_bytes,
+    }

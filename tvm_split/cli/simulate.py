@@ -16,8 +16,8 @@ from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 from tvm_split.deployment.deployment_report import read_computing
 from tvm_split.display.console import STDOUT, print_error, print_json, print_note
-from tvm_split.display.simulate import SimulatedPlan, SolvedProblem
-from tvm_split.display.view import show, write
+from tvm_split.display.simulate import SimulatedPlan, solution_parts
+from tvm_split.display.view import print_parts, write
 from tvm_split.errors import PlanError
 from tvm_split.pictures.timeline import SUFFIXES, columns_in, draw_picture, drawn_timeline, require_matplotlib
 from tvm_split.planner.predict import Certificate, predict
@@ -169,4 +169,4 @@ def solve(
     if json:
         print_json(solution_to_dict(read, solution))
     else:
-        show(SolvedProblem(problem.name, read, solution))
+        print_parts(solution_parts(problem.name, read, solution))

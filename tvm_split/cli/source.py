@@ -193,10 +193,8 @@ def is_bundle(source: str) -> bool:
 
 def planned(model: tvm_split.Model, machines: AskedMachines, request: PlanRequest, **how: Any) -> tvm_split.Plan:
     """Return the plan of a model; errors in the request name the command-line options."""
-    from tvm_split.planning import plan_on  # loads TVM
-
     with flags_named(PlanRequest):
-        return plan_on(machines.cluster, model, request, machines.described, **how)
+        return tvm_split.plan(model, machines.cluster, request=request, described=machines.described, **how)
 
 
 def bundle_on_machines(

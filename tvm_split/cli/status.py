@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import typer
@@ -17,12 +16,11 @@ from rpc_runtime.hardware import memory_domain
 from rpc_runtime.option import option
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
-from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.source import MachineOptions, load_tvm
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.launcher import AskedMachine, OnAnswer, ask_worker, launcher_at, worker_misfit
+from tvm_split.cluster.launcher import AskedMachine, ask_worker, launcher_at, worker_misfit
 from tvm_split.cluster.machine import Machine
 from tvm_split.display.cluster import transport_lines
 from tvm_split.display.console import STDOUT, print_error, print_json, print_line
@@ -51,11 +49,10 @@ def status(
     if not machines.is_elsewhere:
         raise WrongUseError("name the workers to ask", "--cluster, --tracker, --kubernetes")
     launcher = launcher_at(machines.location)
-    on_answer = None if json else load_tvm  # overlaps TVM's import, needed to show targets, with the requests
-    answers, settings = launcher.ask(timeout, on_answer), NO_SETTINGS
+    answers, settings = launcher.ask(timeout), NO_SETTINGS
     if answers is None:
         cluster = launcher.find()
-        answers, settings = _ask_all(cluster, timeout, on_answer), cluster.link_settings
+        answers, settings = _ask_all(cluster, timeout), cluster.link_settings
     links = _links(answers, settings)
     if json:
         print_json({"workers": list(map(_row, answers)), "links": [link._asdict() for link in links]})
@@ -68,16 +65,12 @@ def status(
         raise typer.Exit(1)
 
 
-def _ask_all(cluster: Cluster, timeout_seconds: float, on_answer: OnAnswer | None) -> Sequence[AskedMachine]:
+def _ask_all(cluster: Cluster, timeout_seconds: float) -> Sequence[AskedMachine]:
     """Ask the worker of every machine; a worker that does not match its machine's description is a fault."""
-
-    def ask(endpoint: WorkerEndpoint) -> AskedMachine:
-        return ask_worker(endpoint, timeout_seconds, on_answer)
-
-    with cluster as workers, ThreadPoolExecutor(1) as threads:
-        asking = threads.submit(on_every_machine, workers.endpoints().values(), ask)
-        misfit = _misfit_of(cluster)
-    answers = asking.result()
+    misfit = _misfit_of(cluster)
+    with cluster as workers:
+        endpoints = workers.endpoints().values()
+        answers = on_every_machine(endpoints, lambda endpoint: ask_worker(endpoint, timeout_seconds))
 
     def judged(answer: AskedMachine) -> AskedMachine:
         problem = answer.worker is not None and misfit(cluster.machine(answer.name), answer.worker)
@@ -136,7 +129,8 @@ def _print(answer: AskedMachine) -> None:
 
 
 def _lines(worker: WorkerDescription) -> Sequence[str]:
-    from tvm_split.compiler.targets import cpu_target, target_text  # loads TVM
+    load_tvm()
+    from tvm_split.compiler.targets import cpu_target, target_text
 
     target = target_text(cpu_target(worker.architecture, worker.cpu_features, worker.threads))
     free, total = bytes_text(worker.memory_free_bytes), bytes_text(worker.memory_total_bytes)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from rpc_runtime.transports.transport import LinkSetting, memory_of
-from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.cluster.launcher import Launcher, Started, launcher_at, make_launcher
+from tvm_split.cluster.launcher import LAUNCHERS, Launcher, Started, launcher_at
 from tvm_split.cluster.machine import Link, Machine, faults
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
@@ -23,10 +22,9 @@ from tvm_split.units import Shown, short_list
 class Cluster(Shown):
     """The machines that a model may be split over: a value. `start` returns a session of their workers.
 
-    Make one with `at`, `local`, `in_process`, `from_yaml`, `from_tracker`, `from_kubernetes` or `from_ray`: each calls
-    a launcher's `find`. ``with cluster as workers:`` starts a session and ends it. Steps that get the session share its
-    workers, and so do steps that get the cluster itself inside the ``with``. Elsewhere, a step that gets a cluster
-    starts workers of its own and ends them.
+    Make one with `at`, `local`, `in_process` or `from_yaml`: each calls a launcher's `find`. ``with cluster as
+    workers:`` starts a session and ends it. Steps that get the session share its workers, and so do steps that get the
+    cluster itself inside the ``with``. Elsewhere, a step that gets a cluster starts workers of its own and ends them.
 
     Empty ``links``: all links are measured. Otherwise every pair of machines needs a link. A link counts in both
     directions unless its reverse is listed too; its address counts in its own direction only. ``shared_cores`` states
@@ -38,7 +36,7 @@ class Cluster(Shown):
     machines: tuple[Machine, ...]
     links: tuple[Link, ...] = ()
     shared_cores: tuple[SharedCores, ...] = ()
-    launcher: Launcher = field(default_factory=partial(make_launcher, "at"))
+    launcher: Launcher = field(default_factory=lambda: LAUNCHERS["at"]())
     left_out: Mapping[str, str] = field(default_factory=dict, compare=False)
     _entered: list[Workers] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -61,23 +59,29 @@ class Cluster(Shown):
         object.__setattr__(self, "links", (*self.links, *reversed_links))
 
     @classmethod
-    def at(cls, location: str | Path) -> Cluster:
+    def at(cls, location: str | Path, **parameters: Any) -> Cluster:
         """Return the cluster of a location: a YAML file, or ``NAME[:ARGUMENT][?FIELD=VALUE&…]``, NAME being a launcher.
 
         ``local:3?threads=2``, ``in-process``, ``tracker:lab:9190?key=box``, ``kubernetes:app=worker?namespace=lab``,
-        ``ray:lab:6379?workers=3``, ``at:10.0.0.7:7001``.
+        ``ray:lab:6379?workers=3``, ``at:10.0.0.7:7001``. ``parameters`` are fields of the launcher as well, among them
+        those that no text can hold: ``token`` and ``tls`` of listed workers, ``resources`` of Ray's.
+
+        Servers of a tracker and pods that cannot be deployed to are left out, with the reason: machines on which
+        kernels are being tuned, TVM's own RPC servers, and workers that do not answer.
 
         Raises:
-            ClusterError: there is no such launcher, a parameter does not fit, or no machine is found.
+            ClusterError: there is no such launcher, a parameter does not fit, no machine is found, or two of them have
+                the same name.
+            InputError: a token is given to a tracker without TLS.
             WorkerUnavailableError, DeadlineError, ProtocolError: the service that lists the machines does not answer,
                 or answers wrongly.
         """
-        return launcher_at(str(location)).find()
+        return launcher_at(str(location), **parameters).find()
 
     @classmethod
     def local(cls, workers: int = 2, threads: int = 1) -> Cluster:
         """Return a cluster of worker processes on this host: ``machine-a``, …, with ``threads`` cores each."""
-        return make_launcher("local", workers=workers, threads=threads).find()
+        return launcher_at("local", workers=workers, threads=threads).find()
 
     @classmethod
     def in_process(cls, machines: int = 1, threads: int | None = None) -> Cluster:
@@ -85,59 +89,12 @@ class Cluster(Shown):
 
         ``threads`` is the number of threads that each kernel may use; all usable cores by default.
         """
-        return make_launcher("in-process", machines=machines, threads=threads).find()
+        return launcher_at("in-process", machines=machines, threads=threads).find()
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Cluster:
         """Return the machines in a file, whose workers run already; see `tvm_split.cluster.cluster_file`."""
-        return make_launcher("file", path=path).find()
-
-    @classmethod
-    def from_tracker(cls, host: str, port: int, key: str | None = None, **access: Any) -> Cluster:
-        """Return the workers that a TVM RPC tracker lists now, under one key or all, and that answer.
-
-        Servers that cannot be deployed to are left out, with the reason: machines on which kernels are being tuned,
-        TVM's own RPC servers, and workers that do not answer. ``access`` is ``token`` and ``tls`` of all workers (a
-        token needs ``tls``), and ``timeout_seconds`` (5) for the tracker and each worker.
-
-        Raises:
-            ClusterError: no machine is found, or two of them have the same name.
-            InputError: a token is given without TLS.
-            WorkerUnavailableError, DeadlineError, ProtocolError: the tracker cannot be reached, does not answer, or is
-                not a tracker.
-        """
-        return make_launcher("tracker", address=str(Address(host.strip("[]"), port)), key=key, **access).find()
-
-    @classmethod
-    def from_kubernetes(
-        cls, selector: str = "app.kubernetes.io/name=tvm-split", *, namespace: str | None = None, **access: Any
-    ) -> Cluster:
-        """Return the workers of the pods with these labels that are ready now, as listed by ``kubectl``.
-
-        Machines have the names of their pods. The default namespace is that of kubectl's context. ``access`` is as of
-        `from_tracker`. The pods are called directly, so this works only inside the Kubernetes cluster.
-
-        Raises:
-            ClusterError: there is no such pod.
-            WorkerUnavailableError, DeadlineError, ProtocolError: kubectl is missing or fails, does not answer, or its
-                answer is no list of pods.
-        """
-        return make_launcher("kubernetes", selector=selector, namespace=namespace, **access).find()
-
-    @classmethod
-    def from_ray(cls, address: str | None = None, **options: Any) -> Cluster:
-        """Return machines that Ray places on its nodes: ``machine-a``, ``machine-b``, …; it restarts lost workers.
-
-        Args:
-            address: HOST:PORT of Ray's head; by default the Ray that this process is connected to, otherwise one that
-                runs on this host.
-            options: ``workers`` (2), ``threads`` (1), ``resources``, ``strategy``, ``timeout_seconds``; see
-                `tvm_split.launchers.ray.Ray`.
-
-        Raises:
-            ClusterError: a number or resource is invalid.
-        """
-        return make_launcher("ray", address=address, **options).find()
+        return launcher_at("file", path=path).find()
 
     @property
     def machine_names(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from tvm_split.cluster.machine import STRICT, Link, Machine, Number, SshAccess, 
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.units import short_list
-from tvm_split.values import UNKNOWN_KEY, Document, Location, causes, line_of, meant_key, sentence, text_of
+from tvm_split.values import UNKNOWN_KEY, Document, Location, causes, meant_key, sentence, text_of
 
 Pair = tuple[str, str]
 
@@ -82,7 +82,6 @@ _FORMS: dict[int | str, type] = {"machines": _Machine, "links": Link, "shared_co
 """Forms of the mappings in a file, by their keys."""
 _ALIASES = {(Link, "source"): "from", (Link, "destination"): "to", (SshAccess, "destination"): "to"}
 EXAMPLES = {
-    "": 'machines: [{name: desk, address: "192.0.2.10:7001"}]',
     "machines": 'machines: [{name: desk, address: "192.0.2.10:7001"}]',
     "machines.name": "name: desk",
     "machines.address": 'address: "192.0.2.10:7001"',
@@ -92,8 +91,6 @@ EXAMPLES = {
     "machines.target": "target: {kind: llvm}",
     "machines.memory_bytes": "memory_bytes: 16e9",
     "machines.ssh": "ssh: {to: user@box}",
-    "machines.ssh.python": "python: python3.12",
-    "machines.ssh.folder": "folder: ~/tvm-split",
     "machines.ssh.arguments": "arguments: [--insecure]",
     "groups": "groups: {lab: [desk, box]}",
     "links": "links: [{from: desk, to: box}]",
@@ -126,13 +123,13 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
     Raises:
         ClusterError: gives the file, the line and what is wrong there.
     """
-    document, tree = _read(path)
+    document = _read(path)
     file = _valid(document)
     machines: list[Machine] = []
     wrong: list[tuple[Location, str]] = []
     for index, entry in enumerate(file.machines):
         try:
-            machines.append(entry.machine(path.parent, f"{path}:{line_of(tree, ('machines', index, 'target'))}"))
+            machines.append(entry.machine(path.parent, document.place(("machines", index, "target"))))
         except ClusterError as error:
             wrong.append((("machines", index), str(error)))
         except InputError as error:
@@ -153,13 +150,12 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
         return ("links", entry_of[int(location[1])], *location[2:]) if is_link else location
 
     for fault in faults(machines, None if file.links is None else links, shared, groups=list(members)):
-        first = f"; the first is in line {line_of(tree, in_file(fault.first))}" if fault.first else ""
+        first = f"; the first is in {document.place(in_file(fault.first))}" if fault.first else ""
         raise document.complaint([(in_file(fault.location), f"{fault.text}{first}")])
     return tuple(machines), tuple(links), shared
 
 
-def _read(path: Path) -> tuple[Document, yaml.Node | None]:
-    """Return the content of the file, and its YAML nodes, which have line numbers."""
+def _read(path: Path) -> Document:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -167,7 +163,7 @@ def _read(path: Path) -> tuple[Document, yaml.Node | None]:
             f"cannot read the cluster file {path}: {getattr(error, 'strerror', None) or error}"
         ) from error
     try:
-        content, tree = yaml.load(text, _Loader), yaml.compose(text, Loader=yaml.SafeLoader)  # noqa: S506 (safe)
+        content = yaml.load(text, _Loader)  # noqa: S506 (safe)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         line = f":{mark.line + 1}" if mark else ""
@@ -175,8 +171,8 @@ def _read(path: Path) -> tuple[Document, yaml.Node | None]:
             problem = "indentation, colons, brackets or quotes are wrong here or in the line before"
         elif isinstance(error, yaml.constructor.ConstructorError):
             problem = "keys are plain text, and values are text, numbers, lists or dictionaries"
-        raise ClusterError(f"{path}{line}: this is no YAML, such as {EXAMPLES['']}: {problem}") from error
-    return Document(str(path), content, ClusterError, text), tree
+        raise ClusterError(f"{path}{line}: this is no YAML, such as {EXAMPLES['machines']}: {problem}") from error
+    return Document(str(path), content, ClusterError, text)
 
 
 def _valid(document: Document) -> _File:
@@ -200,8 +196,8 @@ def _text(problem: ErrorDetails) -> str:
         text, keys[-1:] = text_of({**problem, "ctx": {"meant": meant}}), [meant]
     if problem["type"] == "value_error" and isinstance(problem["input"], dict | ArgsKwargs):
         return text  # the error of a whole entry says what to give
-    prefixes = (".".join(keys[:count]) for count in range(len(keys), -1, -1))
-    example = next(EXAMPLES[prefix] for prefix in prefixes if prefix in EXAMPLES)
+    prefixes = (".".join(keys[:count]) for count in range(len(keys), 0, -1))
+    example = next((EXAMPLES[prefix] for prefix in prefixes if prefix in EXAMPLES), EXAMPLES["machines"])
     return f"{text} For example {example}" if text.endswith("?") else f"{text}; for example {example}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
@@ -19,7 +19,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
-from tvm_split.values import adapter_of, text_of
+from tvm_split.values import UNKNOWN_KEY, adapter_of, text_of
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
@@ -54,20 +54,13 @@ class AskedMachine:
         return Machine(self.name, self.worker.threads, endpoint=self.endpoint)
 
 
-OnAnswer = Callable[[], object]
-"""Called by the thread that asks a worker as soon as that one has answered."""
-
-
-def ask_worker(endpoint: WorkerEndpoint, timeout_seconds: float, on_answer: OnAnswer | None = None) -> AskedMachine:
+def ask_worker(endpoint: WorkerEndpoint, timeout_seconds: float) -> AskedMachine:
     """Ask the worker at ``endpoint``, whatever its name; an error is a fault, whose reason calls the worker "it"."""
     try:
-        answer = AskedMachine(endpoint, describe(endpoint, timeout_seconds))
+        return AskedMachine(endpoint, describe(endpoint, timeout_seconds))
     except TvmSplitError as error:
         words = str(error).replace(str(endpoint), "it")  # the caller names the machine
         return AskedMachine(endpoint, reason=words, is_fault=True)
-    if on_answer is not None:
-        on_answer()
-    return answer
 
 
 def worker_misfit(machine: Machine, worker: WorkerDescription) -> str:
@@ -123,7 +116,7 @@ class Launcher(ABC):
                 or answers wrongly.
         """
 
-    def ask(self, timeout_seconds: float = 5.0, on_answer: OnAnswer | None = None) -> Sequence[AskedMachine] | None:
+    def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine] | None:
         """Ask the workers that a service lists, also where nothing can be deployed to; None if there is no service.
 
         Raises:
@@ -179,13 +172,10 @@ LAUNCHERS: Registry[type[Launcher]] = Registry(
 )
 
 
-def make_launcher(name: str, **parameters: Any) -> Launcher:
-    """Return the launcher of this name. Raises ClusterError if there is none, or a parameter is invalid."""
-    return _validated(LAUNCHERS[name], parameters, name)
-
-
-def launcher_at(location: str) -> Launcher:
+def launcher_at(location: str, **further: Any) -> Launcher:
     """Return the launcher of a location: a YAML file, ``local:3?threads=2``, ``tracker:lab:9190?key=box``, ….
+
+    ``further`` are fields that the location lacks, or has another value for.
 
     All launchers whose machines a service lists accept the paths ``token_file``, ``tls_ca``, ``tls_certificate`` and
     ``tls_key``. Without a ``token_file`` the token is that of ``$TVM_SPLIT_TOKEN``.
@@ -208,17 +198,13 @@ def launcher_at(location: str) -> Launcher:
         if {"token", "tls"} & parameters.keys():  # a location names files of secrets, and holds none
             raise _wrong(kind, location, "token and tls are unknown")
         parameters |= _access(parameters)
-    return _validated(kind, parameters, location)
-
-
-def _validated(kind: type[Launcher], parameters: dict[str, Any], shown: str) -> Launcher:
     try:
-        return cast(Launcher, adapter_of(kind).validate_python(parameters))
+        return cast(Launcher, adapter_of(kind).validate_python({**parameters, **further}))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or kind.name
-        text = "unknown" if first["type"] == "unexpected_keyword_argument" else text_of(first)
-        raise _wrong(kind, shown, f"{place}: {text}") from error
+        text = "unknown" if first["type"] == UNKNOWN_KEY else text_of(first)
+        raise _wrong(kind, location, f"{place}: {text}") from error
 
 
 def _wrong(kind: type[Launcher], shown: str, text: str) -> ClusterError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from rpc_runtime.client.worker_client import WorkerDescription, describe_all
@@ -17,7 +16,7 @@ from tvm_split.errors import ClusterError, PlanError
 
 
 def resolve_targets(
-    cluster: Workers, names: Iterable[str], described: Mapping[str, WorkerDescription] = MappingProxyType({})
+    cluster: Workers, names: Iterable[str], described: Mapping[str, WorkerDescription] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return the target of every named machine: the described one, this host's, or the one that its worker reports.
 
@@ -32,9 +31,10 @@ def resolve_targets(
     unknown = [name for name in machines if name not in targets]
     if cluster.launcher.on_this_host:
         return targets | {name: host_target(machines[name].threads) for name in unknown}
-    unasked = [name for name in unknown if name not in described]
+    answers = dict(described or {})
+    unasked = [name for name in unknown if name not in answers]
     endpoints = cluster.endpoints() if unasked else {}
-    answers = {**described, **describe_all({name: endpoints[name] for name in unasked})}
+    answers |= describe_all({name: endpoints[name] for name in unasked})
     for name in unknown:
         worker = answers[name]
         require_fit(machines[name], worker)

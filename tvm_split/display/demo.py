@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from rpc_runtime.hardware import own_cores
-from rpc_runtime.program.measurements import COMPUTE
 from tvm_split import values
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, Demonstration
 from tvm_split.display.console import STDOUT
 from tvm_split.display.report import statistics_table
 from tvm_split.display.view import as_json, print_parts, show
 from tvm_split.outputs import write_text
-from tvm_split.pictures.timeline import LANES, columns_in, draw_picture, drawn_timeline, machines_at_once
+from tvm_split.pictures.timeline import columns_in, draw_picture, drawn_timeline, machines_computing
 from tvm_split.units import seconds_text
 
 COMMENT_COLUMN = 56
@@ -40,8 +38,7 @@ def content_of(demo: Demonstration, folder: Path) -> dict[str, Any]:
         "pipelined_seconds": demo.ran.pipelined_seconds,
         "one_by_one_seconds": demo.ran.one_by_one_seconds,
         "gain": demo.ran.one_by_one_seconds / demo.ran.pipelined_seconds,
-        "machines_at_work_at_once": _at_once(demo, LANES),
-        "machines_computing_at_once": _at_once(demo, (COMPUTE,)),
+        "machines_computing_at_once": machines_computing(demo.ran.events),
         "stages": [asdict(statistics) for statistics in demo.ran.statistics],
         "compiled": as_json(demo.bundle)["stages"],
         "timeline": str(folder / "timeline.png"),
@@ -120,26 +117,16 @@ def _outcome(demo: Demonstration) -> RenderableType:
 
 
 def _overlap(demo: Demonstration) -> str:
-    def share_of_time(kinds: Collection[str], least: int) -> str:
-        return (
-            f"{sum(share for count, share in machines_at_once(demo.ran.events, kinds).items() if count >= least):.0%}"
-        )
-
+    computing = machines_computing(demo.ran.events)
+    together = sum(share for machines, share in computing.items() if machines > 1)
     alone = demo.ran.one_by_one_seconds / demo.micro_batches
-    computing = sum(stage.median_compute_seconds for stage in demo.ran.statistics)
+    busy = sum(stage.median_compute_seconds for stage in demo.ran.statistics)
     text = (
         "A number is a micro-batch, and so is a colour; a dot is a machine that does not compute. In a stream of some "
-        f"seconds, a machine computed {share_of_time((COMPUTE,), 1)} of the time, and two or more at once "
-        f"{share_of_time((COMPUTE,), 2)} of it; with receiving and sending, two or more were at work "
-        f"{share_of_time(LANES, 2)} of it. A micro-batch by itself takes {seconds_text(alone)}, of which machines "
-        f"compute {seconds_text(computing)}; the rest is the way between processes."
+        f"seconds, two or more machines computed at once {together:.0%} of the time. A micro-batch by itself takes "
+        f"{seconds_text(alone)}, of which machines compute {seconds_text(busy)}; the rest is the way between processes."
     )
     cores, processes = own_cores().count, len(demo.bundle.program.machines) + 1
     if cores < processes:
         text += f" This host has {cores} cores for {processes} processes, so they also wait for each other."
     return text
-
-
-def _at_once(demo: Demonstration, kinds: Collection[str]) -> dict[str, float]:
-    """Return the result of `machines_at_once` with text keys, as JSON requires."""
-    return {str(count): share for count, share in machines_at_once(demo.ran.events, kinds).items()}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
@@ -16,29 +14,6 @@ from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison, differs
 from tvm_split.display.cluster import transport_lines
 from tvm_split.display.view import Row, Table, View, view
 from tvm_split.units import bytes_text, count_text, seconds_text, short_list
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """The times of a stream of micro-batches, which come from ``inputs``; ``output`` says where the results are."""
-
-    model: str
-    inputs: str
-    micro_batches: int
-    seconds: float
-    micro_batches_per_second: float
-    blob_bytes_sent: int
-    weight_bytes: Mapping[str, int]
-    stages: tuple[StageStatistics, ...]
-    output: Mapping[str, Any] | None = None
-
-
-@view.register
-def view_of_run(result: RunResult, *, details: bool = False) -> View:
-    """Return the times of each stage, and the throughput."""
-    count = count_text(result.micro_batches, "micro-batch")
-    rate = f"{count} in {result.seconds:.3f} s: {result.micro_batches_per_second:.1f} a second"
-    return [statistics_table(result.stages, f"{result.model}: {count}"), rate]
 
 
 @view.register

@@ -122,19 +122,8 @@ def _loss_lines(losses: Sequence[Loss], simulation: Simulation) -> list[str]:
     return [*lost, f"{came}; lost under way, since turns do not change: {remaining}"]
 
 
-@dataclass(frozen=True)
-class SolvedProblem:
-    """A planning problem with its solution and a name."""
-
-    name: str
-    problem: Problem
-    solution: Solution
-
-
-@view.register
-def view_of_solution(solved: SolvedProblem, *, details: bool = False) -> View:
-    """Return a table with a row for each machine of each stage, and the lower bound."""
-    problem, solution = solved.problem, solved.solution
+def solution_parts(name: str, problem: Problem, solution: Solution) -> View:
+    """Return a table with a row for each machine of each stage of a solved problem, and the lower bound."""
     evaluation = solution.evaluation
     loads = {load.machine: load for load in evaluation.loads}
     limits = {machine.name: machine.memory_bytes for machine in problem.machines}
@@ -145,7 +134,7 @@ def view_of_solution(solved: SolvedProblem, *, details: bool = False) -> View:
             times = map(seconds_text, (load.compute_seconds, load.receive_seconds, load.send_seconds))
             memory = _memory_text(load, limits[machine])
             rows.append((machine, short_list(stage.layers), str(len(stage.layers)), f"{share:.0%}", *times, memory))
-    title = f"{solved.name}: {count_text(len(solution.stages), 'stage')} for {problem.objective}"
+    title = f"{name}: {count_text(len(solution.stages), 'stage')} for {problem.objective}"
     numbers = ("pieces", "share", "compute", "receive", "send", "memory")
     kind = "period" if problem.objective == "throughput" else "latency"
     return [

@@ -23,7 +23,7 @@ from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.cluster_file import read_cluster_file
-from tvm_split.cluster.launcher import AskedMachine, Launcher, OnAnswer, Started, WithAccess, ask_worker, endpoints_of
+from tvm_split.cluster.launcher import AskedMachine, Launcher, Started, WithAccess, ask_worker, endpoints_of
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
 
@@ -56,9 +56,9 @@ class At(WithAccess, Launcher):
     def find(self) -> Cluster:
         return Cluster(tuple(on_every_machine(self._endpoints(), self._machine).values()), launcher=self)
 
-    def ask(self, timeout_seconds: float = 5.0, on_answer: OnAnswer | None = None) -> Sequence[AskedMachine]:
+    def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
         """Ask the workers at the addresses; a worker that does not answer is called by its address."""
-        answers = on_every_machine(self._endpoints(), lambda endpoint: ask_worker(endpoint, timeout_seconds, on_answer))
+        answers = on_every_machine(self._endpoints(), lambda endpoint: ask_worker(endpoint, timeout_seconds))
         return [
             answer
             if answer.worker is None
@@ -119,15 +119,13 @@ class ListingLauncher(WithAccess, Launcher):
     def start(self, cluster: Cluster) -> Started:
         return ListedWorkers(self, cluster)
 
-    def ask(self, timeout_seconds: float = 5.0, on_answer: OnAnswer | None = None) -> Sequence[AskedMachine]:
+    def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
         listed = self.list_machines(timeout_seconds)
-        answers = on_every_machine(
-            range(len(listed)), lambda index: _ask_listed(listed[index], timeout_seconds, on_answer)
-        )
+        answers = on_every_machine(range(len(listed)), lambda index: _ask_listed(listed[index], timeout_seconds))
         return sorted(answers.values(), key=lambda answer: (answer.name, answer.endpoint.address))
 
 
-def _ask_listed(listed: AskedMachine, timeout_seconds: float, on_answer: OnAnswer | None) -> AskedMachine:
+def _ask_listed(listed: AskedMachine, timeout_seconds: float) -> AskedMachine:
     """Ask a listed machine's worker, which must have the listed name and, if it is listed, number of threads."""
     name, threads = listed.name, listed.threads
     if listed.reason:
@@ -135,7 +133,7 @@ def _ask_listed(listed: AskedMachine, timeout_seconds: float, on_answer: OnAnswe
     if name == CLIENT:
         reason = f"its worker is named {CLIENT!r}, which is reserved for the client: give it another --name"
         return replace(listed, reason=reason, is_fault=True)
-    answer = ask_worker(listed.endpoint, timeout_seconds, on_answer)
+    answer = ask_worker(listed.endpoint, timeout_seconds)
     worker = answer.worker
     if worker is None or (worker.machine == name and threads in (None, worker.threads)):
         return answer
@@ -180,7 +178,7 @@ TUNING = "kernels are being tuned on it; other requests would disturb the times"
 
 @dataclass(frozen=True)
 class Tracker(ListingLauncher):
-    """The workers that the TVM RPC tracker at ``address`` (HOST:PORT) lists now; see `Cluster.from_tracker`."""
+    """The workers that the TVM RPC tracker at ``address`` (HOST:PORT) lists now."""
 
     name = "tracker"
     argument = "address"
@@ -240,7 +238,11 @@ KUBECTL_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Kubernetes(ListingLauncher):
-    """The workers of the pods with these labels that are ready now; see `Cluster.from_kubernetes`."""
+    """The workers of the pods with these labels that are ready now, as listed by ``kubectl``.
+
+    Machines have the names of their pods. The default namespace is that of kubectl's context. The pods are called
+    directly, so this works only inside the Kubernetes cluster.
+    """
 
     name = "kubernetes"
     argument = "selector"

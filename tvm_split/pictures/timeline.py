@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -104,11 +104,11 @@ def _round_step(least_nanoseconds: float) -> float:
     return next((factor * power for factor in (1, 2, 5) if factor * power >= least_nanoseconds), 10 * power)
 
 
-def machines_at_once(events: Iterable[TraceEvent], kinds: Collection[str]) -> dict[int, float]:
-    """Return, by number of machines, the share of the time in which exactly that many do one of ``kinds`` at once."""
+def machines_computing(events: Iterable[TraceEvent]) -> dict[int, float]:
+    """Return, by number of machines, the share of the time in which exactly that many compute at once."""
     changes = []
     for event in events:
-        if event.kind in kinds and event.end_nanoseconds > event.start_nanoseconds:
+        if event.kind == COMPUTE and event.end_nanoseconds > event.start_nanoseconds:
             changes += [(event.start_nanoseconds, event.machine, 1), (event.end_nanoseconds, event.machine, -1)]
     changes.sort(key=lambda change: (change[0], change[2]))
     busy: dict[str, int] = {}

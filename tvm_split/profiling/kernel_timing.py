@@ -28,10 +28,9 @@ from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.build_cache import BlobFolder
 from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import ProfileError
-from tvm_split.profiling.kernels import TargetCode
+from tvm_split.profiling.kernels import PEAK_EFFORT, TargetCode, peak_code
 from tvm_split.profiling.machine_times import MachineTimes
 from tvm_split.profiling.machines import MachineFacts, machine_facts
-from tvm_split.profiling.peaks import EFFORT as PEAK_EFFORT, peak_code
 from tvm_split.profiling.rounds import ROUNDS, WITHIN, confirmed_fastest, first_of
 from tvm_split.profiling.store import Store, default_folder
 from tvm_split.progress import StepProgress, Steps

@@ -1,7 +1,6 @@
 """Write a kit: a folder or tar file with everything that a worker needs on a machine with a plain Python.
 
-worker          starts the worker with a suitable Python that it finds
-__main__.py     starts it with a given Python: ``python FOLDER``
+__main__.py     starts the worker: ``python FOLDER``
 kit.json        the kit's Python, processor and device, and the versions of its packages
 packages/       the worker's own files, and the needed files of every package that it imports
 """
@@ -61,22 +60,6 @@ CUDA_PACKAGE, CUDA_VERSIONS = "nvidia-cuda-runtime", "==13.0.*"
 GZIP_LEVEL = 6
 """The default of ``gzip``; 9, tarfile's default, takes three times as long for files that are 0.7 % smaller."""
 COMPRESSIONS = {".tar": "", ".tar.gz": "gz", ".tgz": "gz", ".tar.bz2": "bz2", ".tar.xz": "xz", ".txz": "xz"}
-_STARTER = """#!/bin/sh
-# Starts the worker with the Python in $PYTHON, else with the first of the version that it was packed for.
-here=$(dirname "$(readlink -f "$0")")
-if [ -n "$PYTHON" ]; then
-    if command -v "$PYTHON" >/dev/null 2>&1; then exec "$PYTHON" "$here" "$@"; fi
-    echo "error: PYTHON=$PYTHON is no command here: name a python{python}, or leave it out" >&2
-    exit 1
-fi
-for python in python{python} python3; do
-    if "$python" -c "import sys; sys.exit(sys.version_info[:2] != ({comma}))" >/dev/null 2>&1; then
-        exec "$python" "$here" "$@"
-    fi
-done
-echo "error: there is no python{python} here: install one, or name it with PYTHON=…" >&2
-exit 1
-"""
 
 
 @dataclass(frozen=True)
@@ -214,11 +197,9 @@ def _with_own_files(
     texts = {
         "kit.json": json.dumps(described, indent=1) + "\n",
         "__main__.py": Path(start.__file__).read_text(encoding="utf-8"),
-        "worker": _STARTER.replace("{python}", python).replace("{comma}", python.replace(".", ", ")),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    (folder / "worker").chmod(0o755)
     return KitPart(
         OWN,
         version,
@@ -245,7 +226,7 @@ def pack(files: Mapping[str, Path], packed: Path, compression: str = "gz") -> No
         for name, path in sorted(files.items()):
             entry = tarfile.TarInfo(name)
             content = path.read_bytes()
-            entry.size, entry.mode = len(content), 0o755 if path.stat().st_mode & 0o100 else 0o644
+            entry.size, entry.mode = len(content), 0o644
             written.addfile(entry, io.BytesIO(content))
 
 

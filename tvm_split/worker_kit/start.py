@@ -17,13 +17,15 @@ def problem_of(kit: dict[str, Any], python: str, architecture: str, system: str,
     parts = glibc.split(".")
     if python != kit["python"]:
         return (
-            f"this kit is for Python {kit['python']}, and {sys.executable} is {python}: name another one with "
-            f"PYTHON=python{kit['python']}, or make a kit with its --python"
+            f"this kit is for Python {kit['python']}, and {sys.executable} is {python}: start it with "
+            f"python{kit['python']}, or make a kit with its --python"
         )
     if system != "linux":
         return f"a worker runs on Linux, and this is {system}"
     if architecture != kit["architecture"]:
-        return f"this kit is for {kit['architecture']}, and this machine is {architecture}: make one with its --target"
+        return (
+            f"this kit is for {kit['architecture']}, and this machine is {architecture}: pack one with --architecture"
+        )
     if len(parts) > 1 and parts[1].isdigit() and int(parts[1]) < kit["glibc_minor"]:
         return f"this kit needs glibc 2.{kit['glibc_minor']} or newer, and this system has {glibc}"
     return ""

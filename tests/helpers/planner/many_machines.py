@@ -118,7 +118,7 @@ def _branches(start: int, pieces: int) -> Iterable[tuple[int, int]]:
 
 
 def first_fit(problem: Problem) -> tuple[Stage, ...] | None:
-    """The plan of first fit: machines in order of speed take as many pieces as fit a period, found by bisection."""
+    """The plan of first fit, or of one machine if that is better."""
     try:
         return FirstFit().solve(problem, 0.0).stages
     except PlanError:
@@ -131,11 +131,3 @@ def dealt_to_all(problem: Problem) -> tuple[Stage, ...]:
     shares = tuple(rate / math.fsum(rates) for rate in rates)
     names, pieces = tuple(machine.name for machine in problem.machines), tuple(piece.name for piece in problem.pieces)
     return with_schedule_shares([Stage(names, pieces, shares)])
-
-
-def best_single(problem: Problem) -> tuple[Stage, ...]:
-    """The whole network on the machine on which it is fastest."""
-    fastest = min(
-        problem.machines, key=lambda machine: math.fsum(piece.seconds[machine.name] for piece in problem.pieces)
-    )
-    return (Stage((fastest.name,), tuple(piece.name for piece in problem.pieces)),)

@@ -18,7 +18,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS, wait_while_running
 @pytest.mark.slow
 def test_list_tune_resume_compile(invoke_json, invoke, onnx_path, tmp_path):
     folder = tmp_path / "tuned"
-    listed = invoke_json("tune", onnx_path, "--list", "--database", folder)
+    listed = invoke_json("tune", onnx_path, "--trials", "0", "--database", folder)
     shares = sum(kernel["share"] for kernel in listed["kernels"])
     assert 0 < listed["fixed_seconds"] < listed["default_seconds"]
     assert shares + listed["fixed_seconds"] / listed["default_seconds"] == pytest.approx(1.0)

@@ -3,7 +3,7 @@ from importlib import metadata
 
 import pytest
 
-from tvm_split.cli.doctor import Check, Verdict, all_checks
+from tvm_split.cli.doctor import Verdict, all_checks
 from tvm_split.compiler.targets import host_target, target_text
 from tvm_split.profiling.machine_times import CachedTime
 from tvm_split.profiling.store import Store, default_folder
@@ -19,27 +19,9 @@ def test_this_installation_is_fit(invoke_json):
 
 
 def test_a_failure_is_said_with_what_to_do(invoke, monkeypatch):
-    checks = [Check("linker", Verdict.FAIL, "none", "install gcc"), Check("cores", Verdict.OK, "2")]
-    monkeypatch.setattr("tvm_split.cli.doctor.all_checks", lambda: iter(checks))
-    text = invoke("doctor", code=1).stdout
-    assert "fail linker: none" in text
-    assert "→ install gcc" in text
-
-
-def test_a_check_that_raises_is_a_failure(monkeypatch):
-    def no_linker():
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr("tvm.support.cc.get_cc", no_linker)
-    (failed,) = [check for check in all_checks() if check.verdict is Verdict.FAIL]
-    assert (failed.name, failed.found) == ("linker", "RuntimeError: broken")
-
-
-def test_a_linker_that_does_not_exist_is_a_failure(invoke_json, monkeypatch):
-    monkeypatch.setenv("CXX", "/nonexistent/g++")
     monkeypatch.setattr("tvm.support.cc.get_cc", lambda: "/nonexistent/g++")
-    checks = {check["name"]: check for check in invoke_json("doctor", code=1)["checks"]}
-    assert (checks["linker"]["verdict"], checks["linker"]["found"]) == ("fail", "/nonexistent/g++ does not exist")
+    text = " ".join(invoke("doctor", code=1).stdout.split())
+    assert "fail linker: /nonexistent/g++ does not exist → set CXX to a compiler" in text
 
 
 def test_versions_are_compared_with_those_that_are_required(monkeypatch):

@@ -88,7 +88,7 @@ def arguments(onnx_path, bundle, tmp_path_factory):
         "solve": (problem,),
         "simulate": (plan,),
         "compile": (onnx_path, "--workers", "1", "--no-verify", "--output", folder / "bundle"),
-        "tune": (activation, "--list", "--database", folder / "tuned"),
+        "tune": (activation, "--trials", "0", "--database", folder / "tuned"),
         "worker-kit": (folder / "kit",),
         "down": (cluster,),
         "deploy": (bundle,),

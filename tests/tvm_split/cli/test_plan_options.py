@@ -98,10 +98,15 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
     first = invoke_json("plan", onnx_path, "--estimate", "--output", plan)
     report.write_text(json.dumps(report_of(first["plan"], {first["stages"][0]["machine"]: 1e4})))
     neither.write_text("{}")
-    swapped = f"--plan, --measured: {plan} is the plan, and {report} is not one; give --plan {plan} --measured {report}"
+    by_hand = json.loads(report.read_text())
+    for machine in by_hand["machines"]:
+        machine["compute_seconds"]["predicted"] = None
+    unpredicted = tmp_path / "unpredicted.json"
+    unpredicted.write_text(json.dumps(by_hand))
     for files, message in (
-        ((report, plan), swapped),
+        ((report, plan), f"{report} is no plan, which `tvm-split plan --output` writes: it should say format"),
         ((neither, report), f"{neither} is no plan, which `tvm-split plan --output` writes: it should say format"),
+        ((plan, unpredicted), "had no prediction; make one with `tvm-split plan`, of a split by hand with --predict"),
         ((plan, neither), f"{neither} is not a report of `tvm-split bench --json`"),
     ):
         error = invoke("replan", onnx_path, "--estimate", "--plan", files[0], "--measured", files[1], code=2).stderr

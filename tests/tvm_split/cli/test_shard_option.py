@@ -62,24 +62,3 @@ def test_a_plan_with_shards_in_all_its_forms(invoke, invoke_json, onnx_path, tmp
     for shown in (invoke(*options).stdout, picture.read_text()):
         assert "machine-a 0.5 and machine-b 0.5 of the rows" in " ".join(shown.split())
         assert "turns" not in shown
-
-
-def test_compiled_measured_and_not_improved(invoke, invoke_json, onnx_path, tmp_path):
-    plan, report = tmp_path / "plan.json", tmp_path / "report.json"
-    invoke("plan", onnx_path, "--shard", ROWS, "--output", plan)
-    compiled = invoke_json("compile", onnx_path, "--plan", plan, "--output", tmp_path / "bundle")
-    assert {stage["machine"] for stage in compiled["stages"]} == {A, B}
-    assert compiled["verified"] == "yes"
-    assert (
-        "--plan says this already"
-        in invoke("compile", onnx_path, "--plan", plan, "--output", tmp_path / "other", "--shard", ROWS, code=2).stderr
-    )
-    # Long enough that every machine computes after the pipeline has filled up; only that is measured.
-    bench = ("bench", tmp_path / "bundle", "--rounds", "1", "--micro-batches", "40")
-    measured = invoke(*bench, "--json").stdout
-    report.write_text(measured)
-    machines = {load["machine"]: load for load in json.loads(measured)["machines"]}
-    assert machines[A]["shares"] == [1.0] * len(machines[A]["stages"])
-    assert machines[B]["compute_seconds"]["measured"] > 0
-    refused = invoke("replan", onnx_path, "--plan", plan, "--measured", report, code=2).stderr
-    assert "had no prediction; make one with `tvm-split plan`, of a split by hand with --predict" in refused

@@ -151,8 +151,3 @@ def test_a_problem_without_a_plan_fails_with_the_reason(invoke, problem_path):
 def test_a_wrong_file_is_wrong_use_and_names_the_line(invoke, problem_path):
     problem_path.write_text(GOOD.replace("0.015", "-1"))
     assert f"{problem_path}:6: " in invoke("solve", problem_path, code=2).stderr
-
-
-@pytest.mark.parametrize("arguments", [["--stages", "2"], ["--objective", "latency"], ["--output", "plan.json"]])
-def test_a_problem_says_everything_else_itself(invoke, problem_path, arguments):
-    assert arguments[0] in invoke("solve", problem_path, *arguments, code=2).stderr

@@ -46,7 +46,7 @@ def test_ready_pods_are_the_cluster(api: KubernetesApi, workers: LocalWorkers) -
         pod("tvm-split-4", "127.0.0.1:9"),
         pod("tvm-split-5", ends["tvm-split-0"].address),
     ]
-    cluster = Cluster.from_kubernetes(SELECTOR, token=token, timeout_seconds=PATIENCE_SECONDS)
+    cluster = Cluster.at(f"kubernetes:{SELECTOR}", token=token, timeout_seconds=PATIENCE_SECONDS)
     assert api.selectors == [SELECTOR]
     assert {machine.name: machine.address for machine in cluster.machines} == {
         name: e.address for name, e in ends.items()
@@ -74,10 +74,10 @@ def test_status_and_what_is_wrong(api: KubernetesApi, workers: LocalWorkers, tmp
     assert "you may not list these\\x1b[2J" in result.stderr
     api.pods = []
     with pytest.raises(ClusterError, match="has no machine that can be deployed to"):
-        Cluster.from_kubernetes(SELECTOR)
+        Cluster.at(f"kubernetes:{SELECTOR}")
     api.pods = [{"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "x"}}]
     with pytest.raises(ProtocolError, match="invalid pod"):
-        Cluster.from_kubernetes(SELECTOR)
+        Cluster.at(f"kubernetes:{SELECTOR}")
 
 
 def test_a_stateful_pod_is_called_by_its_own_name(api: KubernetesApi) -> None:
@@ -85,10 +85,10 @@ def test_a_stateful_pod_is_called_by_its_own_name(api: KubernetesApi) -> None:
     stateful["spec"] |= {"hostname": "tvm-split-0", "subdomain": "tvm-split"}
     api.pods = [stateful]
     with pytest.raises(ClusterError, match=r"tvm-split-0 at tvm-split-0\.tvm-split\.lab\.svc:7001: its pod is not"):
-        Cluster.from_kubernetes(SELECTOR)
+        Cluster.at(f"kubernetes:{SELECTOR}")
 
 
 def test_without_kubectl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(WorkerUnavailableError, match="not installed here"):
-        Cluster.from_kubernetes(SELECTOR)
+        Cluster.at(f"kubernetes:{SELECTOR}")

@@ -15,7 +15,7 @@ import torch
 import tvm_split
 from rpc_runtime.hardware import cpu_features
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.launcher import make_launcher
+from tvm_split.cluster.launcher import launcher_at
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.machine_targets import require_known_targets
 from tvm_split.compiler.targets import cannot_execute, host_target, runs_here, tvm_target
@@ -72,7 +72,7 @@ SPLIT = {"machine-a": ["0"], "machine-b": ["1"]}
 
 def beyond(launcher: str) -> Cluster:
     machines = Machine("machine-a"), Machine("machine-b", target=BEYOND)
-    return Cluster(machines, launcher=make_launcher(launcher))
+    return Cluster(machines, launcher=launcher_at(launcher))
 
 
 @lacks_it

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 from matplotlib import image
 
 from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
-from tvm_split.pictures.timeline import LANES, draw_picture, drawn_timeline, machines_at_once
+from tvm_split.pictures.timeline import draw_picture, drawn_timeline, machines_computing
 
 MACHINES = ("a", "b")
 
@@ -63,12 +62,11 @@ def test_nothing_recorded():
     assert drawn_timeline([event("a", 0, WAIT, 0, 5)], MACHINES).plain == "nothing was recorded"
 
 
-def test_machines_at_once(two_machines):
-    computing = machines_at_once(two_machines, (COMPUTE,))
+def test_machines_computing(two_machines):
+    computing = machines_computing(two_machines)
     # From 2 to 28 microseconds: a alone, none, both, none, b alone.
     assert computing == {0: pytest.approx(8 / 26), 1: pytest.approx(12 / 26), 2: pytest.approx(6 / 26)}
-    assert math.isclose(sum(machines_at_once(two_machines, LANES).values()), 1.0)
-    assert machines_at_once([], (COMPUTE,)) == {}
+    assert machines_computing([]) == {}
 
 
 @pytest.mark.parametrize("machines", [2, 400])

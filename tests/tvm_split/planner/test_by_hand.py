@@ -86,19 +86,6 @@ def test_a_machine_gets_one_stage_where_that_is_possible() -> None:
     assert held(stages) == [((B,), ("right",)), ((A,), ("left", "join"))]
 
 
-@pytest.mark.parametrize(
-    ("split", "message"),
-    [
-        ({"machine-x": ["conv1"]}, r"names machine 'machine-x'; the cluster has machine-a, machine-b, machine-c"),
-        ({A: ["conv2"]}, r"'machine-a' the layer 'conv2', which the model does not have; near it are 'conv1'"),
-        ({A: ["conv1"], B: ["conv1"]}, r"'conv1' to both 'machine-a' and 'machine-b'"),
-    ],
-)
-def test_wrong_splits(split: dict[str, tuple[str, ...]], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        stages_by_hand(CHAIN, split, MACHINES, None)
-
-
 def test_a_stage_that_would_wait_on_itself() -> None:
     split = {"machine-a": ["conv1", "fc"], "machine-b": ["block"]}
     with pytest.raises(PlanError, match=r"makes 3 stages, stages=2 .* stage would wait on itself.*stages=3"):
@@ -211,8 +198,11 @@ def test_tables_make_no_stage_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shards", "message"),
+    ("split", "message"),
     [
+        ({"machine-x": ["conv1"]}, r"names machine 'machine-x'; the cluster has machine-a, machine-b, machine-c"),
+        ({A: ["conv2"]}, r"'machine-a' the layer 'conv2', which the model does not have; near it are 'conv1'"),
+        ({A: ["conv1"], B: ["conv1"]}, r"'conv1' to both 'machine-a' and 'machine-b'"),
         ([shard("conv1", "fc", {A: 0.5, "machine-x": 0.5})], "names machine 'machine-x'; the cluster has machine-a, "),
         ([shard("conv9", "fc")], "'conv9', which the model does not have; near it are 'conv1'"),
         ([shard("conv1", "fd")], "'fd', which the model does not have"),
@@ -225,9 +215,9 @@ def test_tables_make_no_stage_of_their_own() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(shards: list[Shard], message: str) -> None:
+def test_what_cannot_be_is_refused(split: dict[str, tuple[str, ...]] | list[Shard], message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        sharded(LONGER, shards)
+        sharded(LONGER, split) if isinstance(split, list) else stages_by_hand(LONGER, split, MACHINES)
 
 
 @pytest.mark.parametrize("name", ["block.0", "block.0.norm"])

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 from hypothesis import given, strategies as st
 
 from rpc_runtime.program.routes import CLIENT
-from tests.helpers.planner.steps import step
+from tests.helpers.planner.profiles import A, B, C
+from tests.helpers.planner.steps import random_graph, step
 from tvm_split.planner.evaluate import flow_of
 from tvm_split.planner.problem import Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.step_graph import StepGraph, Transfer
 
-A, B = "a", "b"
-
 
 def links(bytes_per_second: float = 100.0, latency_seconds: float = 0.5) -> dict[tuple[str, str], ProblemLink]:
-    ends = [(source, end) for source in (A, B, "c", CLIENT) for end in (A, B, "c", CLIENT) if source != end]
+    ends = [(source, end) for source in (A, B, C, CLIENT) for end in (A, B, C, CLIENT) if source != end]
     return {pair: ProblemLink(*pair, bytes_per_second, latency_seconds) for pair in ends}
 
 
 def timetable(graph: StepGraph, links: dict[tuple[str, str], ProblemLink]) -> tuple[dict[str, float | None], float]:
     """The start of each step, and the latency."""
-    machines = tuple(ProblemMachine(name) for name in (A, B, "c"))
+    machines = tuple(ProblemMachine(name) for name in (A, B, C))
     result = flow_of(Problem("latency", machines, tuple(links.values()), (), ()), graph).timetable
     return {
         graph_step.name: start for graph_step, start in zip(graph.steps, result.starts, strict=True)
@@ -77,21 +75,9 @@ def test_tensors_of_one_link_follow_each_other_and_their_latencies_overlap() -> 
     assert starts == pytest.approx({"first": 0.0, "one": 2.5, "both": 3.5})
 
 
-def random_plan(seed: int) -> tuple[StepGraph, dict[tuple[str, str], ProblemLink]]:
-    generator = random.Random(seed)
-    names = [f"p{number}" for number in range(generator.randint(1, 9))]
-    steps = tuple(step(name, generator.choice((A, B, "c")), generator.choice((0.0, 1.0, 2.5))) for name in names)
-    transfers = [Transfer("x", CLIENT, (names[0],), generator.uniform(0, 100))]
-    for number, name in enumerate(names[:-1]):
-        for target in generator.sample(names[number + 1 :], generator.randint(0, len(names) - number - 1)):
-            transfers.append(Transfer(f"{name}_{target}", name, (target,), generator.choice((0.0, 30.0, 200.0))))
-    transfers.append(Transfer("y", names[-1], (), 10.0))
-    return StepGraph(steps, tuple(transfers)), links(100.0, generator.choice((0.0, 0.5)))
-
-
-@given(st.integers(0, 10**6))
-def test_never_below_a_path_or_a_machine_and_never_above_all_in_turn(seed: int) -> None:
-    plan, ways = random_plan(seed)
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.5]))
+def test_never_below_a_path_or_a_machine_and_never_above_all_in_turn(seed: int, latency_seconds: float) -> None:
+    plan, ways = random_graph(seed), links(100.0, latency_seconds)
     _, latency = timetable(plan, ways)
     machine = {plan_step.name: plan_step.machines[0] for plan_step in plan.steps} | {CLIENT: CLIENT}
 
@@ -102,9 +88,11 @@ def test_never_below_a_path_or_a_machine_and_never_above_all_in_turn(seed: int) 
     done: dict[str, float] = {CLIENT: 0.0}
     for plan_step in plan.steps:
         arrivals = [done[d.source] + wire(d) for d in plan.transfers if plan_step.name in d.targets]
-        done[plan_step.name] = max(arrivals, default=0.0) + plan_step.seconds[0]
+        done[plan_step.name] = max(arrivals, default=0.0) + plan_step.contended_seconds[0]
     longest = max([*done.values(), *(done[d.source] + wire(d) for d in plan.transfers if not d.targets)])
-    busiest = max(math.fsum(p.seconds[0] for p in plan.steps if p.machines == (m,)) for m in (A, B, "c"))
-    in_turn = math.fsum(plan_step.seconds[0] for plan_step in plan.steps) + math.fsum(map(wire, plan.transfers))
+    busiest = max(math.fsum(p.contended_seconds[0] for p in plan.steps if p.machines == (m,)) for m in (A, B, C))
+    in_turn = math.fsum(plan_step.contended_seconds[0] for plan_step in plan.steps) + math.fsum(
+        map(wire, plan.transfers)
+    )
     assert max(longest, busiest) <= latency * (1 + 1e-9) + 1e-12
     assert latency <= in_turn * (1 + 1e-9) + 1e-12

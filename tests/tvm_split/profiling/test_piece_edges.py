@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 import tvm_split
-from rpc_runtime.program.program import BlobSpec, Program, StageSpec
 from rpc_runtime.program.routes import CLIENT
 from tests.models import torch_models
-from tvm_split.compiler.describe import tensor_spec
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.targets import host_target
 from tvm_split.planner.graph import piece_edges, pieces_of
 from tvm_split.profiling.kernels import target_code
+from tvm_split.shard_planning.estimates import transfers_of
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
 Moved = dict[tuple[str, str, str], int]
@@ -68,25 +67,14 @@ def test_edges_are_the_routes(name: str) -> None:
 
 
 def routes(model: tvm_split.Model, machine_of: Mapping[str, str]) -> Moved:
-    """Return the transfers of the program that is cut from the model with these layers on these machines."""
+    """Return the transfers of the module that is cut from the model with these layers on these machines."""
     used = [machine for machine in MACHINES if machine in machine_of.values()]
     split = {machine: [layer for layer, home in machine_of.items() if home == machine] for machine in used}
     plan = tvm_split.plan(model, tvm_split.Cluster.local(len(MACHINES)), split=split)
-    cut = partition(model, plan)
-    stages = tuple(
-        StageSpec(
-            index,
-            stage.name,
-            stage.machine,
-            stage.layers,
-            "cpu",
-            BlobSpec("", 0),
-            (),
-            tuple(tensor_spec(parameter.name, parameter.ty) for parameter in part.function.params),
-            tuple(tensor_spec(sent, ty) for sent, ty in zip(part.sent, part.function.ret_ty.fields, strict=True)),
-        )
-        for index, (stage, part) in enumerate(zip(plan.stages, cut.computations, strict=True))
-    )
-    tensors = {tensor.name: tensor for tensor in (*model.inputs, *(t for stage in stages for t in stage.outputs))}
-    program = Program(model.inputs, tuple(tensors[name] for name in cut.outputs), stages)
-    return {(route.tensor.name, route.source, route.destination): route.tensor.size_bytes for route in program.routes}
+    home = {stage.name: stage.machine for stage in plan.stages} | {CLIENT: CLIENT}
+    moved: Moved = {}
+    for transfer in transfers_of(partition(model, plan)):
+        source, destination = home[transfer.source], home[transfer.targets[0] if transfer.targets else CLIENT]
+        if source != destination:
+            moved[transfer.tensor, source, destination] = int(transfer.bytes)
+    return moved

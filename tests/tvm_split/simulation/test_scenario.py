@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from rpc_runtime.program.measurements import COMPUTE
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned as planned_best
-from tests.helpers.planner.steps import step
+from tests.helpers.planner.steps import random_graph, step
 from tests.helpers.scenarios import busiest
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
@@ -83,37 +82,10 @@ def test_one_exchange_in_a_stream() -> None:
     assert {machine.machine: machine.computing for machine in simulation.machines} == pytest.approx({A: 1.0, B: 1.0})
 
 
-def random_parts(seed: int) -> StepGraph:
-    """Random parts that read tensors of earlier parts or of the client; tensors without a reader are outputs."""
-    generator = random.Random(seed)
-    names = [f"p{number}" for number in range(generator.randint(1, 9))]
-    home = {name: generator.choice((A, B, C)) for name in names}
-    seconds = {name: generator.uniform(0.01, 1.0) for name in names}
-    parts = tuple(step(name, home[name], seconds[name], seconds[name] * generator.uniform(1, 2)) for name in names)
-    deliveries: dict[tuple[str, str], list[str]] = {}
-    for number, name in enumerate(names):
-        for source in generator.sample([CLIENT, *names[:number]], generator.randint(1, min(number + 1, 3))):
-            deliveries.setdefault((source, home[name]), []).append(name)
-    sources = {source for source, _ in deliveries}
-    size = {name: generator.uniform(1.0, 100.0) for name in (CLIENT, *names)}
-    return StepGraph(
-        parts,
-        (
-            *(
-                Transfer(f"of_{source}", source, tuple(deliveries[source, machine]), size[source])
-                for source in (CLIENT, *names)
-                for machine in (A, B, C)
-                if (source, machine) in deliveries
-            ),
-            *(Transfer(f"of_{name}", name, (), size[name]) for name in names if name not in sources),
-        ),
-    )
-
-
 @settings(max_examples=60)
 @given(st.integers(0, 10**6), st.sampled_from([math.inf, 300.0]), st.sampled_from([0.0, 0.013]))
 def test_one_input_takes_what_is_predicted(seed: int, bytes_per_second: float, latency: float) -> None:
-    plan = planned(random_parts(seed), bytes_per_second=bytes_per_second, latency_seconds=latency)
+    plan = planned(random_graph(seed), bytes_per_second=bytes_per_second, latency_seconds=latency)
     assert plan.prediction is not None
     simulation = simulate(scenario_of_plan(plan), micro_batches=2)
     assert simulation.single is not None
@@ -122,20 +94,16 @@ def test_one_input_takes_what_is_predicted(seed: int, bytes_per_second: float, l
 
 @settings(max_examples=40)
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 0.02]))
-def test_parts_are_what_their_machine_does_and_no_stream_is_faster(seed: int, transfer_seconds: float) -> None:
-    plan = planned(random_parts(seed), transfer_seconds=transfer_seconds, bytes_per_second=300.0)
-    prediction, scenario = plan.prediction, scenario_of_plan(plan)
+def test_parts_are_what_their_machine_does(seed: int, transfer_seconds: float) -> None:
+    plan = planned(random_graph(seed), transfer_seconds=transfer_seconds, bytes_per_second=300.0)
+    prediction = plan.prediction
     assert prediction is not None
     for machine in prediction.machines:
         steps = [predicted for predicted in prediction.steps if predicted.machines == (machine.machine,)]
         for field in ("compute_seconds", "alone_seconds", "transfer_seconds"):
             whole = math.fsum(getattr(predicted, field)[0] for predicted in steps)
             assert whole == pytest.approx(getattr(machine, field), abs=1e-12)
-    limit = busiest(scenario)
-    assert limit <= prediction.period_seconds * (1 + 1e-9)
-    simulation = simulate(scenario, in_flight=20)
-    assert simulation.period_seconds is not None
-    assert simulation.period_seconds >= limit * (1 - 20 / 150)
+    assert busiest(scenario_of_plan(plan)) <= prediction.period_seconds * (1 + 1e-9)
 
 
 def test_codecs_shorten_what_crosses_and_nothing_else() -> None:
@@ -160,24 +128,15 @@ def test_what_was_measured_of_a_machine_is_shared_out_over_its_parts() -> None:
         with_measured_compute(scenario, {"lamp": 1.0})
 
 
-def _put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
-    def change(content: Any) -> None:
-        for key in path[:-1]:
-            content = content[key]
-        content[path[-1]] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_put("steps", 0, "name", value="b0"), "two steps have the same name"),
-        (_put("steps", 0, "shares", value=[0.5, 0.5]), "step 'a0' has not one value for each of its machines"),
-        (_put("transfers", 2, "source", value="lamp"), "half_a goes from lamp to a1, which does not follow it"),
-        (_put("transfers", 3, "tensor", value="half_a"), "half_a is made by a0 and by b0"),
-        (_put("links", value=[]), "nothing is predicted of the link from client to machine-a"),
-        (_put("machines", value=[]), "nothing is predicted of machine 'machine-a'"),
+        (lambda p: p["steps"][0].update(name="b0"), "two steps have the same name"),
+        (lambda p: p["steps"][0].update(shares=[0.5, 0.5]), "step 'a0' has not one value for each of its machines"),
+        (lambda p: p["transfers"][2].update(source="lamp"), "half_a goes from lamp to a1, which does not follow it"),
+        (lambda p: p["transfers"][3].update(tensor="half_a"), "half_a is made by a0 and by b0"),
+        (lambda p: p.update(links=[]), "nothing is predicted of the link from client to machine-a"),
+        (lambda p: p.update(machines=[]), "nothing is predicted of machine 'machine-a'"),
     ],
 )
 def test_what_does_not_fit_together_is_named(change: Callable[[dict[str, Any]], None], words: str) -> None:
