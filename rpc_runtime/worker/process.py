@@ -81,11 +81,12 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
         for text in check_worker_files(config.tls):
             logger.warning("%s", text)
     _prepare_process(config)
-    # Signal handlers interrupt the main thread, so taking a lock there could deadlock: they only write to a pipe.
+    # A signal only writes to a pipe. Python's own handlers run when the main thread wakes: not if another one is hit.
     signalled, signal_end = os.pipe()
     os.set_blocking(signal_end, False)
+    signal.set_wakeup_fd(signal_end, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: os.write(signal_end, b"."))
+        signal.signal(number, lambda *_: None)
 
     def end(failed: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(failed)

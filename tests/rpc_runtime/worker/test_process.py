@@ -25,7 +25,7 @@ from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
 from tests.helpers.rpc_runtime.raw_calls import METHODS, RawCaller
 from tests.helpers.rpc_runtime.worker_process import ROOT, Start, ready
-from tests.helpers.waiting import PATIENCE_SECONDS
+from tests.helpers.waiting import PATIENCE_SECONDS, stopped
 
 
 def test_of_tvm_the_runtime_alone_is_loaded() -> None:
@@ -162,3 +162,14 @@ def test_wrong_use_is_one_clear_line(capsys: pytest.CaptureFixture[str], argumen
     assert message.startswith("error: ")
     assert words in message
     assert message.count("\n") == 1
+
+
+def test_a_worker_that_has_just_been_continued_ends_when_it_is_told_to(start: Start) -> None:
+    """The system may then choose another thread for the signal, and the main thread sleeps on."""
+    processes = [start("--json") for _ in range(3)]
+    for process in processes:
+        ready(process)
+        with stopped(process.pid):
+            pass
+        process.terminate()
+    assert [process.wait(PATIENCE_SECONDS) for process in processes] == [0, 0, 0]
