@@ -48,7 +48,6 @@ from relay_passes.ir import (
     with_leaves,
     with_main,
 )
-from relay_passes.sharding.partial_sums import Use
 from relay_passes.sharding.propagate import Step
 from relay_passes.sharding.ranges import Layout, layout_of
 from relay_passes.sharding.region import (
@@ -62,7 +61,7 @@ from relay_passes.sharding.region import (
     has_empty,
     part_name,
 )
-from relay_passes.sharding.rule import Axis, Operand, sliced
+from relay_passes.sharding.rule import Axis, Operand, Operation, Rule, sliced
 
 LARGE_SUM_BYTES = 1024 * 1024
 """Size from which a reduce-scatter and all-gather is faster than sending all partial sums, even over shared memory."""
@@ -154,8 +153,10 @@ class _Emitter:
         def emit(expression: relax.Expr) -> relax.Var:
             return self._emit(expression, f"{own_name}_step_{next(numbers)}", name, machine)
 
-        if step.rule is None or result_range is None:
-            expression = self._linear(step, machine)
+        assert step.rule is not None  # noqa: S101  (a whole value has no own part)
+        if result_range is None:
+            partial_operands = self._linear_operands(operation, step.rule, machine)
+            expression = step.rule.written(operation, (0, 0), partial_operands, emit)
         elif isinstance(operation.expression, relax.TupleGetItem):
             # The machine may hold the tuple for another range: take the field with that range.
             ((result_range, fields),) = self._held[operation.names[0], step.rule.read_axis.index, machine]
@@ -171,20 +172,16 @@ class _Emitter:
         elif result_range is not None:
             self._held[name, step.axis.index, machine] = [(result_range, expression)]
 
-    def _linear(self, step: Step, machine: int) -> relax.Expr:
-        """Return a machine's linear operation on its partial sums."""
-        linear, value = step.linear, step.operation.expression
-        assert linear is not None  # noqa: S101  (for mypy)
+    def _linear_operands(self, operation: Operation, rule: Rule, machine: int) -> list[relax.Expr | None]:
+        """Return the operands of a machine's linear operation on partial sums; None for those of the first machine."""
         operands: list[relax.Expr | None] = []
-        for operand, use in zip(step.operation.operands, linear.uses, strict=True):
-            if use is Use.OWN:
+        for operand, is_partial, is_on_first in zip(operation.operands, rule.is_partial, rule.is_on_first, strict=True):
+            if is_partial:
                 operands.append(self._partial[operand.expression.name, machine])
             else:
-                is_read = use is Use.WHOLE or machine == 0
+                is_read = machine == 0 or not is_on_first
                 operands.append(self._operand(operand, None, None, machine) if is_read else None)
-        if linear.write_rest is not None and machine:
-            return linear.write_rest(value, operands)
-        return with_leaves(value, operands)
+        return operands
 
     def _known(self, leaf: relax.Expr) -> relax.Expr | None:
         """Return the constant that an operand is or has as its value; None if it has none."""
@@ -252,11 +249,11 @@ class _Emitter:
     def _emit_whole(self, name: str, step: Step, machine: int | None) -> relax.Expr:
         """Emit a whole value: computed by one machine, combined, or concatenated from the machines' parts."""
         takes_name = machine is None or (machine == 0 and name in self._wanted)
-        if step.is_whole:
+        if step.rule is None:
             operands = [self._operand(operand, None, None, machine) for operand in step.operation.operands]
             own_name = name if takes_name else self._name(name, machine)
             return self._emit(with_leaves(step.operation.expression, operands), own_name, name, machine)
-        kind = "gathered" if step.axes is not None else step.rule.reduced if step.rule is not None else None
+        kind = "gathered" if step.axes is not None else step.rule.reduced
         long_name = self._name(f"{name}_{kind or 'sum'}", machine)
         own_name = name if takes_name else long_name
         if step.axes is not None:
@@ -307,7 +304,7 @@ class _Emitter:
         """
         shape = step.operation.shape
         size = prod(shape) * np.dtype(str(step.operation.expression.ty.dtype.dtype)).itemsize
-        is_sum = step.rule is None or step.rule.reduced == "sum"
+        is_sum = step.rule is not None and step.rule.reduced in (None, "sum")
         everywhere = self._needs.whole[name].issuperset(self._machines)
         if not is_sum or len(self._machines) < 3 or size < LARGE_SUM_BYTES or not everywhere:
             return None

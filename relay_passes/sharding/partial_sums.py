@@ -8,46 +8,23 @@ sum. Two branches of partial sums need one all-reduce. A mean over pixels is sen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Sequence
 
 import numpy as np
 from tvm import relax
 
 from relay_passes.ir import constant, is_tensor_constant, leaves_of, operator_name, shape_of, with_leaves
+from relay_passes.sharding.region import Range
+from relay_passes.sharding.rule import Emit, Rule, Write
 
 
-class Use(Enum):
-    """What a machine needs of an operand: its own partial sum, or the whole value."""
-
-    OWN = "own"
-    WHOLE = "whole"
-    WHOLE_ON_FIRST = "whole on the first machine"
-
-
-WriteRest = Callable[[relax.Expr, Sequence[relax.Expr | None]], relax.Expr]
-
-
-@dataclass(frozen=True)
-class LinearPassage:
-    """How partial sums pass an operator.
-
-    ``uses`` has what a machine needs of each operand; ``write_rest`` writes what all machines but the first compute.
-    """
-
-    uses: tuple[Use, ...]
-    write_rest: WriteRest | None = None
-
-
-def linear_passage(value: relax.Expr, is_partial: Sequence[bool]) -> LinearPassage | None:
-    """Return how partial sums pass an operation; None if they must be added up first."""
-    operator = operator_name(value)
-    leaves = leaves_of(value)
+def linear_rule(value: relax.Expr, is_partial: Sequence[bool]) -> Rule | None:
+    """Return the rule of how partial sums pass an operation; None if they must be added up first."""
+    operator, leaves = operator_name(value), leaves_of(value)
     if isinstance(value, relax.TupleGetItem):
-        return LinearPassage((Use.OWN,)) if value.index == 0 else None
+        return _rule("p") if value.index == 0 else None
     if operator in _OF_ONE or (operator == "relax.take" and is_partial[0] and not is_partial[1]):
-        return LinearPassage((Use.OWN, *[Use.WHOLE] * (len(leaves) - 1)))
+        return _rule("p".ljust(len(leaves), "w"))
     if operator == "relax.nn.batch_norm":
         return _batch_norm(value, is_partial)
     if operator not in _OF_TWO or any(
@@ -56,14 +33,23 @@ def linear_passage(value: relax.Expr, is_partial: Sequence[bool]) -> LinearPassa
         return None
     left, right = is_partial
     if operator in ("relax.multiply", "relax.divide"):
-        if (left and right) or (operator == "relax.divide" and right):
-            return None
-        return LinearPassage(tuple(Use.OWN if partial else Use.WHOLE for partial in is_partial))
+        is_refused = (left and right) or (operator == "relax.divide" and right)
+        return None if is_refused else _rule("pw" if left else "wp")
     if left and right:
-        return LinearPassage((Use.OWN, Use.OWN))
-    uses = tuple(Use.OWN if partial else Use.WHOLE_ON_FIRST for partial in is_partial)
-    negated = operator == "relax.subtract" and right
-    return LinearPassage(uses, _negated if negated else _unchanged)
+        return _rule("pp")
+
+    def write(_: Range, operands: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
+        (partial,) = (operand for operand in operands if operand is not None)
+        return relax.op.negative(partial) if operator == "relax.subtract" and right else partial
+
+    return _rule("pf" if left else "fp", write)
+
+
+def _rule(reads: str, write: Write | None = None) -> Rule:
+    """Return a rule for a word with a letter for each operand: partial (p), whole (w), or whole on the first (f)."""
+    nothing = (None,) * len(reads)
+    is_partial, is_on_first = (tuple(read == letter for read in reads) for letter in "pf")
+    return Rule(nothing, (None,), write=write, is_partial=is_partial, is_on_first=is_on_first)
 
 
 _OF_TWO = ("relax.add", "relax.subtract", "relax.multiply", "relax.divide")
@@ -76,24 +62,14 @@ _OF_ONE = frozenset(
 )
 
 
-def _unchanged(_: relax.Expr, operands: Sequence[relax.Expr | None]) -> relax.Expr:
-    return next(operand for operand in operands if operand is not None)
-
-
-def _negated(_: relax.Expr, operands: Sequence[relax.Expr | None]) -> relax.Expr:
-    return relax.op.negative(operands[1])
-
-
-def _batch_norm(value: relax.Expr, is_partial: Sequence[bool]) -> LinearPassage | None:
+def _batch_norm(value: relax.Expr, is_partial: Sequence[bool]) -> Rule | None:
     """Scale on every machine and shift on the first, if the statistics are constants."""
     data, *statistics = leaves_of(value)
     if not is_partial[0] or value.attrs.training or not all(map(is_tensor_constant, statistics)):
         return None
     zeros = constant(np.zeros(shape_of(statistics[0]), str(data.ty.dtype)))
 
-    def scaled_only(value: relax.Expr, operands: Sequence[relax.Expr | None]) -> relax.Expr:
-        partial, scale, _, _, variance = operands
-        return with_leaves(value, [partial, scale, zeros, zeros, variance])
+    def write(_: Range, operands: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
+        return with_leaves(value, [zeros if operand is None else operand for operand in operands])
 
-    uses = (Use.OWN, Use.WHOLE, Use.WHOLE_ON_FIRST, Use.WHOLE_ON_FIRST, Use.WHOLE)
-    return LinearPassage(uses, scaled_only)
+    return _rule("pwffw", write)

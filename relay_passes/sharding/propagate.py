@@ -29,7 +29,7 @@ from relay_passes.ir import (
     shape_of,
     with_leaves,
 )
-from relay_passes.sharding.partial_sums import LinearPassage, linear_passage
+from relay_passes.sharding.partial_sums import linear_rule
 from relay_passes.sharding.region import CommonBounds, Contents, ShardError, fit_blocks
 from relay_passes.sharding.rule import Axis, Operation, Rule, operation_of
 from relay_passes.sharding.rules import rule_of
@@ -42,15 +42,13 @@ _DIVIDING = ("relax.reshape", "relax.split", "relax.strided_slice")
 
 @dataclass(frozen=True)
 class Step:
-    """How one variable of the region is held and computed; whole if it has neither ``rule`` nor ``linear``.
+    """How one variable of the region is held and computed; whole without a ``rule``.
 
-    ``rule`` says how the axes of its operation pass it. With ``linear``, the operands' partial sums pass it. The
-    machines' ranges are those of ``bounds``, or found later if that is None.
+    The machines' ranges are those of ``bounds``, or found later if that is None.
     """
 
     operation: Operation
     rule: Rule | None = None
-    linear: LinearPassage | None = None
     bounds: CommonBounds | None = None
 
     @property
@@ -60,17 +58,13 @@ class Step:
         return self.rule.axis
 
     @property
-    def is_whole(self) -> bool:
-        return self.rule is None and self.linear is None
-
-    @property
     def is_partial(self) -> bool:
-        return self.linear is not None or (self.rule is not None and self.rule.reduced is not None)
+        return self.rule is not None and bool(self.rule.reduced or self.rule.is_partial)
 
     @property
     def axes(self) -> Axes | None:
         """The axes of a value in parts, one per field of a tuple; None for any other value."""
-        return None if self.rule is None or self.rule.reduced else self.rule.results
+        return None if self.rule is None or self.is_partial else self.rule.results
 
 
 def range_steps(contents: Contents, axis_name: str, index: int) -> dict[str, Step]:
@@ -178,9 +172,9 @@ class ChannelSteps:
     def _step(self, place: int, operation: Operation) -> Step:
         is_partial = [name in self._partial for name in operation.names]
         if any(is_partial):
-            linear = linear_passage(operation.expression, is_partial)
+            linear = linear_rule(operation.expression, is_partial)
             if linear is not None:
-                return Step(operation, linear=linear)
+                return Step(operation, linear)
             if isinstance(operation.expression, relax.TupleGetItem):
                 raise operation.refused("it takes a batch norm's statistics, of partial sums")
             # After the all-reduce, a value is whole for all later readers.

@@ -14,7 +14,6 @@ from itertools import pairwise, product
 import tvm
 from tvm import relax
 
-from relay_passes.sharding.partial_sums import Use
 from relay_passes.sharding.propagate import ChannelSteps, Step, range_steps
 from relay_passes.sharding.region import (
     INDICES,
@@ -173,19 +172,19 @@ def _needs_of(
             needs.read[key] = hull(needs.read.get(key), operand_range)
 
     for name, step in reversed(list(steps.items())):
-        rule, linear, operands = step.rule, step.linear, step.operation.operands
+        rule, operands = step.rule, step.operation.operands
         whole = needs.whole.setdefault(name, set())
-        if name in contents.wanted and (step.is_whole or 0 not in whole):
-            whole.add(0 if step.is_whole else None)
-        if whole and not step.is_whole and step.operation.is_tuple:
+        if name in contents.wanted and (rule is None or 0 not in whole):
+            whole.add(0 if rule is None else None)
+        if whole and rule is not None and step.operation.is_tuple:
             raise ShardError(f"{name!r} is a tuple, and used behind the shard: end the shard before it")
-        if linear is not None:
+        if rule is not None and rule.is_partial:
             for machine in machines if whole else needs.partial.get(name, ()):
                 needs.computed[name, machine] = None
-                for operand, use in zip(operands, linear.uses, strict=True):
-                    if use is Use.OWN:
+                for operand, is_partial, is_on_first in zip(operands, rule.is_partial, rule.is_on_first, strict=True):
+                    if is_partial:
                         needs.partial.setdefault(operand.expression.name, set()).add(machine)
-                    elif use is Use.WHOLE or machine == 0:
+                    elif machine == 0 or not is_on_first:
                         read_whole(operand, machine)
         elif rule is not None:
             for machine in machines:
@@ -243,6 +242,6 @@ def computed_shares(
             if part is not None:
                 shares[name, region.machines[machine]] = (part[1] - part[0]) / layout.steps[name].axis.length
         for name, machines in layout.needs.whole.items():
-            if name in layout.steps and layout.steps[name].is_whole:
+            if name in layout.steps and layout.steps[name].rule is None:
                 shares.update({(name, region.machines[machine or 0]): 1.0 for machine in machines})
     return shares

@@ -132,6 +132,9 @@ class Rule:
     operands, or one in proportion to their lengths. Without ``write``, a machine's operation differs from the whole one
     in its operands only. If ``blocks`` is set, bounds may lie only between that many equal blocks. With ``divides``,
     the axis is divided into several, of which the outermost is sharded (heads).
+
+    If some operands are ``is_partial``, each machine computes the operation on its own partial sums of them. Only the
+    first machine reads the operands that are ``is_on_first``; ``write`` is for the others, with None for these.
     """
 
     operands: tuple[Axis | None, ...]
@@ -141,6 +144,8 @@ class Rule:
     write: Write | None = None
     blocks: int | None = None
     divides: bool = False
+    is_partial: tuple[bool, ...] = ()
+    is_on_first: tuple[bool, ...] = ()
 
     @property
     def read_axis(self) -> Axis:
@@ -170,7 +175,8 @@ class Rule:
         self, operation: Operation, result_range: Range, operands: Sequence[relax.Expr], emit: Emit
     ) -> relax.Expr:
         """Return a machine's operation."""
-        if self.write is not None:
+        is_first = bool(self.is_partial) and all(operand is not None for operand in operands)
+        if self.write is not None and not is_first:
             return self.write(result_range, operands, emit)
         return with_leaves(operation.expression, operands)
 
