@@ -101,7 +101,6 @@ class Dispatcher:
         self._limit = default_in_flight(program) if in_flight is None else in_flight
         self._waiting: deque[_MicroBatch] = deque()
         self._in_flight: deque[_MicroBatch] = deque()
-        self._thread: threading.Thread | None = None
         self._last_activity = time.monotonic()
         self._failure: TvmSplitError | None = None
         """Why the pipeline has ended; `CLOSED` after `close`."""
@@ -116,6 +115,7 @@ class Dispatcher:
         }
         self._links: tuple[LinkEnd, ...] = (*self.outgoing.values(), *self.incoming.values())
         self._sends = part.sends(program.client_tensors)
+        threading.Thread(target=self._feed_calls, name="feed-calls", daemon=True).start()
 
     @property
     def completed(self) -> int:
@@ -137,7 +137,6 @@ class Dispatcher:
         with self.lock:
             self._require_usable_locked()
             self._waiting.append(batch)
-            self._start_feeding_locked()
         self._feed()
         return batch.future
 
@@ -145,8 +144,6 @@ class Dispatcher:
         """Yield the outputs for many micro-batches, in order."""
         self.own_process.require()
         stream = _Stream()
-        with self.lock:
-            self._start_feeding_locked()
         threading.Thread(target=self._feed_stream, args=(stream, batches), name="feed", daemon=True).start()
         try:
             yield from self._drain(stream)
@@ -327,12 +324,6 @@ class Dispatcher:
                 stream.ready -= 1
                 self._notify_locked()
             yield result
-
-    def _start_feeding_locked(self) -> None:
-        """Start the thread of `_feed_calls`, unless it runs."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._feed_calls, name="feed-calls", daemon=True)
-            self._thread.start()
 
     def _feed_calls(self) -> None:
         """Feed calls that had to wait for room, and fail micro-batches that take too long, until the pipeline ends."""

@@ -57,9 +57,7 @@ class ResultQueue:
             if release is not None:
                 release()
         self.taken += 1
-        seen: set[str] = set()
-        result = []
-        for name in self._names:
-            result.append(values[name].copy() if name in seen else values[name])
-            seen.add(name)
-        return self._program.result(result)
+        return self._program.result(
+            values[name].copy() if name in self._names[:place] else values[name]
+            for place, name in enumerate(self._names)
+        )

@@ -8,6 +8,7 @@ and ``lock`` serializes the changes of all processes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -189,18 +190,15 @@ class BlobStore:
             self._pin_file.write("\n".join(sorted(set().union(*self._pins.values()))).encode())
             self._pin_file.flush()
 
-    def _full(self, needed_bytes: int, what: str) -> BlobError:
+    def _full(self, needed_bytes: int, what: str) -> BlobError | OSError:
         """Return the error for what does not fit: this store's own limit, or its disk, is too small."""
         if self._own_limit_bytes is not None and needed_bytes > self._own_limit_bytes:
             return BlobError(
                 f"the cache {self.folder} may hold {self._own_limit_bytes} bytes, and {what} needs {needed_bytes}: "
                 "raise its limit (--cache-limit-bytes), or close deployments"
             )
-        return BlobError(
-            f"the disk of the cache {self.folder} is full: {what} needs {needed_bytes} bytes, and "
-            f"{shutil.disk_usage(self.folder).free} are free: make room there, or name another folder with "
-            f"{self._setting}"
-        )
+        text = f"{what} needs {needed_bytes} bytes, and {shutil.disk_usage(self.folder).free} are free"
+        return OSError(errno.ENOSPC, text, str(self.folder))  # which `_explained` converts
 
     def _evict(self, blob: BlobSpec) -> None:
         """Remove unpinned blobs until a new one fits. Requires the lock of all processes."""

@@ -151,6 +151,9 @@ class NcclCarrier(Carrier):
         WorkerError: the two ends cannot be connected, or the GPU has no memory for the link's slots.
     """
 
+    _kept: Any = None
+    """The value that is being sent: its memory must not be reused meanwhile."""
+
     def __init__(self, opening: Opening, nccl: CudaNccl, peer: NcclEnd, join_seconds: float, *, calls: bool) -> None:
         _require_fit(nccl, peer)
         self._link, self._stream, self._nccl, self._join_seconds = opening.link, opening.stream, nccl, join_seconds
@@ -210,7 +213,8 @@ class NcclCarrier(Carrier):
             logger.warning("NCCL is still ending a communicator, and transfers of its GPU wait for that")
 
     def _slot(self, tensor: TensorSpec) -> Slot:
-        raise NotImplementedError
+        address, value = self._nccl.memory(tensor) if self._link.receives else (0, None)
+        return _Slot(NOT_OF_THE_HOST, value, self, tensor.size_bytes, address)
 
     def _turn(self) -> Iterator[bytes]:
         """Take the process's lock for one transfer; yield heartbeats while waiting."""
@@ -262,20 +266,15 @@ class NcclCarrier(Carrier):
             return
         if is_at_rest or self._at_work.acquire(timeout=2 * GRACE_SECONDS):
             self._latest = -math.inf
-            self._forget()
+            self._slots.clear()
+            self._kept = None
             if self._has_turn:
                 self._end_turn()
             self._at_work.release()
 
-    def _forget(self) -> None:
-        """Drop the references to memory."""
-        self._slots.clear()
-
 
 class _Sending(NcclCarrier):
     _awaits_ready = False
-    _kept: Any = None
-    """The value that is being sent: its memory must not be reused meanwhile."""
 
     def receive(self, frame: Frame) -> None:
         if frame.kind is not FrameKind.READY:
@@ -303,13 +302,6 @@ class _Sending(NcclCarrier):
                 yield header
             yield from self._transferred(size_bytes)
             self._kept = None
-
-    def _slot(self, tensor: TensorSpec) -> Slot:
-        return _Slot(NOT_OF_THE_HOST, None, self, tensor.size_bytes)
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._kept = None
 
 
 class _Receiving(NcclCarrier):
@@ -353,10 +345,6 @@ class _Receiving(NcclCarrier):
                 self._link.say(control_frame(FrameKind.READY))
             for _ in self._transferred(size_bytes):
                 pass
-
-    def _slot(self, tensor: TensorSpec) -> Slot:
-        address, value = self._nccl.memory(tensor)
-        return _Slot(NOT_OF_THE_HOST, value, self, tensor.size_bytes, address)
 
     def _take(self) -> None:
         try:

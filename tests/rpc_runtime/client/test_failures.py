@@ -43,7 +43,7 @@ def own_workers() -> Iterator[LocalWorkers]:
         yield started
 
 
-SHORT = LinkTimeouts.of_silence(1.0)
+SHORT = LinkTimeouts.of_silence(2.0)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_hanging_worker_is_named(workers: LocalWorkers, maker: ProgramMaker) -
         next(results)
         with (
             stopped(workers.process_ids[B]),
-            pytest.raises(WorkerUnavailableError, match=f"{B}.*silent for 1.25 seconds.*'two'"),
+            pytest.raises(WorkerUnavailableError, match=f"{B}.*silent for 2.5 seconds.*'two'"),
         ):
             list(results)
 
@@ -105,7 +105,7 @@ def test_a_frozen_link_is_named_with_both_ends(
             assert list(results) == []
         relay.freeze()
         # Long before the deadline of a result, and before gRPC itself closes the connection.
-        with pytest.raises(WorkerUnavailableError, match="nothing has arrived for 1 seconds") as caught:
+        with pytest.raises(WorkerUnavailableError, match="nothing has arrived for 2 seconds") as caught:
             list(results if streaming else pipe.stream(batches_for(program, 1)))
         assert B in str(caught.value)
         assert C in str(caught.value)
@@ -115,7 +115,7 @@ def test_a_frozen_link_is_named_with_both_ends(
 
 def test_a_slow_link_is_not_taken_for_dead(quick_workers: LocalWorkers, maker: ProgramMaker) -> None:
     """A micro-batch that takes longer than the silence after which a link counts as dead."""
-    x = maker.input("x", (2048, 2048))  # frames of 1 MiB, of which each takes an eighth of that silence
+    x = maker.input("x", (2048, 2048))  # frames of 1 MiB, each of which takes an eighth of that silence
     program = maker.program([maker.stage("two", B, [maker.stage("one", A, [x], double)], double)])
     seconds = 2 * SHORT.silence_seconds
     with (
@@ -189,7 +189,7 @@ def test_a_client_whose_python_stands_still_is_not_given_up(own_workers: LocalWo
 
 def test_no_progress_names_the_stage(workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
-    with open_on(workers, program, maker, timeout_seconds=2.0) as pipe:
+    with open_on(workers, program, maker, timeout_seconds=3.0) as pipe:
         pipe.run(batches_for(program, 1)[0])
         with (
             stopped(workers.process_ids[C]),
@@ -243,7 +243,7 @@ def test_all_machines_that_were_frozen_before_are_named(workers: LocalWorkers, m
         stopped(workers.process_ids[C]),
         pytest.raises(WorkerUnavailableError, match=rf"(?s)2 machines.*'{A}'.*did not answer in time.*'{C}'"),
     ):
-        open_on(workers, program, maker, timeout_seconds=1.0)
+        open_on(workers, program, maker, timeout_seconds=3.0)
     with open_on(workers, program, maker) as pipe:
         pipe.run(batches_for(program, 1)[0])
 

@@ -43,10 +43,10 @@ def test_a_slow_source_holds_no_result_back(workers: LocalWorkers, maker: Progra
         assert go_on.wait(PATIENCE_SECONDS)
         yield batch
 
-    with open_on(workers, program, maker, timeout_seconds=1.0) as pipeline:
+    with open_on(workers, program, maker, timeout_seconds=3.0) as pipeline:
         results = pipeline.stream(source())
         next(results)
-        time.sleep(1.5)  # longer than the timeout: no result is due while the source is silent
+        time.sleep(3.2)  # longer than the timeout: no result is due while the source is silent
         go_on.set()
         assert len(list(results)) == 1
 

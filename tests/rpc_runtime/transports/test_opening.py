@@ -113,7 +113,7 @@ def test_memory_that_cannot_be_made_leaves_the_link_to_grpc(caller_sends: bool) 
 
 
 def test_a_secret_that_comes_too_late_leaves_nothing() -> None:
-    receiver = Receiver([one_route(8)], LinkTimeouts(choice_seconds=0.5))
+    receiver = Receiver([one_route(8)], LinkTimeouts(choice_seconds=1.5))
     offer = pb.Offer(transport="shm", offer=host_proof(DEPLOYMENT))
     with closing(Answering(receiver.link)) as answering, RawCaller(answering.endpoint) as caller:
         call = caller.begin(LINK_PATH, [choice("shm")], 20, greeting(offer))

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import pytest
 
-from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.client.worker_client import describe
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.launcher import Launcher, Started
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError
 from tvm_split.launchers.local import Local
@@ -37,58 +34,20 @@ def test_wrong_clusters(make, message: str) -> None:
         make()
 
 
-class Scripted(Launcher):
-    """Counts how often its workers were started and ended."""
-
-    name = "scripted"
-    on_this_host = True
-
-    def __init__(self) -> None:
-        self.counts = {"started": 0, "ended": 0}
-
-    def find(self) -> Cluster:
-        return Cluster((Machine("a"),), launcher=self)
-
-    def start(self, cluster: Cluster) -> Started:
-        self.counts["started"] += 1
-        return ScriptedWorkers(self.counts)
-
-
-@dataclass
-class ScriptedWorkers:
-    counts: dict[str, int]
-
-    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
-        return {"a": WorkerEndpoint("a", f"127.0.0.1:{self.counts['started']}")}
-
-    def close(self) -> None:
-        self.counts["ended"] += 1
-
-
-def test_a_session_starts_its_workers_once_and_ends_them() -> None:
-    launcher = Scripted()
-    cluster = launcher.find()
+def test_a_session_starts_its_workers_once_and_shares_them() -> None:
+    cluster = Cluster.local(workers=1)
     with cluster as workers:
-        assert launcher.counts == {"started": 0, "ended": 0}  # they start when they are first needed
-        with workers.start() as shared:
-            assert shared.endpoints() == workers.endpoints()
-        assert launcher.counts == {"started": 1, "ended": 0}
-    assert launcher.counts == {"started": 1, "ended": 1}
+        with workers.start() as shared, cluster.start() as inside:
+            assert shared.endpoints() == inside.endpoints() == workers.endpoints()
+        (endpoint,) = workers.endpoints().values()
+        assert describe(endpoint, PATIENCE_SECONDS).machine == "machine-a"  # a shared session's end ends no worker
+        with cluster as inner:
+            assert inner.endpoints() != workers.endpoints()
+        assert workers.endpoints() == {"machine-a": endpoint}
     workers.close()
-    assert launcher.counts == {"started": 1, "ended": 1}
     with pytest.raises(ClusterError, match="have ended"):
         shared.endpoints()
-
-
-def test_sessions_of_one_cluster_have_workers_of_their_own() -> None:
-    launcher = Scripted()
-    cluster = launcher.find()
-    with cluster as outer, cluster as inner:
-        assert outer.endpoints() != inner.endpoints()
-    assert launcher.counts == {"started": 2, "ended": 2}
-    with cluster.start() as first, cluster.start() as second:
-        assert first.endpoints() != second.endpoints()
-    assert launcher.find() == cluster
+    assert Cluster.local(workers=1) == cluster
 
 
 def test_nccl_is_for_two_gpus_and_takes_no_codec() -> None:
