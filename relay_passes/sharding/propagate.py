@@ -12,7 +12,7 @@ operator to operator (GSPMD, Xu et al., 2021). If an operator cannot take a valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -126,8 +126,8 @@ class ChannelSteps:
         self._has_heads = self._is_sharded = False
         self._left_whole: ShardError | None = None
         computed = [binding for binding in contents.bindings if not self._is_literal(binding)]
-        operations = [operation_of(binding, axis_name) for binding in computed]
-        self._ahead = _LookAhead(operations, self._rule)
+        self._operations = operations = [operation_of(binding, axis_name) for binding in computed]
+        self._last_use = {name: place for place, operation in enumerate(operations) for name in operation.names}
         for place, operation in enumerate(operations):
             step = self._step(place, operation)
             self.steps[operation.name] = step
@@ -187,7 +187,7 @@ class ChannelSteps:
         All sharded operands are tried together, then each alone with the others gathered.
         """
         before = [self.steps.get(name) for name in operation.names]
-        axes = [None if step is None else step.axes for step in before]
+        axes = [self._axes_of(name) for name in operation.names]
         places = [place for place, operand_axes in enumerate(axes) if operand_axes is not None]
         for sharded_places in dict.fromkeys((tuple(places), *((place,) for place in places))):
             chosen = operation.with_axes(
@@ -232,8 +232,7 @@ class ChannelSteps:
         axis = Axis(index, 1, weights.shape[index])
         if self._rule(sharded(axis)) is None:
             return None
-        axes = {name: step.axes for name, step in self.steps.items() if step.axes is not None}
-        axis = self._ahead.best_axis(place, operand, axis, axes)
+        axis = self._best_axis(place, operand, axis)
         rule = self._rule(sharded(axis))
         if rule is None:
             return None
@@ -254,32 +253,19 @@ class ChannelSteps:
             f" shares {shares}: take fewer, or {instead}"
         )
 
+    def _best_axis(self, place: int, operand: int, single: Axis) -> Axis:
+        """Return the axis in as many blocks as pass most of the operators that follow; ``single`` has one block.
 
-class _LookAhead:
-    """Chooses how to shard an axis so that the sharding passes most of the operators that follow.
-
-    The columns of a fused query-key-value projection can be sharded as one block, or as three blocks with the same
-    bounds. Only the operators behind it show that each machine needs the same heads of all three. So when a product's
-    columns are sharded and a later reshape, slice or split ends that, more blocks are tried. The number that passes
-    most operators is taken, and the fewest blocks if several pass equally many. ``rule_of`` is None for an operation
-    before which operands are gathered.
-    """
-
-    def __init__(self, operations: Sequence[Operation], rule_of: Callable[[Operation], Rule | None]) -> None:
-        self._operations, self._rule_of = operations, rule_of
-        self._last_use = {name: place for place, operation in enumerate(operations) for name in operation.names}
-
-    def best_axis(self, place: int, operand: int, single: Axis, sharded: Mapping[str, Axes]) -> Axis:
-        """Return the best sharding of the weights ``operand`` of a product; ``single`` has them as one block.
-
-        ``sharded`` has the axes of values that are sharded already.
+        The columns of a fused query-key-value projection can be sharded as one block, or as three blocks with the same
+        bounds. Only the operators behind it show that each machine needs the same heads of all three. So if a later
+        reshape, slice or split ends the sharding of a product's columns, more blocks are tried, the fewest first.
         """
 
         def reached(axis: Axis) -> dict[str, Axes]:
             operation = self._operations[place]
             axes = [(axis,) if index == operand else None for index in range(len(operation.operands))]
-            rule = self._rule_of(operation.with_axes(axes))
-            return {} if rule is None else self._reached(place, rule.results, sharded)
+            rule = self._rule(operation.with_axes(axes))
+            return {} if rule is None else self._reached(place, rule.results)
 
         of_single = reached(single)
         best, most = single, len(of_single)
@@ -290,7 +276,7 @@ class _LookAhead:
                     best, most = axis, count
         return best
 
-    def _reached(self, place: int, results: Axes, sharded: Mapping[str, Axes]) -> dict[str, Axes]:
+    def _reached(self, place: int, results: Axes) -> dict[str, Axes]:
         """Return the values that stay sharded if the one at ``place`` is, with their axes."""
         name = self._operations[place].name
         axes_of = {name: results}
@@ -301,13 +287,17 @@ class _LookAhead:
             if not any(operand_axes):
                 continue
             # The other operands are sharded as they already are, or gathered if that does not fit.
-            beside = [axes or sharded.get(name) for axes, name in zip(operand_axes, operation.names, strict=True)]
-            rules = (self._rule_of(operation.with_axes(axes)) for axes in (beside, operand_axes))
+            beside = [axes or self._axes_of(name) for axes, name in zip(operand_axes, operation.names, strict=True)]
+            rules = (self._rule(operation.with_axes(axes)) for axes in (beside, operand_axes))
             rule = next((rule for rule in rules if rule is not None), None)
             if rule is not None and not rule.reduced:
                 axes_of[operation.name] = rule.results
                 last = max(last, self._last_use.get(operation.name, place))
         return axes_of
+
+    def _axes_of(self, name: str) -> Axes | None:
+        """The axes of a value that is sharded already."""
+        return self.steps[name].axes if name in self.steps else None
 
     def _is_divided(self, place: int, reached: Mapping[str, Axes]) -> bool:
         """Return whether an operation that may divide an axis into blocks ends the sharding of a value."""

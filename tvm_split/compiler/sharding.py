@@ -23,7 +23,7 @@ from relay_passes.ir import dependent_names, main_function, operations_of, retur
 from relay_passes.sharding.direct_joins import Place, range_of, with_direct_joins
 from relay_passes.sharding.emit import shard
 from relay_passes.sharding.ranges import computed_shares as shares_of
-from relay_passes.sharding.region import Region, Sharded, ShardError, part_name
+from relay_passes.sharding.region import Region, ShardError, part_name
 from tvm_split.compiler.describe import size_bytes
 from tvm_split.compiler.partition import Partition, stages_of
 from tvm_split.errors import PlanError
@@ -49,7 +49,9 @@ def partition(model: Model, plan: Plan) -> Partition:
         if stage.sharding is None:
             places.update({name: Place(index, stage.machines) for name, of in stage_of.items() if of == index})
             continue
-        sharded = _shared(model, stage, [name for name, of in stage_of.items() if of == index])
+        region = _region(model, stage, [name for name, of in stage_of.items() if of == index])
+        with _naming_layers(model, stage):
+            sharded = shard(model.module, region, axis=stage.sharding.axis, exchange=stage.sharding.exchange)
         # A slice of the model's input belongs to the layer that takes it.
         layers.update({name: layers.get(source, stage.layers[0]) for name, source in sharded.source_of.items()})
         machines = {name: () if machine is None else (machine,) for name, machine in sharded.machine_of.items()}
@@ -62,14 +64,6 @@ def partition(model: Model, plan: Plan) -> Partition:
     cuts = tuple(binding for binding in operations_of(main_function(model.module)) if binding.var.name in of_inputs)
     model, with_joins = _placed_joins(model, plan, places, source_of, of_inputs)
     return replace(_placed_by(model, plan, _leveled(model, plan, with_joins, source_of), inputs), cuts=cuts)
-
-
-def _shared(model: Model, stage: Stage, names: Sequence[str]) -> Sharded:
-    """Split one stage's operations over its machines and return the rewritten module."""
-    assert stage.sharding is not None  # noqa: S101  (the caller has looked)
-    region = _region(model, stage, names)
-    with _naming_layers(model, stage):
-        return shard(model.module, region, axis=stage.sharding.axis, exchange=stage.sharding.exchange)
 
 
 def computed_shares(model: Model, stage: Stage) -> Mapping[tuple[str, str], float]:

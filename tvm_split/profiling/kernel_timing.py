@@ -29,8 +29,7 @@ from tvm_split.compiler.build_cache import BlobFolder
 from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import ProfileError
 from tvm_split.profiling.kernels import PEAK_EFFORT, TargetCode, peak_code
-from tvm_split.profiling.machine_times import MachineTimes
-from tvm_split.profiling.machines import MachineFacts, machine_facts
+from tvm_split.profiling.machines import MachineFacts, MachineTimes, machine_facts
 from tvm_split.profiling.rounds import ROUNDS, WITHIN, confirmed_fastest, first_of
 from tvm_split.profiling.store import Store, default_folder
 from tvm_split.progress import StepProgress, Steps

@@ -1,24 +1,34 @@
-"""Facts about a machine that are needed to time its kernels: its identity, and the machines that share its host."""
+"""Machines as the profiler sees them: facts, known kernel times (measured, cached, or of an identical machine)."""
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 import tvm_split
 from rpc_runtime import hardware
 from rpc_runtime.client.worker_client import CudaDeviceDescription, WorkerDescription, describe_all
 from rpc_runtime.hardware import HostCores
+from rpc_runtime.program.measurements import KernelSet, KernelTime
+from rpc_runtime.program.program import BlobSpec
 from tvm_split.cluster.cluster import Workers
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.machine_targets import require_fit
-from tvm_split.compiler.targets import require_executable
-from tvm_split.planner.profile import Bus
+from tvm_split.compiler.targets import require_executable, target_text
+from tvm_split.errors import ProfileError
+from tvm_split.planner.estimate import Roofline
+from tvm_split.planner.profile import SHORTEST_SECONDS, Bus, PieceTime
+from tvm_split.profiling.kernels import KernelCall, TargetCode, symbol
+from tvm_split.profiling.store import Store, entry_key
 
 
 @dataclass(frozen=True)
@@ -135,3 +145,204 @@ def _identity(hostname: str, architecture: str, features: Any, tvm_version: str)
         "tvm": tvm_version,
         "tvm_split": tvm_split.__version__,
     }
+
+
+MOST_OF_MEMORY = 0.5
+"""Largest share of the free memory that the arguments of a kernel, or all weights, may take."""
+CHANGED = 2.0
+"""Ratio of times from which a machine counts as changed; frequencies and caches vary by less."""
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class CachedTime:
+    """Seconds of one kernel call, and when that was measured (seconds since 1970)."""
+
+    seconds: Seconds
+    measured_at: float
+
+
+_CACHED_TIME = TypeAdapter(CachedTime)
+
+
+@dataclass(eq=False)
+class MachineTimes:
+    """Known times of one machine by digest, alone and under contention, and why others are unknown.
+
+    Contention is with ``companions``; a machine without any is always alone. The times alone include those of the
+    kernels of ``peaks``; a GPU has none.
+    """
+
+    machine: MachineFacts
+    code: TargetCode
+    peaks: TargetCode
+    cache: Store
+    companions: tuple[str, ...]
+    problems: dict[str, str] = field(default_factory=dict)
+    measured: set[str] = field(default_factory=set)
+    doubt: str = ""
+    _times: dict[tuple[str, ...], dict[str, CachedTime]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._times = {(): {}, self.companions: {}}
+
+    @property
+    def alone(self) -> dict[str, CachedTime]:
+        return self._times[()]
+
+    @property
+    def contended(self) -> dict[str, CachedTime]:
+        return self._times[self.companions]
+
+    @property
+    def name(self) -> str:
+        return self.machine.name
+
+    def recall(self) -> None:
+        """Load the times that the cache has."""
+        for companions, times in self._times.items():
+            for digest in (*self.code.distinct, *self.peaks.distinct):
+                cached = self.cache.get(self._key(digest, companions), _CACHED_TIME)
+                if cached is not None:
+                    times[digest] = cached
+
+    @property
+    def checked_kernel(self) -> str | None:
+        """Digest of the kernel with the longest cached time, or None; a new measurement of it validates the cache."""
+        return max(self.alone.keys() & self.timeable, key=lambda digest: self.alone[digest].seconds, default=None)
+
+    def is_consistent(self, digest: str, now: KernelTime) -> bool:
+        """Whether the new time of a kernel agrees with the known one; an error counts as agreement."""
+        cached_seconds = self.alone[digest].seconds
+        return bool(now.error) or cached_seconds / CHANGED <= now.seconds <= cached_seconds * CHANGED
+
+    def forget(self) -> None:
+        """Discard all known times of the code's kernels."""
+        for times in self._times.values():
+            for digest in times.keys() - self.peaks.distinct.keys():
+                del times[digest]
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Digests of the kernels whose times alone and under contention are known."""
+        return frozenset(self.code.distinct.keys() & self.alone.keys() & self.contended.keys())
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Digests of the kernels that can be timed and lack a time."""
+        return self.timeable - self.known
+
+    @property
+    def timeable(self) -> frozenset[str]:
+        free_bytes = self.machine.memory_free_bytes or float("inf")
+        return frozenset(
+            digest
+            for digest in self.code.distinct
+            if digest not in self.code.untimeable
+            and self.code.distinct[digest].timed.size_bytes < MOST_OF_MEMORY * free_bytes
+        )
+
+    @property
+    def kind(self) -> tuple[int, str]:
+        """Key that is equal for machines that run the same code on identical processors of one host."""
+        return id(self.code), json.dumps({**self.machine.identity, "machine": ""}, sort_keys=True)
+
+    @property
+    def lacks_peaks(self) -> bool:
+        return not self.peaks.distinct.keys() <= self.alone.keys()
+
+    def kernel_set(self, code: TargetCode, digests: frozenset[str], library: BlobSpec) -> KernelSet:
+        """Return the kernels of ``code``, which is that of the model or of the peaks, with these digests."""
+        free_bytes = self.machine.memory_free_bytes
+        weight_bytes = min(code.weight_bytes, int(MOST_OF_MEMORY * free_bytes)) if free_bytes else code.weight_bytes
+        kernels = tuple(call.timed for digest, call in code.distinct.items() if digest in digests)
+        return KernelSet(self.machine.name, code.device, library, kernels, weight_bytes, target_text(code.target))
+
+    def add_measured(self, times: Sequence[KernelTime], companions: tuple[str, ...], *, is_confirmed: bool) -> None:
+        """Use measured times. The cache keeps them if they are confirmed, or faster than the cached ones."""
+        by_symbol = {symbol(digest): digest for digest in (*self.code.distinct, *self.peaks.distinct)}
+        new_times: dict[str, CachedTime] = {}
+        for kernel_time in times:
+            digest = by_symbol[kernel_time.function]
+            if kernel_time.error:
+                self.problems[digest] = kernel_time.error
+            else:
+                new_times[digest] = CachedTime(kernel_time.seconds, time.time())
+        self._times[companions].update(new_times)
+        self.measured |= new_times.keys()
+        entries = {self._key(digest, companions): cached for digest, cached in new_times.items()}
+        self.cache.put({key: cached for key, cached in entries.items() if is_confirmed or self._is_faster(key, cached)})
+
+    def _is_faster(self, key: str, measured: CachedTime) -> bool:
+        cached = self.cache.get(key, _CACHED_TIME)
+        return cached is not None and measured.seconds < cached.seconds
+
+    @property
+    def whole_seconds(self) -> float:
+        """Total seconds of all known kernels, each once."""
+        return sum(cached.seconds for cached in self.alone.values())
+
+    def copy_from(self, identical: MachineTimes) -> None:
+        """Use the measured times of an identical machine, and keep them in the cache unless they are doubtful."""
+        for (companions, times), identical_times in zip(self._times.items(), identical._times.values(), strict=True):
+            copied = {digest: identical_times[digest] for digest in identical.measured & identical_times.keys()}
+            times.update(copied)
+            if not identical.doubt:
+                self.cache.put({self._key(digest, companions): cached for digest, cached in copied.items()})
+        self.problems.update(identical.problems)
+        self.measured |= identical.measured
+
+    def _key(self, digest: str, companions: tuple[str, ...]) -> str:
+        # Other cache contents matter only by their size; a power of two is precise enough.
+        has_weights = digest in self.code.distinct and self.code.distinct[digest].weights
+        warmth = self.code.weight_bytes.bit_length() if has_weights else 0
+        return entry_key(kernel=digest, target=dict(self.code.target), with_=list(companions), warmth=warmth)
+
+
+class CallSeconds:
+    """Seconds of kernel calls on a machine, alone and under contention: measured, else from a roofline of its peaks.
+
+    Raises:
+        ProfileError: nothing could be measured on the machine.
+    """
+
+    def __init__(self, times: MachineTimes) -> None:
+        self._times = times
+        self.peaks = _peaks(times)
+        known_digests = [digest for digest in times.code.distinct if digest in times.known]
+        alone = sum(times.alone[digest].seconds for digest in known_digests)
+        self._contention = (
+            sum(times.contended[digest].seconds for digest in known_digests) / alone if known_digests else 1.0
+        )
+
+    def of(self, calls: Sequence[KernelCall]) -> PieceTime:
+        """Return the time of calls that run one after the other."""
+        call_times = [self._of_call(call) for call in calls]
+        alone, contended = (
+            max(sum(call_time[place] for call_time in call_times), SHORTEST_SECONDS) for place in (0, 1)
+        )
+        all_known = all(call.digest in self._times.known for call in calls)
+        # Contention never makes kernels faster: a longer time alone was disturbed.
+        return PieceTime(min(alone, contended), contended, "measured" if all_known else "estimated")
+
+    def _of_call(self, call: KernelCall) -> tuple[float, float]:
+        if call.digest in self._times.known:
+            alone, contended = (times[call.digest].seconds for times in (self._times.alone, self._times.contended))
+            return alone, contended
+        roofline = self.peaks.seconds(call.kernel.operations, call.kernel.moved_bytes)
+        return roofline, roofline * self._contention
+
+
+def _peaks(times: MachineTimes) -> Roofline:
+    """Return peak operations and bytes per second: measured, or else the best that any kernel reached."""
+    code = times.code if not times.peaks.calls or times.lacks_peaks else times.peaks
+    measured_rates = [
+        (call.kernel.operations / seconds, call.kernel.moved_bytes / seconds)
+        for digest, call in code.distinct.items()
+        if digest in times.alone and (seconds := times.alone[digest].seconds)
+    ]
+    if not measured_rates:
+        reasons = "; ".join(sorted(set(times.problems.values()))) or "none of its kernels can be timed"
+        raise ProfileError(f"nothing could be measured on machine {times.machine.name!r}: {reasons}")
+    return Roofline(*(max(rates) for rates in zip(*measured_rates, strict=True)))

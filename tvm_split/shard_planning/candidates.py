@@ -142,11 +142,7 @@ class ShardCandidates:
                 continue  # runs of blocks that can be sharded one by one may not be possible together
         best = sorted(plans.values(), key=self._rank)
         balanced = [*map(self._balanced, best[:MOST_BALANCED]), *best[MOST_BALANCED:]]
-        return tuple(sorted(self.within_demands(balanced), key=self._value))
-
-    def within_demands(self, plans: Iterable[ShardPlan]) -> tuple[ShardPlan, ...]:
-        """Return the plans that satisfy the demands."""
-        return tuple(plan for plan in plans if self.keeps_demands(plan))
+        return tuple(sorted(filter(self.keeps_demands, balanced), key=self._value))
 
     def _value(self, plan: ShardPlan) -> float:
         return objective_seconds(self._problem.objective, plan.evaluation)

@@ -79,7 +79,7 @@ class ShardChoice:
             candidate for candidate in candidates if self._value(candidate.evaluation) <= WORTH_TIMING * value
         ][:MOST_TIMED]
         if near and self._cluster is not None:
-            near = self._candidates.within_demands(self._timed(near))
+            near = [*filter(self._candidates.keeps_demands, self._timed(near))]
         best = min(near, key=lambda plan: self._value(plan.evaluation), default=None)
         self._on_progress("considering splits inside layers", 1, 1)
         if best is not None and self._value(best.evaluation) < value * (1 - MARGIN):

@@ -48,11 +48,63 @@ def together() -> Iterator[Callable[..., None]]:
         raise
 
 
-def test_infinities_are_told_by_sign() -> None:
-    x = np.float32([1, INFINITY, -INFINITY, NAN])
+EXTREMES = np.float32([[1, 2, 3], [-INFINITY] * 3, [INFINITY] * 3])
+WITH_NAN = np.float32([[NAN, 1, -1], [2, NAN, -2]]), np.float32([0, 0, NAN]), np.float32([[-1], [1]])
+REGIONS = np.float32([[1, 1, 4, 4], [4, 4, 4, 4], [6, 6, 3, 3], [1, 1, 4, 1]])
+ZEROS_IN_A_ROW = random(3, 4) * np.float32([[1], [0], [1]])
+
+RARE: dict[str, list[tuple[str, tuple[np.ndarray, ...], dict[str, Any]]]] = {
+    "infinities by sign": [
+        ("IsInf", (np.float32([1, INFINITY, -INFINITY, NAN]),), {"detect_positive": up, "detect_negative": down})
+        for up, down in itertools.product((0, 1), repeat=2)
+    ],
+    "blocks of space in both orders": [
+        (operator, (random(2, 8, 4, 6),), {"blocksize": 2, "mode": mode, "opset": 28})
+        for operator, mode in itertools.product(("SpaceToDepth", "DepthToSpace"), ("DCR", "CRD"))
+    ],
+    # By default the operator takes as many samples as a region has pixels: none.
+    "regions without area": [
+        (
+            "RoiAlign", (random(1, 2, 6, 6), REGIONS, i64(0, 0, 0, 0)),
+            {"opset": 16, "output_height": 2, "output_width": 2, "spatial_scale": scale},
+        )
+        for scale in (1.0, 0.5)
+    ],
+    "weights without elements": [
+        ("Concat", (random(2, 3),), {"constants": [np.zeros(shape, np.float32)], "axis": shape.index(0)})
+        for shape in ((0, 3), (2, 0))
+    ],
+    "parts without elements": [
+        ("Split", (random(2, 3),), {"constants": [i64(*sizes)], "axis": 0, "outputs": len(sizes), "opset": 13})
+        for sizes in ((0, 2), (2, 0), (1, 0, 0, 1))
+    ],
+    "norms over all axes": [
+        ("RMSNormalization", (random(3, 4), random(3, 4, seed=1)), {"opset": 23, "axis": axis}) for axis in (0, -2)
+    ],
+    "norms of zeros": [
+        ("LpNormalization", (ZEROS_IN_A_ROW,), {"axis": 1, "p": order, "opset": 22}) for order in (1, 2)
+    ],
+    "padding with infinity": [("Pad", (random(2, 3),), {"constants": [i64(1, 0, 2, 1), np.float32(-INFINITY)]})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_operators_at_the_edges(name: str) -> None:
     with together() as check:
-        for positive, negative in itertools.product((0, 1), repeat=2):
-            check("IsInf", x, detect_positive=positive, detect_negative=negative)
+        for operator, inputs, options in RARE[name]:
+            check(operator, *inputs, **options)
+
+
+@pytest.mark.parametrize(
+    ("operator", "inputs", "options"),
+    [
+        *((operator, (EXTREMES,), {"constants": [i64(1)], "opset": 18}) for operator in ("ReduceMax", "ReduceMin")),
+        *((operator, WITH_NAN, {}) for operator in ("Max", "Min")),
+    ],
+)
+def test_extremes_keep_infinities_and_nan(operator: str, inputs: tuple[np.ndarray, ...], options: Any) -> None:
+    model = load_model(node_model(operator, inputs, **options), inputs)
+    assert_equal_to_source(model, inputs, computed=run_as_stage)
 
 
 @pytest.mark.parametrize(("opset", "fmod"), [(13, 1), (28, 0)])
@@ -74,12 +126,6 @@ def test_nothing_is_left_of_a_shift_beyond_the_width() -> None:
             check("BitShift", x, constants=[bits], direction=direction)
 
 
-def test_blocks_of_space_in_both_orders() -> None:
-    with together() as check:
-        for operator, mode in itertools.product(("SpaceToDepth", "DepthToSpace"), ("DCR", "CRD")):
-            check(operator, random(2, 8, 4, 6), blocksize=2, mode=mode, opset=28)
-
-
 @pytest.mark.parametrize("opset", [10, 16])
 def test_regions_of_an_image(opset: int) -> None:
     regions = np.float32([[0, 0, 9, 9], [1, 2, 5.5, 8], [-3, -2, 4, 4], [2, 2, 20, 20], [3, 3, 3.2, 3.2]])
@@ -89,15 +135,6 @@ def test_regions_of_an_image(opset: int) -> None:
                 "RoiAlign", random(2, 3, 10, 12), regions, i64(0, 1, 0, 1, 1),
                 opset=opset, output_height=3, output_width=4, sampling_ratio=samples, spatial_scale=0.9,
             )  # fmt: skip
-
-
-def test_regions_without_area() -> None:
-    """By default the operator takes as many samples as a region has pixels: none."""
-    regions = np.float32([[1, 1, 4, 4], [4, 4, 4, 4], [6, 6, 3, 3], [1, 1, 4, 1]])
-    with together() as check:
-        for scale in (1.0, 0.5):
-            options = {"opset": 16, "output_height": 2, "output_width": 2, "spatial_scale": scale}
-            check("RoiAlign", random(1, 2, 6, 6), regions, i64(0, 0, 0, 0), **options)
 
 
 def test_batch_norm_that_trains() -> None:
@@ -128,26 +165,6 @@ def test_attention_to_nothing_is_zero() -> None:
     assert_equal_to_source(model, inputs, computed=run_as_stage)
 
 
-@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
-def test_extremes_of_infinities(operator: str) -> None:
-    x = np.float32([[1, 2, 3], [-INFINITY] * 3, [INFINITY] * 3])
-    model = load_model(node_model(operator, [x], constants=[i64(1)], opset=18), [x])
-    assert_equal_to_source(model, [x], computed=run_as_stage)
-
-
-@pytest.mark.parametrize("operator", ["Max", "Min"])
-def test_nan_stays_in_a_maximum_of_tensors(operator: str) -> None:
-    x = np.float32([[NAN, 1, -1], [2, NAN, -2]])
-    inputs = x, np.float32([0, 0, NAN]), np.float32([[-1], [1]])
-    assert_equal_to_source(load_model(node_model(operator, inputs), inputs), inputs, computed=run_as_stage)
-
-
-def test_weights_without_elements() -> None:
-    with together() as check:
-        for shape in ((0, 3), (2, 0)):
-            check("Concat", random(2, 3), constants=[np.zeros(shape, np.float32)], axis=shape.index(0))
-
-
 def test_attention_without_some_of_its_inputs() -> None:
     query, key, value = random(1, 2, 4, 8), random(1, 2, 4, 8, seed=1), random(1, 2, 4, 8, seed=2)
     inputs = (query, key, value, None, random(1, 2, 3, 8), random(1, 2, 3, 8, seed=3))
@@ -173,34 +190,10 @@ def test_inputs_that_are_no_tensors_are_refused() -> None:
         load_model(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [strings], [same]), ir_version=10))
 
 
-def test_rms_norm_over_all_axes() -> None:
-    with together() as check:
-        for axis in (0, -2):
-            check("RMSNormalization", random(3, 4), random(3, 4, seed=1), opset=23, axis=axis)
-
-
-def test_a_row_of_zeros_is_normalized_to_zeros() -> None:
-    x = random(3, 4)
-    x[1] = 0
-    with together() as check:
-        for order in (1, 2):
-            check("LpNormalization", x, axis=1, p=order, opset=22)
-
-
-def test_padding_with_infinity() -> None:
-    check("Pad", random(2, 3), constants=[i64(1, 0, 2, 1), np.float32(-INFINITY)])
-
-
 def test_constants_of_strings_are_refused() -> None:
     words = np.array(["a", "b"])
     with pytest.raises(ModelImportError, match=r"constant 'c0' \(node\) is of strings"):
         load_model(node_model("Where", [np.array([True, False])], constants=[words, words]))
-
-
-def test_parts_without_elements() -> None:
-    with together() as check:
-        for sizes in ((0, 2), (2, 0), (1, 0, 0, 1)):
-            check("Split", random(2, 3), constants=[i64(*sizes)], axis=0, outputs=len(sizes), opset=13)
 
 
 def test_what_onnxruntime_refuses_only_while_it_runs_is_compared_with_onnx_s_own_evaluator() -> None:

@@ -113,11 +113,6 @@ def _clamp(op: Operators, call: TorchCall) -> relax.Expr:
     return limited(op, op.cast(call["self"], call.dtype), low, high)
 
 
-def _comparison(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
-    # TVM casts a Python number to the tensor's dtype: for an integer tensor, > 1.5 becomes > 1.
-    return getattr(op, operator)(*_promoted(op, call))
-
-
 def _logical(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     return getattr(op, operator)(*_promoted(op, call, "bool"))
 
@@ -147,12 +142,12 @@ _BINARY: dict[str, Conversion] = {
     "remainder": _remainder,
     "__lshift__": _shift,
     "__rshift__": _shift,
-    "gt": partial(_comparison, operator="greater"),
-    "ge": partial(_comparison, operator="greater_equal"),
-    "lt": partial(_comparison, operator="less"),
-    "le": partial(_comparison, operator="less_equal"),
-    "eq": partial(_comparison, operator="equal"),
-    "ne": partial(_comparison, operator="not_equal"),
+    "gt": partial(_binary, operator="greater"),
+    "ge": partial(_binary, operator="greater_equal"),
+    "lt": partial(_binary, operator="less"),
+    "le": partial(_binary, operator="less_equal"),
+    "eq": partial(_binary, operator="equal"),
+    "ne": partial(_binary, operator="not_equal"),
 }
 
 CONVERSIONS: dict[str, Conversion] = {

@@ -157,8 +157,9 @@ def _unfold(op: Operators, call: TorchCall) -> relax.Expr:
     return op.permute_dims(windows, [place for place in range(len(shape) + 1) if place != axis + 1] + [axis + 1])
 
 
-def _reduced(op: Operators, call: TorchCall, operator: str, data: relax.Expr) -> relax.Expr:
-    """Reduce ``data`` over the call's axes."""
+def _reduced(op: Operators, call: TorchCall, operator: str, data: relax.Expr | None = None) -> relax.Expr:
+    """Reduce ``data``, by default the call's own, over the call's axes."""
+    data = call["self"] if data is None else data
     axes = call.axes(len(shape_of(data)))
     return getattr(op, operator)(data, axes, keepdims=call.get("keepdim", False)) if axes else data
 
@@ -166,10 +167,6 @@ def _reduced(op: Operators, call: TorchCall, operator: str, data: relax.Expr) ->
 def _reduction(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     # TVM's importer accumulates in the input's dtype, also for half precision and integers.
     return op.cast(_reduced(op, call, operator, op.cast(call["self"], wide(call.dtype))), call.dtype)
-
-
-def _extreme(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
-    return _reduced(op, call, operator, call["self"])
 
 
 def _extreme_and_place(op: Operators, call: TorchCall, operator: str) -> tuple[relax.Expr, relax.Expr]:
@@ -261,7 +258,7 @@ CONVERSIONS: dict[str, Conversion] = {
     **{f"mean.{kind}": partial(_reduction, operator="mean") for kind in ("default", "dim")},
     **{f"prod.{kind}": partial(_reduction, operator="prod") for kind in ("default", "dim_int")},
     **{
-        f"{name}.default": partial(_extreme, operator=name.removeprefix("a")) for name in ("amax", "amin", "max", "min")
+        f"{name}.default": partial(_reduced, operator=name.removeprefix("a")) for name in ("amax", "amin", "max", "min")
     },
     **{f"{name}.dim": partial(_extreme_and_place, operator=name) for name in ("max", "min")},
     **{f"any.{kind}": _any for kind in ("default", "dim", "dims")},
