@@ -20,7 +20,8 @@ import numpy.typing as npt
 from tvm_split.planner.search.bounds import Prices
 from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.candidate import Placement
-from tvm_split.planner.search.instance import Flags, Floats, Instance, MachineSet
+from tvm_split.planner.search.instance import Flags, Floats, Instance
+from tvm_split.planner.step_graph import MachineSet
 
 
 class ClassCosts:
