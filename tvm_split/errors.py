@@ -87,6 +87,10 @@ class CacheWarning(UserWarning):
     """Measurements or compiled stages cannot be read or kept, so they are made again; names folder and remedy."""
 
 
+class CompileWarning(UserWarning):
+    """A plan's prediction is not for the compiled model, or a comparison with the source proves little."""
+
+
 class OneMachineWarning(UserWarning):
     """One machine alone is faster than the split, or than any split; the message gives both figures."""
 

@@ -71,8 +71,8 @@ class Plan(Shown):
     ``origin`` says in a few words how the plan was found. ``prediction`` is for exactly these stages and codecs; it is
     None for a plan that was made or changed by hand. ``codecs`` are those of the tensors that have one on a link.
     ``remarks`` name requested codecs that have no effect, and what stays in float32 although convolutions and products
-    take their operands in ``precision``. ``request`` is the request to the planner, and ``inputs`` are the model's
-    inputs at that time; a plan that was written by hand has no inputs.
+    take their operands in ``precision``. ``request`` is the request to the planner, and ``inputs`` and ``graph_digest``
+    are the model's at that time; a plan that was written by hand has none.
 
     Raises:
         PlanError: there is no round-robin schedule for the replicas of a stage, or of all stages together; two
@@ -93,6 +93,7 @@ class Plan(Shown):
     precision: Precision = "float32"
     request: PlanRequest = field(default_factory=PlanRequest)
     inputs: tuple[TensorSpec, ...] = ()
+    graph_digest: str = ""
 
     def __post_init__(self) -> None:
         _check_names("machines", [machine.name for machine in self.machines])
