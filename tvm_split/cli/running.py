@@ -54,6 +54,8 @@ class RunOptions(DeployOptions):
         None,
         "One array per input, by name or as arr_0, arr_1, …; one more leading axis is several micro-batches.",
         metavar="FILE.npz",
+        exists=True,
+        dir_okay=False,
     )
     random: int | None = option(None, "N random micro-batches (default: 1; of bench: 8).", metavar="N", minimum=1)
     in_flight: int | None = options.IN_FLIGHT

@@ -10,7 +10,7 @@ import pytest
 import tvm_split
 from tests.helpers.waiting import PATIENCE_SECONDS
 
-COMMANDS = ("demo", "plan", "compile", "tune", "worker", "deploy", "run", "status", "doctor")
+COMMANDS = ("demo", "plan", "solve", "compile", "tune", "worker", "deploy", "run", "status", "doctor")
 HEAVY = ("tvm", "torch", "onnx", "jax", "keras", "numpy", "grpc", "pydantic", "matplotlib")
 
 
@@ -30,7 +30,7 @@ def test_as_a_module():
     [
         (["bake"], "No such command"),
         (["plan"], "Missing argument"),
-        (["run", "x.onnx", "--random", "2", "--inputs", "a.npz"], "give one of them"),
+        (["run", "x.onnx", "--random", "2", "--inputs", __file__], "give one of them"),
         (["status"], "name the workers to ask"),
         (["worker", "--tls-ca", "ca.pem"], "--tls-ca needs"),
         (["demo", "--workers", "9"], "--workers"),
