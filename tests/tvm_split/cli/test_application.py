@@ -46,6 +46,10 @@ def test_commands_are_loaded_without_what_they_need_when_they_run():
     code = "import sys, tvm_split.cli.application; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not set(HEAVY) & set(modules)
+    code = "import sys; from tvm_split.cli.application import loaded, registry\n"
+    code += "for _, row in registry.items(): loaded(row)\nprint(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"tvm", "torch"} & set(modules)
 
 
 def test_debug_shows_where(start_process):
