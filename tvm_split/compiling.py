@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -27,7 +28,7 @@ from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
 from tvm_split.compiler.targets import target_text, tvm_target
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verify_bundle
-from tvm_split.errors import PlanError
+from tvm_split.errors import CompileWarning, PlanError
 from tvm_split.model import Model
 from tvm_split.outputs import write_text
 from tvm_split.planner.plan import Plan
@@ -49,6 +50,7 @@ def compile(
     """Compile every stage of a plan for its machine's target; a stage with replicas once for each target among them.
 
     Model and plan may also be the paths of their files; open sizes of the model are those for which the plan was made.
+    If the plan is for another graph or other shapes, its stages are kept, and its prediction is dropped.
 
     With ``verify``, the compiled stages run in this process on the model's example inputs and are compared with the
     source framework, if both are available. ``dump_folder`` receives the IR after every phase. ``on_progress`` is
@@ -65,6 +67,10 @@ def compile(
     """
     plan = as_plan(plan)
     model = as_model(model, plan.inputs)
+    if plan.prediction is not None and plan.graph_digest != model.graph_digest:
+        message = "the plan is for another model, or inputs of other shapes: its stages are kept, its prediction is not"
+        warnings.warn(CompileWarning(message), stacklevel=2)
+        plan = replace(plan, prediction=None)
     model = in_precision(model, plan.precision)
     for machine in plan.machines:
         tvm_target(machine.target)

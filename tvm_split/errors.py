@@ -35,8 +35,22 @@ class OpenAxesError(ModelImportError):
         super().__init__(f"{self.problem}; give sizes, for example {', '.join(arguments)}, or example_inputs")
 
 
+class NoExamplesError(ModelImportError):
+    """The shapes of a network's inputs are unknown; ``problem`` says of which network."""
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(
+            f"{problem}: give example_inputs, a tuple of arrays with the shapes and dtypes the network will be run with"
+        )
+
+
 class PlanError(TvmSplitError, ValueError):
     """A split or plan does not fit the model or the cluster."""
+
+
+class NoPlanError(PlanError):
+    """No plan fits the model, the machines and the demands; the message names the demand, and by how much."""
 
 
 class ClusterError(TvmSplitError, ValueError):
@@ -85,6 +99,10 @@ class UntriedVersionWarning(UserWarning):
 
 class CacheWarning(UserWarning):
     """Measurements or compiled stages cannot be read or kept, so they are made again; names folder and remedy."""
+
+
+class CompileWarning(UserWarning):
+    """A plan's prediction is not for the compiled model, or a comparison with the source proves little."""
 
 
 class OneMachineWarning(UserWarning):

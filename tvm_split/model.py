@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -33,6 +34,9 @@ class Reference(Protocol):
         Only variables that correspond to one tensor of the source are included.
         """
 
+
+SCALAR = re.compile(r'R\.const\(.*?, ("\w+")\)')
+"""A scalar in the text of a module, which shows the values of scalars but not those of other weights."""
 
 AnnotatedSplit = Callable[[str | None, Sequence[str]], Mapping[str, Sequence[str]]]
 """Function from a configuration name (None: the only one) and the cluster's machines to layers by machine."""
@@ -96,7 +100,7 @@ class Model(Shown):
             "inputs": [asdict(spec) for spec in self.inputs],
             "outputs": [asdict(output) for output in self.outputs],
             "layers": dict(self.layers),
-            "graph": self.module.script(show_meta=False),
+            "graph": SCALAR.sub(r"R.const(\1)", self.module.script(show_meta=False)),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

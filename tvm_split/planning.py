@@ -100,7 +100,7 @@ def plan(
             request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))
         for name, worker in described.items():
             require_fit(cluster.machine(name), worker)
-        inputs = model.inputs
+        source = model
         model = in_precision(model, request.precision)
         fixed, origin = _stages_without_search(model, workers, request, searches=on_problem is not None)
         planning, choice = None, None
@@ -116,7 +116,7 @@ def plan(
             choice = planning.of_stages(fixed)
         chosen, prediction = (choice.stages, choice.prediction) if choice else (fixed, None)
         planned = plan_of_stages(model, workers, request.objective, described, origin, chosen, prediction)
-        planned = replace(planned, inputs=inputs)
+        planned = replace(planned, inputs=source.inputs, graph_digest=source.graph_digest)
         return _finished(model, workers, request, planned, planning, choice, on_progress, described)
 
 
@@ -199,8 +199,8 @@ def replan(
         described: as of `plan`.
 
     Raises:
-        PlanError: the current plan's stages do not fit the model or its measured pieces, or the machines have been
-            profiled again since.
+        PlanError: the current plan is for another model, its stages do not fit the measured pieces, or the machines
+            have been profiled again since.
     """
     cluster, current = as_cluster(cluster), as_plan(current)
     if isinstance(measured, str | Path):
@@ -213,7 +213,12 @@ def replan(
         described = described or reached_workers(workers, request)
         model = as_model(model)
         require_known_pins(model.graph, request, cluster.machine_names)
-        inputs = model.inputs
+        source = model
+        if current.graph_digest not in ("", model.graph_digest):
+            raise PlanError(
+                "the plan that was measured is for another model, or for inputs of other shapes, so what was measured "
+                "says nothing about this one; make a new plan"
+            )
         model = in_precision(model, request.precision)
         planning = build_planning_problem(model, workers, request, on_progress, described)
         if measured.profiled_at not in (None, planning.profile.measured_at):
@@ -226,7 +231,7 @@ def replan(
         plan = plan_of_stages(
             model, workers, request.objective, described, "corrected by measurements", choice.stages, choice.prediction
         )
-        plan = replace(plan, inputs=inputs)
+        plan = replace(plan, inputs=source.inputs, graph_digest=source.graph_digest)
         return _finished(model, workers, request, plan, planning, choice, on_progress, described), change
 
 

@@ -52,6 +52,11 @@ def seconds_text(seconds: float) -> str:
     return f"{number_text(number, 3)} {unit}"
 
 
+def gap_text(gap: float) -> str:
+    """Format an optimality gap as a percentage; only a gap of 0, which is a proof, is shown as 0."""
+    return f"{max(gap, 1e-4) if gap > 0 else 0.0:.2%}"
+
+
 def age_text(seconds: float) -> str:
     """Format an age in whole days, hours or minutes, whichever is the largest unit that fits."""
     number, unit = _in_unit(seconds, SECONDS_PER_AGE, "")

@@ -245,7 +245,7 @@ def _announcement(
     secret = "no token" if token is None else f"token in {file}" if file else f"token from ${TOKEN_VARIABLE}"
     protection = f"{'TLS' if config.tls else 'no TLS'}, {secret}"
     threads = f"threads per kernel: {config.threads} on {own_cores().text}"
-    cache = f"cache of {blobs.limit_bytes / 1e9:.1f} GB at most in {blobs.folder}"
+    cache = f"cache of {blobs.limit_bytes / 1e9:.3g} GB at most in {blobs.folder}"
     line = f"worker {name!r} listens on {address} ({protection}, {threads}, {cache}); Ctrl-C ends it"
     if config.entry is not None and registration is not None:
         port = registration.tuning_port

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import subprocess
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,10 @@ import tvm_split
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.bundle import Verified
+from tvm_split.errors import CompileWarning
 from tvm_split.launchers.local import Local
+from tvm_split.planner.replan import Measured
+from tvm_split.planning import replan
 
 
 class Network(nn.Module):
@@ -51,6 +56,35 @@ def test_every_machine_can_be_read(bundle: tvm_split.Bundle) -> None:
     # The printed program is the compiled one: transferred tensors have the shapes that the bundle states.
     (crossing,) = bundle.program.stages[0].outputs
     assert f"relu: R.Tensor(({', '.join(map(str, crossing.shape))})" in bundle.ir["machine-b"]
+
+
+def test_a_prediction_is_for_one_graph_and_any_weights() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, width: int, scale: float) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, width), nn.Linear(width, 2)
+            self.scale = nn.Parameter(torch.tensor(scale))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.relu(self.first(x)) * self.scale)
+
+    def loaded(width: int, scale: float, batch: int) -> tvm_split.Model:
+        return tvm_split.load_model(Scaled(width, scale).eval(), (torch.randn(batch, 4),))
+
+    cluster = Cluster.local(2)
+    split = {"machine-a": ["first"], "machine-b": ["last"]}
+    made_for = loaded(8, 0.5, 1)
+    planned = tvm_split.plan(made_for, cluster, split=split, predict=True, estimate=True)
+    assert planned.prediction is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tvm_split.compile(loaded(8, 0.7, 1), planned).plan == planned
+    for other in (loaded(8, 0.5, 3), loaded(16, 0.5, 1)):
+        with pytest.warns(CompileWarning, match="prediction"):
+            bundle = tvm_split.compile(other, planned)
+        assert bundle.plan == replace(planned, prediction=None)
+        with pytest.raises(tvm_split.PlanError, match="another model"):
+            replan(other, cluster, planned, Measured({"machine-a": 2.0}), estimate=True)
 
 
 def test_every_phase_can_be_dumped(model: tvm_split.Model, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 import tvm_split
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.units import age_text, bytes_text, count_text, number_text, precise_bytes_text, seconds_text
+from tvm_split.units import age_text, bytes_text, count_text, gap_text, number_text, precise_bytes_text, seconds_text
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ from tvm_split.units import age_text, bytes_text, count_text, number_text, preci
         *((precise_bytes_text, *case) for case in ((12, "12 B"), (1_234_400, "1.234 MB"), (1_234_600, "1.235 MB"))),
         *((seconds_text, *case) for case in ((2.5, "2.5 s"), (0.0123, "12.3 ms"), (7e-9, "7 ns"), (12345, "12300 s"))),
         *((age_text, *case) for case in ((0, "less than a minute"), (60, "1 minute"), (86400 * 3.9, "3 days"))),
+        *((gap_text, *case) for case in ((0.0, "0.00%"), (1e-9, "0.01%"), (0.0123, "1.23%"))),
         *((number_text, *case) for case in ((83.333, "83.33"), (2.5e-5, "0.000025"), (1e9, "1000000000"))),
     ],
 )

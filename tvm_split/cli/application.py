@@ -37,7 +37,7 @@ from rpc_runtime.processes import clear_away, take_stdout
 from rpc_runtime.registry import PluginWarning, Registry
 from tvm_split.cli.options import has_hidden, with_groups
 from tvm_split.display.console import STDOUT, print_error, print_note
-from tvm_split.errors import CacheWarning, UntriedVersionWarning
+from tvm_split.errors import CacheWarning, CompileWarning, NoPlanError, UntriedVersionWarning
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 END_SECONDS = 20.0
@@ -131,7 +131,6 @@ class Command(NamedTuple):
     panel: str
     summary: str
     module: str = ""
-    hidden: bool = False
     parses_arguments: bool = False
     """Whether the function parses its arguments itself, ``--help`` included."""
 
@@ -147,7 +146,7 @@ COMMANDS = (
     Command("replan", PLAN, "Improve a plan that has run by what was measured of it.", "plan"),
     Command("simulate", PLAN, "Say what a plan would do, without machines."),
     Command("profile", PLAN, "Time the kernels of a model here, or its pieces on a cluster.", "compile"),
-    Command("solve", PLAN, "Plan numbers instead of a model.", "simulate", hidden=True),
+    Command("solve", PLAN, "Plan numbers instead of a model.", "simulate"),
     Command("compile", BUILD, "Compile each stage of a plan for its machine, and check the result."),
     Command("tune", BUILD, "Measure better choices for a model's kernels.", "compile"),
     Command("run", RUN, "Stream inputs through a bundle or a model.", "running"),
@@ -184,7 +183,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except TvmSplitError as error:
-            _end_with(error, str(error), wrong_use=isinstance(error, ValueError))
+            _end_with(error, str(error), wrong_use=isinstance(error, ValueError) and not isinstance(error, NoPlanError))
         except BrokenPipeError:
             raise  # the reader of the output has gone; typer ends without a message
         except OSError as error:
@@ -199,7 +198,7 @@ class ListedCommand(TyperCommand):
     """A command's entry in the list of commands; its module is loaded when it is called."""
 
     def __init__(self, row: Command) -> None:
-        super().__init__(row.name, help=row.summary, rich_help_panel=row.panel, hidden=row.hidden)
+        super().__init__(row.name, help=row.summary, rich_help_panel=row.panel)
         self._row = row
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -286,7 +285,7 @@ def run_application() -> None:
     """Run the command of this process's arguments and end the process."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # from libraries, about code that a user cannot change
-        for category in (CacheWarning, PluginWarning, UntriedVersionWarning):
+        for category in (CacheWarning, CompileWarning, PluginWarning, UntriedVersionWarning):
             warnings.simplefilter("always", category)
         # Leave out the position in our code, which does not help a user.
         warnings.showwarning = lambda message, *_, **__: _print_warning(str(message))

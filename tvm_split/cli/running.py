@@ -15,7 +15,6 @@ from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, 
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_and_cluster, bundle_on_machines
 from tvm_split.display.console import print_json, print_note, transfer_progress
-from tvm_split.display.report import statistics_table
 from tvm_split.display.view import Table, print_parts, show
 from tvm_split.planner.request import PlanRequest
 from tvm_split.progress import step_progress
@@ -54,6 +53,8 @@ class RunOptions(DeployOptions):
         None,
         "One array per input, by name or as arr_0, arr_1, …; one more leading axis is several micro-batches.",
         metavar="FILE.npz",
+        exists=True,
+        dir_okay=False,
     )
     random: int | None = option(None, "N random micro-batches (default: 1; of bench: 8).", metavar="N", minimum=1)
     in_flight: int | None = options.IN_FLIGHT
@@ -107,6 +108,8 @@ def run(
             }
         )
     else:
+        from tvm_split.display.report import statistics_table  # imported here, since it loads TVM
+
         title = count_text(count, "micro-batch")
         rate = f"{title} in {seconds:.3f} s: {count / seconds:.1f} a second"
         print_parts([statistics_table(statistics.stages, f"{bundle.model}: {title}"), rate])

@@ -21,10 +21,11 @@ from rpc_runtime.program.program import TensorSpec
 from tvm_split.cli.inputs import random_inputs
 from tvm_split.cli.options import WrongUseError, flags_named
 from tvm_split.display.console import print_note
-from tvm_split.errors import ClusterError, ModelImportError, OpenAxesError
+from tvm_split.errors import ClusterError, ModelImportError, NoExamplesError, OpenAxesError
 from tvm_split.frontends import file_suffixes, is_network
 from tvm_split.planner.request import PlanRequest
 from tvm_split.reached_workers import reached_workers, require_answers
+from tvm_split.units import count_text
 
 IN_PROCESS = "in-process"
 DEFAULT_WORKERS = {"local": 2, IN_PROCESS: 1}
@@ -157,6 +158,9 @@ class ModelOptions:
             return tvm_split.load_model(network, examples, batch=batch, dimensions=dimensions or None)
         except OpenAxesError as error:
             raise ModelImportError(f"{error.problem}; give sizes, for example {error.options}") from error
+        except NoExamplesError as error:
+            text = f"{error.problem}: give the shape of each input, such as 1,3,224,224"
+            raise WrongUseError(text, "--input-shape") from error
         except ModelImportError as error:
             if not planned_inputs:
                 raise
@@ -270,6 +274,13 @@ def _cluster_here(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_spl
     if not machines.is_in_process and (machines.workers or len(used)) < len(used):
         names = ", ".join(machine.name for machine in used)
         raise ClusterError(f"the bundle needs {len(used)} workers ({names}), --workers gives {machines.workers}")
+    planned_threads = sorted({machine.threads for machine in used})
+    if machines.threads and planned_threads != [machines.threads]:
+        listed = " or ".join(count_text(count, "thread") for count in planned_threads)
+        print_note(
+            f"the kernels stay those that were compiled for {listed}; to use --threads {machines.threads}, plan and "
+            "compile with it too"
+        )
     launcher = InProcess() if machines.is_in_process else Local()
     machines_here = tuple(Machine(machine.name, machines.threads or machine.threads) for machine in used)
     return tvm_split.Cluster(machines_here, launcher=launcher)

@@ -23,7 +23,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.launcher import AskedMachine, ask_worker, launcher_at, worker_misfit
 from tvm_split.cluster.machine import Machine
 from tvm_split.display.cluster import transport_lines
-from tvm_split.display.console import STDOUT, print_error, print_json, print_line
+from tvm_split.display.console import STDOUT, print_error, print_json, print_line, print_note
 from tvm_split.units import bytes_text, number_text, short_list
 
 
@@ -53,6 +53,8 @@ def status(
     if answers is None:
         cluster = launcher.find()
         answers, settings = _ask_all(cluster, timeout), cluster.link_settings
+    if not answers:
+        print_note(f"{machines.location} lists no worker")
     links = _links(answers, settings)
     if json:
         print_json({"workers": list(map(_row, answers)), "links": [link._asdict() for link in links]})

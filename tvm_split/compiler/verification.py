@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.bundle import Bundle, Verified
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import host_target, runs_here
-from tvm_split.errors import VerificationError
+from tvm_split.errors import CompileWarning, VerificationError
 from tvm_split.model import Model, Reference
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Precision
@@ -91,7 +92,8 @@ def verify_bundle(
 
     Stages for targets that this host cannot run (a GPU, another CPU) are compiled again for this host, from their
     ``computations``, so that at least the import and the passes are checked. Returns how the stages were compared, and
-    the largest difference as a share of the largest magnitude of its output (None if nothing was compared).
+    the largest difference as a share of the largest magnitude of its output (None if nothing was compared). NaN equals
+    NaN; a `CompileWarning` counts them for each output.
 
     Raises:
         VerificationError: an output differs by more than its tolerance; names it, the difference and the first layer
@@ -118,6 +120,13 @@ def verify_bundle(
                     f"output {tensor.name!r} by {gap.largest:.3g} (allowed for {tensor.dtype}: {gap.allowed:.3g}). "
                     + _where_values_part(model, model.reference, inputs, plan.precision)
                 )
+    for tensor, reference in zip(model.outputs, expected, strict=True):
+        count = np.count_nonzero(np.isnan(reference.astype(np.float64)))
+        if count:
+            both = f"{count} of {reference.size} values of output {tensor.name!r} are NaN, compiled and in the source"
+            warnings.warn(
+                CompileWarning(f"{both}: comparing them proves nothing; look at weights and inputs"), stacklevel=2
+            )
     foreign = any(not runs_here(plan.machine(stage.machine).target) for stage in bundle.program.stages)
     return (Verified.COMPILED_AGAIN if foreign else Verified.AS_COMPILED), error
 

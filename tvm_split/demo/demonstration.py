@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from rpc_runtime.program.measurements import StageStatistics, TraceEvent
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiling import compile
-from tvm_split.demo.network import FIRST_LAYERS, Digits, accuracy, load_digits, scores_of, shards_over, train
+from tvm_split.demo.network import FIRST_LAYERS, accuracy, load_digits, scores_of, shards_over, train
 from tvm_split.deployment.deployment import Deployment, deploy
 from tvm_split.errors import VerificationError
 from tvm_split.frontends import load_model
+from tvm_split.model import Model
 from tvm_split.planning import plan
 from tvm_split.progress import StepProgress
 
@@ -51,10 +53,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """The compiled bundle, the run's results, and the comparison with the unsplit network; accuracies are in [0, 1]."""
+    """The compiled bundle, the run's results, and the comparison with the unsplit network; accuracies are in [0, 1].
+
+    ``one_worker_seconds`` is the median for one pass over the test set, streamed through one worker with all layers.
+    """
 
     bundle: Bundle
     ran: Run
+    one_worker_seconds: float
     test_images: int
     accuracy_unsplit: float
     accuracy_split: float
@@ -74,7 +80,7 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: boo
         VerificationError: the scores of the split network differ from those of the whole one.
         PlanError: sharding was requested with one worker.
     """
-    steps = 5
+    steps = 6
     on_step("reading the digits", 0, steps)
     cluster = Cluster.local(workers=workers)
     split = None if shard else [[layer] for layer in FIRST_LAYERS[workers]]
@@ -87,8 +93,11 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: boo
     bundle = compile(model, planned, on_progress=lambda what, done, parts: on_step(what, 3, steps))
     bundle.save(folder / "bundle")
     on_step(f"running the test set on {workers} workers", 4, steps)
+    batches = digits.test_images.reshape(-1, MICRO_BATCH, *digits.test_images.shape[1:])
     with deploy(bundle, cluster) as deployment:
-        ran = _run(deployment, digits, shows_stream=not shard)
+        ran = _run(deployment, batches, shows_stream=not shard)
+    on_step("running the test set on one worker", 5, steps)
+    one_worker_seconds = ran.pipelined_seconds if workers == 1 else _one_worker_seconds(model, batches)
     expected = scores_of(network, digits.test_images)
     largest_difference = float(np.abs(ran.scores - expected).max())
     if not largest_difference <= ALLOWED_DIFFERENCE:
@@ -100,6 +109,7 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: boo
     return Demonstration(
         bundle=bundle,
         ran=ran,
+        one_worker_seconds=one_worker_seconds,
         test_images=len(digits.test_labels),
         accuracy_unsplit=accuracy(expected, digits.test_labels),
         accuracy_split=accuracy(ran.scores, digits.test_labels),
@@ -107,11 +117,8 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: boo
     )
 
 
-def _run(deployment: Deployment, digits: Digits, *, shows_stream: bool) -> Run:
-    batches = digits.test_images.reshape(-1, MICRO_BATCH, *digits.test_images.shape[1:])
-    # The first micro-batches open connections and touch all memory for the first time.
-    for _ in deployment.stream(itertools.islice(itertools.cycle(batches), WARM_UP_MICRO_BATCHES)):
-        pass
+def _run(deployment: Deployment, batches: np.ndarray, *, shows_stream: bool) -> Run:
+    _warm_up(deployment, batches)
     start = time.perf_counter()
     results = list(deployment.stream(batches)) if shows_stream else [deployment.run(batch) for batch in batches]
     passes = max(1, int(ROUND_SECONDS / (time.perf_counter() - start)))
@@ -126,11 +133,8 @@ def _run(deployment: Deployment, digits: Digits, *, shows_stream: bool) -> Run:
         start = time.perf_counter()
         for batch in repeated:
             deployment.run(batch)
-        turn = time.perf_counter()
-        for _ in deployment.stream(repeated):
-            pass
-        one_by_one.append((turn - start) / passes)
-        pipelined.append((time.perf_counter() - turn) / passes)
+        one_by_one.append((time.perf_counter() - start) / passes)
+        pipelined.append(_stream_seconds(deployment, repeated) / passes)
     events = deployment.trace()
     last = max(event.sequence for event in events)
     return Run(
@@ -141,3 +145,26 @@ def _run(deployment: Deployment, digits: Digits, *, shows_stream: bool) -> Run:
         tuple(event for event in events if event.sequence > last - len(repeated)),
         first_events,
     )
+
+
+def _warm_up(deployment: Deployment, batches: np.ndarray) -> None:
+    """Stream the first micro-batches, which open connections and touch all memory for the first time."""
+    _stream_seconds(deployment, itertools.islice(itertools.cycle(batches), WARM_UP_MICRO_BATCHES))
+
+
+def _stream_seconds(deployment: Deployment, batches: Iterable[np.ndarray]) -> float:
+    start = time.perf_counter()
+    for _ in deployment.stream(batches):
+        pass
+    return time.perf_counter() - start
+
+
+def _one_worker_seconds(model: Model, batches: np.ndarray) -> float:
+    """Return the median seconds for one pass over the test set, streamed through one worker with all layers."""
+    cluster = Cluster.local(workers=1)
+    bundle = compile(model, plan(model, cluster), verify=False, on_progress=lambda what, done, steps: None)
+    with deploy(bundle, cluster) as deployment:
+        _warm_up(deployment, batches)
+        passes = max(1, int(ROUND_SECONDS / _stream_seconds(deployment, batches)))
+        repeated = [*batches] * passes
+        return statistics.median(_stream_seconds(deployment, repeated) / passes for _ in range(ROUNDS))

@@ -37,6 +37,7 @@ def content_of(demo: Demonstration, folder: Path) -> dict[str, Any]:
         "largest_difference": demo.largest_difference,
         "pipelined_seconds": demo.ran.pipelined_seconds,
         "one_by_one_seconds": demo.ran.one_by_one_seconds,
+        "one_worker_seconds": demo.one_worker_seconds,
         "gain": demo.ran.one_by_one_seconds / demo.ran.pipelined_seconds,
         "machines_computing_at_once": machines_computing(demo.ran.events),
         "stages": [asdict(statistics) for statistics in demo.ran.statistics],
@@ -107,12 +108,15 @@ def _short(line: str) -> str:
 def _outcome(demo: Demonstration) -> RenderableType:
     per_second = demo.test_images / demo.ran.pipelined_seconds
     one_by_one = demo.test_images / demo.ran.one_by_one_seconds
+    one_worker = demo.test_images / demo.one_worker_seconds
+    is_faster = demo.one_worker_seconds < demo.ran.pipelined_seconds
+    verdict = " One worker is faster here: this network is too small for what sending its tensors costs." * is_faster
     return Text(
         f"{demo.test_images} test images in {demo.micro_batches} micro-batches of {MICRO_BATCH}\n"
         f"accuracy: {demo.accuracy_unsplit:.2%} before the split (torch), {demo.accuracy_split:.2%} after it\n"
         f"largest difference of any score: {demo.largest_difference:.2g}\n"
         f"images a second: {per_second:,.0f} as a pipeline, {one_by_one:,.0f} one micro-batch after the other: "
-        f"{per_second / one_by_one:.2f} times as many"
+        f"{per_second / one_by_one:.2f} times as many. One worker with all layers: {one_worker:,.0f}.{verdict}"
     )
 
 

@@ -21,7 +21,7 @@ from tvm_split.planner.estimate import estimated_seconds
 from tvm_split.planner.plan import Plan, SizedPlan
 from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
 from tvm_split.planner.problem import objective_seconds
-from tvm_split.units import age_text, bytes_text, count_text, number_text, short_list
+from tvm_split.units import age_text, bytes_text, count_text, gap_text, number_text, short_list
 
 NOTHING = "–"
 PREDICTED_CAPTION = "milliseconds per micro-batch; est.: the share of computing that was not measured"
@@ -214,7 +214,7 @@ def _predicted_lines(prediction: Prediction, objective: str) -> Iterator[str]:
     latency = f"{_ms(prediction.latency_seconds)} ms for one alone"
     first, second = (latency, throughput) if objective == "latency" else (throughput, latency)
     yield f"Predicted: {first}; {second}"
-    proven = f"at most {prediction.gap:.2%} from the best" if prediction.gap > 0 else "proven the best"
+    proven = f"at most {gap_text(prediction.gap)} from the best" if prediction.gap > 0 else "proven the best"
     profiled_at = prediction.profiled_at
     age = f"measured {age_text(time.time() - profiled_at)} ago" if profiled_at > 0 else "estimated"
     yield f"Limited by {prediction.limiting}; {proven}; {age}"
@@ -232,7 +232,7 @@ def _predicted_lines(prediction: Prediction, objective: str) -> Iterator[str]:
 def _certificate_lines(prediction: Prediction, objective: str) -> Iterator[str]:
     """Yield lines with the lower bound, the optimality gap and the search method."""
     value = "latency" if objective == "latency" else "period"
-    gap = f"this one's gap to it is {prediction.gap:.2%}" if prediction.gap > 0 else "this one reaches it"
+    gap = f"this one's gap to it is {gap_text(prediction.gap)}" if prediction.gap > 0 else "this one reaches it"
     yield f"Lower bound: no plan has a {value} below {_ms(prediction.lower_bound_seconds)} ms; {gap}"
     yield f"Method: {prediction.method}"
     in_flight = count_text(prediction.in_flight, "micro-batch")

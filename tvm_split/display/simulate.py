@@ -12,7 +12,7 @@ from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.planner.problem import MachineLoad, Problem, Solution
 from tvm_split.simulation.scenario import AS_PLANNED, Loss, WhatIf
 from tvm_split.simulation.simulate import Latencies, Simulation
-from tvm_split.units import bytes_text, count_text, number_text, seconds_text, short_list
+from tvm_split.units import bytes_text, count_text, gap_text, number_text, seconds_text, short_list
 
 MOST_ROWS = 12
 """The most machines in the table; of more, those that compute most are shown."""
@@ -141,7 +141,7 @@ def solution_parts(name: str, problem: Problem, solution: Solution) -> View:
         Table(title, ("machine", "names"), numbers, rows),
         f"period {seconds_text(evaluation.period_seconds)}, latency {seconds_text(evaluation.latency_seconds)}, "
         f"limited by {evaluation.limiting}",
-        f"no plan has a {kind} below {seconds_text(solution.lower_bound_seconds)} (gap {solution.gap:.2%}); "
+        f"no plan has a {kind} below {seconds_text(solution.lower_bound_seconds)} (gap {gap_text(solution.gap)}); "
         f"{solution.method}",
         *filter(None, solution.why_no_more_machines.split("; ")),
         *(f"instead, {alternative.name}: {alternative.why}" for alternative in solution.alternatives),

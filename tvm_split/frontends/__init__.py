@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from rpc_runtime.registry import Registry
-from tvm_split.errors import ModelImportError
+from tvm_split.errors import ModelImportError, NoExamplesError
 
 if TYPE_CHECKING:
     from tvm_split.model import Model
@@ -237,10 +237,7 @@ def load_model(
     request = ImportRequest(example_inputs, batch, dict(dimensions or {}), name)
     _require_sizes(request)
     if example_inputs is None and _is_function(source) and not is_network(source):
-        raise ModelImportError(
-            f"{getattr(source, '__name__', type(source).__name__)} is a function: give example_inputs, a tuple of "
-            "tensors of torch or of arrays with the shapes and dtypes the network will be run with"
-        )
+        raise NoExamplesError(f"{getattr(source, '__name__', type(source).__name__)} is a function")
     frontend = frontend_of(source, example_inputs)
     is_named = isinstance(source, str | Path) and Path(source).suffix.lower() in frontend.suffixes
     if is_named and not Path(source).is_file():

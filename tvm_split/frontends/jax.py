@@ -16,7 +16,7 @@ import numpy as np
 from jax import export, tree_util
 from jax.extend import core
 
-from tvm_split.errors import ModelImportError, class_and_first_line, last_line
+from tvm_split.errors import ModelImportError, NoExamplesError, class_and_first_line, last_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import with_output_names
 from tvm_split.frontends.convert import line_of_source
@@ -80,10 +80,7 @@ def _read(path: Path) -> Any:
 def _load_function(source: Any, request: ImportRequest) -> Model:
     shown = getattr(source, "__name__", type(source).__name__)
     if request.example_inputs is None:
-        raise ModelImportError(
-            f"{shown} is a function of JAX: give example_inputs, a tuple of arrays with the shapes and dtypes the "
-            "network will be run with"
-        )
+        raise NoExamplesError(f"{shown} is a function of JAX")
     function = function_of(source)
     positional, keywords = as_arguments(request.example_inputs)
     leaves, tree = tree_util.tree_flatten((positional, keywords))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_split.errors import ModelImportError, last_line
+from tvm_split.errors import ModelImportError, NoExamplesError, last_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import with_output_names
 from tvm_split.frontends.dimensions import Specs, bound_inputs, in_order, with_rows
@@ -111,9 +111,7 @@ def _inputs(model: Any, request: ImportRequest) -> tuple[list[str], list[np.ndar
             names = list(inputs) if isinstance(inputs, Mapping) else [f"input_{place}" for place in range(len(inputs))]
         arrays = [_array(value) for value in in_order(names, inputs)]
     elif not specs:
-        raise ModelImportError(
-            f"the Keras model {model.name!r} does not know its inputs' shapes: give example_inputs, a tuple of arrays"
-        )
+        raise NoExamplesError(f"the Keras model {model.name!r} does not know its inputs' shapes")
     if examples is not None and request.dimensions:
         raise ModelImportError(
             "dimensions and example_inputs both say the sizes of the inputs; give one of them, and batch if need be"

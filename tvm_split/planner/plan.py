@@ -15,7 +15,7 @@ from rpc_runtime.program.codecs import CODECS
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.turns import cycle_of
 from tvm_split.cluster.shared_cores import MOST_CORES
-from tvm_split.errors import PlanError
+from tvm_split.errors import NoPlanError, PlanError
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Objective, Precision, Stage
 from tvm_split.planner.request import PlanRequest
@@ -71,8 +71,8 @@ class Plan(Shown):
     ``origin`` says in a few words how the plan was found. ``prediction`` is for exactly these stages and codecs; it is
     None for a plan that was made or changed by hand. ``codecs`` are those of the tensors that have one on a link.
     ``remarks`` name requested codecs that have no effect, and what stays in float32 although convolutions and products
-    take their operands in ``precision``. ``request`` is the request to the planner, and ``inputs`` are the model's
-    inputs at that time; a plan that was written by hand has no inputs.
+    take their operands in ``precision``. ``request`` is the request to the planner, and ``inputs`` and ``graph_digest``
+    are the model's at that time; a plan that was written by hand has none.
 
     Raises:
         PlanError: there is no round-robin schedule for the replicas of a stage, or of all stages together; two
@@ -93,6 +93,7 @@ class Plan(Shown):
     precision: Precision = "float32"
     request: PlanRequest = field(default_factory=PlanRequest)
     inputs: tuple[TensorSpec, ...] = ()
+    graph_digest: str = ""
 
     def __post_init__(self) -> None:
         _check_names("machines", [machine.name for machine in self.machines])
@@ -294,7 +295,8 @@ def plan_sizes(
     model for a size, ``make_plan`` plans it; sizes without a plan are left out.
 
     Raises:
-        PlanError: a size is not positive or given twice, or no size has a plan.
+        NoPlanError: no size has a plan.
+        PlanError: a size is not positive or given twice.
     """
     if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
         raise PlanError(
@@ -306,7 +308,7 @@ def plan_sizes(
         model = load(size)
         try:
             plan = make_plan(model)
-        except PlanError as error:
+        except NoPlanError as error:
             refused.append(f"of size {size}: {error}")
             continue
         if plan.prediction is None:
@@ -315,7 +317,7 @@ def plan_sizes(
             )
         sized_plans.append(SizedPlan(size, model, plan, plan.prediction))
     if not sized_plans:
-        raise PlanError("no micro-batch size has a plan; " + "; ".join(refused))
+        raise NoPlanError("no micro-batch size has a plan; " + "; ".join(refused))
     if sized_plans[0].plan.objective == "latency":
         return tuple(sorted(sized_plans, key=lambda sized_plan: sized_plan.prediction.latency_seconds))
     return tuple(sorted(sized_plans, key=lambda sized_plan: -sized_plan.samples_per_second))

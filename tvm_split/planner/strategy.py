@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.registry import Registry
-from tvm_split.errors import PlanError
+from tvm_split.errors import NoPlanError, PlanError
 from tvm_split.planner.evaluate import evaluate, violations
 from tvm_split.planner.problem import Problem, Solution, Stage, gap_of, objective_seconds
 from tvm_split.planner.step_graph import lower
@@ -173,10 +173,14 @@ def solve_by(strategy: str, problem: Problem, time_limit_seconds: float) -> Solu
     A lower bound cannot be validated; the solution's ``method`` says where it comes from.
 
     Raises:
-        PlanError: there is no such strategy, no plan fits, or the strategy's plan breaks a demand.
+        NoPlanError: no plan fits.
+        PlanError: there is no such strategy, or the strategy's plan breaks a demand.
     """
     require_sense(problem)
-    solution = STRATEGIES[strategy]().solve(problem, time_limit_seconds)
+    try:
+        solution = STRATEGIES[strategy]().solve(problem, time_limit_seconds)
+    except PlanError as error:
+        raise NoPlanError(str(error)) from error
     checked = solution_of(problem, solution.stages, solution.lower_bound_seconds)
     broken = violations(problem, solution.stages, checked.evaluation)
     if broken:

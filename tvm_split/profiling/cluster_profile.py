@@ -214,9 +214,9 @@ class ModelProfile(Shown):
     def other_seconds(self) -> float:
         """Seconds of a run besides the timed kernels: calls, checks, untimed kernels.
 
-        Negative if the kernels, timed one by one, took longer than the whole.
+        0 if the kernels, timed one by one, took longer than the whole.
         """
-        return self.seconds - self.kernel_seconds
+        return max(0.0, self.seconds - self.kernel_seconds)
 
     def share_of_time(self, seconds: float) -> float:
         """Return the share of a run, or of all kernels if these took longer one by one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tvm_split.cluster.cluster import Workers
-from tvm_split.errors import PlanError
+from tvm_split.errors import NoPlanError, PlanError
 from tvm_split.link_codecs import PredictCoded
 from tvm_split.planner.baselines import MARGIN
 from tvm_split.planner.predict import Certificate, predict
@@ -85,7 +85,7 @@ class ShardChoice:
         if best is not None and self._value(best.evaluation) < value * (1 - MARGIN):
             return self._chosen(best, self._certificate(best, near, whole, bound))
         if whole is None:
-            raise refusal or PlanError("no plan was found")
+            raise refusal or NoPlanError("no plan was found")
         return self._of_whole_layers(whole, bound, best or next(iter(candidates), None))
 
     def _value(self, timed: Timed) -> float:

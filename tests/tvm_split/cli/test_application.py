@@ -10,7 +10,7 @@ import pytest
 import tvm_split
 from tests.helpers.waiting import PATIENCE_SECONDS
 
-COMMANDS = ("demo", "plan", "compile", "tune", "worker", "deploy", "run", "status", "doctor")
+COMMANDS = ("demo", "plan", "solve", "compile", "tune", "worker", "deploy", "run", "status", "doctor")
 HEAVY = ("tvm", "torch", "onnx", "jax", "keras", "numpy", "grpc", "pydantic", "matplotlib")
 
 
@@ -30,7 +30,7 @@ def test_as_a_module():
     [
         (["bake"], "No such command"),
         (["plan"], "Missing argument"),
-        (["run", "x.onnx", "--random", "2", "--inputs", "a.npz"], "give one of them"),
+        (["run", "x.onnx", "--random", "2", "--inputs", __file__], "give one of them"),
         (["status"], "name the workers to ask"),
         (["worker", "--tls-ca", "ca.pem"], "--tls-ca needs"),
         (["demo", "--workers", "9"], "--workers"),
@@ -46,6 +46,10 @@ def test_commands_are_loaded_without_what_they_need_when_they_run():
     code = "import sys, tvm_split.cli.application; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not set(HEAVY) & set(modules)
+    code = "import sys; from tvm_split.cli.application import loaded, registry\n"
+    code += "for _, row in registry.items(): loaded(row)\nprint(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"tvm", "torch"} & set(modules)
 
 
 def test_debug_shows_where(start_process):

@@ -111,13 +111,16 @@ def test_a_plan_keeps_its_sizes_and_fits_the_file_under_another_name(invoke, sou
         assert tvm_split.compile("copy.onnx", "plan.json", verify=False).program.inputs[0].shape[0] == 3
 
 
+def test_threads_that_the_bundle_is_not_compiled_for_are_mentioned(invoke, bundle):
+    for threads, is_mentioned in ((1, False), (2, True)):
+        errors = invoke("run", bundle, "--cluster", "in-process", "--threads", threads, "--random", "1").stderr
+        assert ("compiled for 1 thread" in errors) == is_mentioned
+
+
 def test_other_wrong_use(invoke, bundle, tmp_path):
     assert "without a bundle" in invoke("run", tmp_path, code=2).stderr
     assert "'nope' is no bundle's folder" in invoke("run", "nope", code=2).stderr
-    assert (
-        "missing.npz"
-        in invoke("run", bundle, "--cluster", "in-process", "--inputs", tmp_path / "missing.npz", code=2).stderr
-    )
+    assert "missing.npz" in invoke("run", "damaged", "--inputs", tmp_path / "missing.npz", code=2).stderr
     assert "planned and compiled already" in invoke("run", bundle, "--stages", "2", code=2).stderr
     assert "machine-b" in invoke("run", bundle, "--workers", "1", code=2).stderr
 

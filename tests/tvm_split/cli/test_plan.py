@@ -67,6 +67,7 @@ def test_model_from_a_python_function(invoke_json, tmp_path, monkeypatch):
         ("json:no_such_name", "no_such_name"),
         ("nets.py:cnn", "give the module, without its ending: nets:cnn"),
         ("json:loads", "'json:loads' cannot be called without arguments (missing a required argument: 's'): name an"),
+        ("torch.nn:Identity", "--input-shape: Identity is a torch module: give the shape of each input"),
         ("torch.nn:Linear", "such as `def network(): return Linear(…)`"),
     ],
 )

@@ -148,6 +148,12 @@ def test_wrong_use(invoke, onnx_path, options, message):
     assert "Traceback" not in result.stderr
 
 
+def test_no_plan_that_fits_is_a_failure_and_no_wrong_use(invoke, onnx_path):
+    for options in (["--maximum-latency", "1e-9"], ["--maximum-latency", "1e-9", "--batches", "2"]):
+        result = invoke("plan", onnx_path, "--workers", "2", "--estimate", *options, code=1)
+        assert "latency" in result.stderr
+
+
 def test_all_open_axes_at_once_in_the_words_of_the_command_line(invoke, open_batch, tmp_path):
     model = onnx.load(open_batch)
     model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"

@@ -17,7 +17,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_what_a_message_advises_starts_a_tracker_that_ends_whole(start_process, number, code):
+def test_what_a_message_advises_starts_a_tracker_that_ends_whole(start_process, invoke, number, code):
     address = Address("127.0.0.1", free_port())  # above 9199, up to which TVM's own command looks
     with pytest.raises(WorkerUnavailableError) as refused:
         listed_servers(address)
@@ -25,6 +25,7 @@ def test_what_a_message_advises_starts_a_tracker_that_ends_whole(start_process, 
     process = start_process(*advice.split())
     assert process.stdout.readline().endswith(f":{address.port}\n"), process.communicate()
     assert listed_servers(address) == ()
+    assert f"tracker:{address} lists no worker" in invoke("status", "--tracker", address).stderr
     assert psutil.Process(process.pid).children() == []
     process.send_signal(number)
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)

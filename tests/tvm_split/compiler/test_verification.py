@@ -12,7 +12,9 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 import tvm_split
+from tvm_split.compiler.bundle import Verified
 from tvm_split.compiler.verification import TOLERANCES, difference, tolerances_of
+from tvm_split.errors import CompileWarning
 
 
 def network() -> nn.Module:
@@ -62,6 +64,20 @@ def test_indices_of_nearly_equal_values_are_no_difference_and_no_fault_of_the_im
 def test_equal_values_differ_by_nothing() -> None:
     values = np.array([1.0, np.nan, np.inf, -0.0], np.float32)
     assert difference(values, values.copy()).is_within
+
+
+def test_outputs_of_nan_pass_with_a_warning_for_each() -> None:
+    class Roots(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.sqrt(x), torch.relu(x)
+
+    model = tvm_split.load_model(Roots().eval(), (torch.tensor([[-1.0, 4.0, -9.0]]),))
+    planned = tvm_split.plan(model, tvm_split.Cluster.in_process(1))
+    with pytest.warns(CompileWarning) as warned:
+        bundle = tvm_split.compile(model, planned)
+    assert bundle.verified is Verified.AS_COMPILED
+    (warning,) = warned
+    assert f"2 of 3 values of output {model.outputs[0].name!r} are NaN" in str(warning.message)
 
 
 @pytest.mark.parametrize(

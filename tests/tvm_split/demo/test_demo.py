@@ -25,6 +25,7 @@ def test_the_answers_are_those_of_before_the_split(demo_result):
     assert report["accuracy_unsplit"] == report["accuracy_split"] > 0.95
     assert report["largest_difference"] <= 1e-5
     assert report["gain"] == pytest.approx(report["one_by_one_seconds"] / report["pipelined_seconds"])
+    assert report["one_worker_seconds"] > 0
     assert report["test_images"] == report["micro_batches"] * report["micro_batch_images"]
 
 

@@ -34,7 +34,8 @@ def test_rows_and_total_agree(seconds: float, calls: bool) -> None:
     assert (seconds < 2e-3) == any("2.00 ms" in str(line) for line in lines)
     content = as_json(profiled)
     total = sum(kernel["share_of_time"] for kernel in content["kernels"])
-    assert total + max(0.0, content["other_seconds"]) / seconds == pytest.approx(1)
+    assert content["other_seconds"] >= 0
+    assert total + content["other_seconds"] / seconds == pytest.approx(1)
 
 
 def test_a_share_above_the_peak_is_marked() -> None:

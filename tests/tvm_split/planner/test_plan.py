@@ -13,7 +13,7 @@ import pytest
 
 import tvm_split
 from tests.helpers.planner.predictions import machine_prediction, prediction
-from tvm_split.errors import PlanError
+from tvm_split.errors import NoPlanError, PlanError
 from tvm_split.planner.plan import Plan, PlannedCodec, PlannedMachine, plan_sizes
 from tvm_split.planner.prediction import LinkPrediction, Prediction
 from tvm_split.planner.problem import CoresLoad, Sharding, Stage
@@ -220,7 +220,7 @@ def test_least_latency_first():
 def test_sizes_without_a_plan_are_left_out():
     def some(size):
         if size == 2:
-            raise PlanError("needs 12 GB")
+            raise NoPlanError("needs 12 GB")
         return sized(size)
 
     assert [sized_plan.size for sized_plan in plan_sizes([1, 2, 4], load, some)] == [4, 1]

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from rpc_runtime.program.program import TensorSpec
-from tvm_split.errors import ModelImportError, UntriedVersionWarning, class_and_first_line
+from tvm_split.errors import ModelImportError, NoExamplesError, UntriedVersionWarning, class_and_first_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import Built
 from tvm_split.frontends.channels_first import channels_first
@@ -78,10 +78,7 @@ def load_torch(
     source = getattr(source, "_orig_mod", source)  # of a module that torch.compile wrapped
     name = name or getattr(source, "__qualname__", type(source).__name__).rpartition(">.")[2]
     if arguments is None:
-        raise ModelImportError(
-            f"{name} is a torch module: give example_inputs, a tuple of tensors with the shapes and dtypes the network "
-            "will be run with"
-        )
+        raise NoExamplesError(f"{name} is a torch module")
     arguments = _with_batch(arguments, request.batch) if request.batch is not None else arguments
     if request.dimensions:
         raise ModelImportError(

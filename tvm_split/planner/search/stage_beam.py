@@ -21,28 +21,61 @@ from tvm_split.planner.search.bounds import Prices
 from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.candidate import Placement
 from tvm_split.planner.search.instance import Flags, Floats, Instance
+from tvm_split.planner.step_graph import MachineSet
 
 
 class ClassCosts:
-    """K classes of identical machines.
+    """K classes of identical machines, or of sets of machines that are replicas of one stage.
+
+    Args:
+        sets: sets of machines, each a class of its own; by default the classes of single machines.
 
     Attributes:
-        members: the machines of each class. counts: (K,) their number. first: (K,) the first machine of each.
-        seconds: (n, K) seconds of each piece under contention; infinite if it cannot run there.
+        members: the sets of each class, of one machine or several. counts: (K,) their number.
+        seconds: (n, K) seconds of each piece under contention, shared by speed; infinite if it cannot run there.
+        memory, transfer_seconds, transfer_seconds_per_byte: (K,) of the machine of a set that limits it.
         seconds_per_byte: (K + 1, K + 1) from one class to another; infinite if they are not linked. The last row and
-            column are the client's.
+            column are the client's. Between sets it is that of the slowest link.
         speeds, places: (K,) numbers, equal for classes with equal seconds, and with equal links to all others.
     """
 
-    def __init__(self, instance: Instance) -> None:
-        self.members = instance.classes
+    def __init__(self, instance: Instance, sets: Sequence[MachineSet] = ()) -> None:
+        singles = tuple(tuple((machine,) for machine in members) for members in instance.classes)
+        self.members: tuple[tuple[MachineSet, ...], ...] = tuple((machines,) for machines in sets) or singles
         self.counts = np.array([len(members) for members in self.members], dtype=np.intp)
-        self.first = np.array([members[0] for members in self.members], dtype=np.intp)
-        self.seconds: Floats = instance.seconds[:, self.first] * instance.contention[self.first]
+        first = [list(members[0]) for members in self.members]
+        seconds = instance.seconds * instance.contention
+        self.seconds: Floats = np.stack([_shared(seconds[:, machines]) for machines in first], axis=1)
+        self.memory, self.transfer_seconds, self.transfer_seconds_per_byte = (
+            np.array([limit(values[machines]) for machines in first])
+            for values, limit in (
+                (instance.memory, np.min),
+                (instance.transfer_seconds, np.max),
+                (instance.transfer_seconds_per_byte, np.max),
+            )
+        )
         slow, lag = instance.class_links
         self.seconds_per_byte: Floats = np.where(np.isinf(lag), math.inf, slow)
+        if sets:
+            class_of = {machine: kind for kind, members in enumerate(instance.classes) for machine in members}
+            ends = [[class_of[machine] for machine in machines] for machines in first] + [[len(instance.classes)]]
+            rows = np.stack([self.seconds_per_byte[kinds].max(axis=0) for kinds in ends])
+            self.seconds_per_byte = np.stack([rows[:, kinds].max(axis=1) for kinds in ends], axis=1)
         self.speeds = np.unique(self.seconds, axis=1, return_inverse=True)[1].ravel()
-        self.places = np.unique(self.seconds_per_byte[:-1], axis=0, return_inverse=True)[1].ravel()
+        links = self.seconds_per_byte[:-1].copy()
+        alone = np.flatnonzero(self.counts == 1)  # a link to itself says nothing
+        links[alone, alone] = math.inf
+        links[alone, alone] = links[alone].min(axis=1)
+        self.places = np.unique(links, axis=0, return_inverse=True)[1].ravel()
+
+
+def _shared(seconds: Floats) -> Floats:
+    """Return (n,) seconds per micro-batch of pieces on machines that share micro-batches in proportion to speed."""
+    if seconds.shape[1] == 1:
+        return seconds[:, 0]
+    with np.errstate(divide="ignore"):
+        rates = np.where(np.isinf(seconds).any(axis=1, keepdims=True), 0.0, 1 / seconds)
+        return np.asarray(1 / rates.sum(axis=1))
 
 
 class OrderCosts:
@@ -207,16 +240,16 @@ class StageBeam:
         if possible is not None:
             return possible
         costs, machines, instance = self._costs, self._machines, self._costs.instance
-        first, links, reach = machines.first, machines.seconds_per_byte, int(self._reach[:, start].max())
+        links, reach = machines.seconds_per_byte, int(self._reach[:, start].max())
         columns = slice(start + 1, reach + 1)
         size = costs.bytes[start, columns]
         compute = self._stretches.prefix[:, columns] - self._stretches.prefix[:, start, None]
         if instance.transfer_seconds.any() or instance.transfer_seconds_per_byte.any():
-            compute = compute + instance.transfer_seconds[first, None] * costs.tensors[start, columns]
-            compute = compute + instance.transfer_seconds_per_byte[first, None] * size
+            compute = compute + machines.transfer_seconds[:, None] * costs.tensors[start, columns]
+            compute = compute + machines.transfer_seconds_per_byte[:, None] * size
         possible = (compute <= period) & (np.arange(start + 1, reach + 1) <= self._reach[:, start, None])
         if instance.memory.min() < math.inf:
-            possible &= costs.held(start, reach) <= instance.memory[first, None] * (1 + 1e-12)
+            possible &= costs.held(start, reach) <= machines.memory[:, None] * (1 + 1e-12)
         for sizes, client, best in (
             (costs.received, costs.from_client[start, columns], (links[-1, :-1], self._into)),
             (costs.sent, costs.to_client[start, columns], (links[:-1, -1], self._outof)),
@@ -260,7 +293,7 @@ class StageBeam:
         placements = []
         for before, step in itertools.pairwise(reversed(steps)):
             held = sorted(self._costs.order[before.end : step.end].tolist())
-            placements.append(Placement((next(waiting[step.kind]),), tuple(held)))
+            placements.append(Placement(next(waiting[step.kind]), tuple(held)))
         return placements
 
 

@@ -225,3 +225,16 @@ def test_branches_are_computed_side_by_side(machines: int) -> None:
     """The fastest machine alone takes 0.261 s; a pipeline of stages takes hardly less."""
     problem = latency_problem(machines, 30, kinds="three kinds", links="two racks", network="branches", seed=76)
     assert solved(problem, 2 * LITTLE).evaluation.latency_seconds <= 0.245
+
+
+def test_each_stage_may_have_two_replicas() -> None:
+    """One piece fits into a machine, so four machines are two stages of two replicas, at half the period."""
+    problem = many_machines_problem(4, 2, kinds="equal", links="two racks", replicas=True)
+    pieces = tuple(dataclasses.replace(piece, weight_bytes=1e9) for piece in problem.pieces)
+    machines = tuple(dataclasses.replace(machine, memory_bytes=1.5e9) for machine in problem.machines)
+    instance = instance_of(dataclasses.replace(problem, pieces=pieces, machines=machines))
+    search = PricedSearch(instance, Budget())
+    search.search(4)
+    best_plan = min(search.plans, key=lambda plan: plan.flow.period_seconds)
+    assert [len(stage.machines) for stage in best_plan.named(instance)] == [2, 2]
+    assert best_plan.flow.period_seconds == pytest.approx(instance.seconds.max() / 2)
