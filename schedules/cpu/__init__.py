@@ -18,6 +18,7 @@ from schedules.cpu.narrow_groups import WidenGroups
 from schedules.cpu.normalization import legalize_groups, legalize_rows
 from schedules.cpu.one_dimensional import raise_to_two_dimensions
 from schedules.cpu.softmax import legalize_softmax, schedule_columns
+from schedules.cpu.transposed import ReplaceTransposed
 from schedules.cpu.winograd import UseWinograd, schedule_winograd
 from schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
 from schedules.relax_tools import Legalization
@@ -45,6 +46,7 @@ def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule
     """
     traits, threads = traits_of(target), threads_of(target)
     return (
+        lambda module: ReplaceTransposed(module, traits).transform(),
         raise_to_two_dimensions,
         lambda module: WidenGroups(module, traits).transform(),
         partial(carry_blocked_channels, traits=traits),

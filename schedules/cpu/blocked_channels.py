@@ -111,10 +111,10 @@ class _Carrier:
         name, value = binding.var.name, binding.value
         identity = hash(binding.var)
         size = _block_of_change(value)
-        if size is not None and _same_map(value, _to_blocks(size)):
+        if size is not None and _same_map(value, to_blocks(size)):
             self._plain[identity] = self._blocked_as(value.args[0], size)
             return
-        if size is not None and _same_map(value, _from_blocks(size)):
+        if size is not None and _same_map(value, from_blocks(size)):
             self._blocked[identity] = self._plain_form(value.args[0]), size
             return
         blocked = self._on_blocks(value) if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) else None
@@ -220,7 +220,7 @@ class _Carrier:
         if existing is not None and existing[1] == size:
             return existing[0]
         plain = self._plain_form(expression)
-        blocked = self._builder.emit(relax.op.layout_transform(plain, _to_blocks(size)), name_hint="blocked")
+        blocked = self._builder.emit(relax.op.layout_transform(plain, to_blocks(size)), name_hint="blocked")
         if isinstance(expression, relax.Var) and existing is None:
             self._blocked[hash(expression)] = blocked, size
         return blocked
@@ -232,7 +232,7 @@ class _Carrier:
             return expression
         if identity not in self._plain:
             blocked, size = self._blocked[identity]
-            change = relax.op.layout_transform(blocked, _from_blocks(size))
+            change = relax.op.layout_transform(blocked, from_blocks(size))
             self._plain[identity] = self._emit(change, f"{expression.name}_plain", expression.name)
         return self._plain[identity]
 
@@ -258,11 +258,11 @@ def _axes_of_slice(call: relax.Call) -> set[int]:
     return {int(axis) for axis in axes.fields} if isinstance(axes, relax.Tuple) else {-1}
 
 
-def _to_blocks(size: int) -> IndexMap:
+def to_blocks(size: int) -> IndexMap:
     return IndexMap.from_func(lambda n, c, h, w: (n, c // size, h, w, c % size))
 
 
-def _from_blocks(size: int) -> IndexMap:
+def from_blocks(size: int) -> IndexMap:
     return IndexMap.from_func(lambda n, c, h, w, lane: (n, c * size + lane, h, w))
 
 

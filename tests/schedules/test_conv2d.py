@@ -115,6 +115,41 @@ def test_one_axis(inputs, outputs, grouped, shape, epilogue):
     check(evaluate, 2, inputs, inputs if grouped else outputs, inputs if grouped else 1, shape, epilogue)
 
 
+TRANSPOSED = {
+    1: (relax.op.nn.conv1d_transpose, functional.conv_transpose1d),
+    2: (relax.op.nn.conv2d_transpose, functional.conv_transpose2d),
+}
+
+
+@settings(max_examples=12)
+@given(data=st.data(), axes=st.sampled_from([1, 2, 2]), groups=st.sampled_from([1, 1, 2, 5]), epilogue=epilogues())
+def test_transposed(data, axes, groups, epilogue):
+    def draw(strategy):
+        return [data.draw(strategy) for _ in range(axes)]
+
+    inputs, outputs = (groups * data.draw(st.sampled_from([1, 3, 16])) for _ in range(2))
+    size, kernel, strides, before, after, more = map(
+        draw, (lengths, windows, st.sampled_from([1, 2, 3, 4]), pads, pads, st.sampled_from([0, 0, 1, 2, 3]))
+    )
+    more = [min(length, stride - 1) for length, stride in zip(more, strides, strict=True)]
+    x, weight = normal(0, 2, inputs, *size), weights(1, inputs, outputs // groups, *kernel)
+    operator, reference = TRANSPOSED[axes]
+    uncropped = reference(exact(x), exact(weight), stride=strides, output_padding=more, groups=groups)
+    kept = [slice(a, whole - b) for a, whole, b in zip(before, uncropped.shape[2:], after, strict=True)]
+    product = uncropped[..., *kept]
+    assume(product.numel())
+    bias, residual = normal(2, 1, outputs, *(1 for _ in size)), normal(3, *product.shape)
+
+    def graph(builder, image, residual_input):
+        attributes = {"strides": strides, "padding": [*before, *after], "output_padding": more, "groups": groups}
+        y = builder.emit(operator(image, relax.const(weight), **attributes))
+        return apply_epilogue(builder, y, bias, residual_input, epilogue)
+
+    actual, chosen = evaluate(graph, [x, residual])
+    assert_close(actual, expected_epilogue(product, bias, residual, epilogue), TOLERANCE)
+    assert not chosen & {"fallback", "none", "pooling" if groups == 1 else ""}
+
+
 @on_cpu_and_gpu
 @pytest.mark.parametrize(
     ("inputs", "outputs", "size", "kernel", "residual"),

@@ -196,7 +196,8 @@ class Kernel:
 
     @property
     def is_slow(self) -> bool:
-        return self.rule in SLOW_RULES
+        """Whether the kernel is plain loops, or a convolution that no template took."""
+        return self.rule in SLOW_RULES or (self.rule == "pooling" and "conv" in self.function)
 
 
 def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) -> tuple[Kernel, ...]:

@@ -17,6 +17,7 @@ import tvm_split
 from relay_passes.ir import new_function
 from tests.helpers.full_disk import full_disk
 from tests.models import torch_models
+from tests.models.unet import unet
 from tvm_split.compiler.describe import calls
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.stage import StageCompiler
@@ -65,6 +66,7 @@ def test_what_the_linker_says_is_kept(tmp_path: Path) -> None:
 MODELS = {
     "resnet": (torch_models.resnet, (torch.zeros(1, 3, 32, 32),)),
     "bert": (torch_models.bert, (torch.zeros(1, 16, dtype=torch.int64), torch.ones(1, 16, dtype=torch.int64))),
+    "unet": (unet, (torch.linspace(-1, 1, 3072).reshape(1, 3, 32, 32),)),
 }
 
 
@@ -73,7 +75,7 @@ def test_no_work_is_lost_or_counted_twice(name: str) -> None:
     build, inputs = MODELS[name]
     model = tvm_split.load_model(build(), inputs)
     plan = tvm_split.plan(model, tvm_split.Cluster.in_process(1, threads=1))
-    bundle = tvm_split.compile(model, plan, verify=False)
+    bundle = tvm_split.compile(model, plan, verify=name == "unet")
     kernels = [kernel for stage in bundle.kernels.values() for kernel in stage]
     defined = sum(work for _, work, _ in calls(model.module))
     # Folding and reading views in place take away some of what only maps or moves elements; the products stay.
