@@ -74,7 +74,7 @@ class OutputError(TvmSplitError):
 
 
 class ProfileError(TvmSplitError):
-    """A compiled model cannot be timed here."""
+    """A model, a machine or a link cannot be timed; the message names it and the reason."""
 
 
 class KitError(TvmSplitError):

@@ -322,7 +322,7 @@ class PlanningProblem:
 
 
 def _are_whole(stages: Sequence[Stage]) -> bool:
-    """Whether stages are what the search for plans of whole layers may return: unsharded, one for each machine."""
+    """Return whether no stage is sharded and no machine has two stages."""
     machines = [machine for stage in stages for machine in stage.machines]
     return len(set(machines)) == len(machines) and not any(stage.sharding for stage in stages)
 

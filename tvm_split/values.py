@@ -32,10 +32,11 @@ Location = tuple[int | str, ...]
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """YAML loader; the one in C is twelve times as fast, if it is available."""
 MOST_WITH_LINES = 20_000_000
-"""Most characters of a file for which errors name lines; for longer files, only the key is named."""
+"""Errors name lines only of files with fewer characters than this; of longer ones, only the key."""
 LONGEST_SHOWN = 60
 """Most characters of a value that a message shows."""
 UNKNOWN_KEY = "unexpected_keyword_argument"
+"""Pydantic's name for the error of a key that a form does not have."""
 MESSAGES = {
     UNKNOWN_KEY: "there is no such key",
     "missing": "this key is missing",

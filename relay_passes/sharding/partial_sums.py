@@ -17,14 +17,17 @@ from relay_passes.ir import constant, is_tensor_constant, leaves_of, operator_na
 from relay_passes.sharding.region import Range
 from relay_passes.sharding.rule import Emit, Rule, Write
 
+_PARTIAL, _WHOLE, _ON_FIRST = "partial", "whole", "whole, on the first machine only"
+"""How a machine reads an operand: its own partial sum, or a whole value."""
+
 
 def linear_rule(value: relax.Expr, is_partial: Sequence[bool]) -> Rule | None:
-    """Return the rule of how partial sums pass an operation; None if they must be added up first."""
+    """Return how partial sums pass an operation; None if they must be added up first."""
     operator, leaves = operator_name(value), leaves_of(value)
     if isinstance(value, relax.TupleGetItem):
-        return _rule("p") if value.index == 0 else None
+        return _rule([_PARTIAL]) if value.index == 0 else None
     if operator in _OF_ONE or (operator == "relax.take" and is_partial[0] and not is_partial[1]):
-        return _rule("p".ljust(len(leaves), "w"))
+        return _rule([_PARTIAL, *[_WHOLE] * (len(leaves) - 1)])
     if operator == "relax.nn.batch_norm":
         return _batch_norm(value, is_partial)
     if operator not in _OF_TWO or any(
@@ -34,21 +37,21 @@ def linear_rule(value: relax.Expr, is_partial: Sequence[bool]) -> Rule | None:
     left, right = is_partial
     if operator in ("relax.multiply", "relax.divide"):
         is_refused = (left and right) or (operator == "relax.divide" and right)
-        return None if is_refused else _rule("pw" if left else "wp")
+        return None if is_refused else _rule([_PARTIAL, _WHOLE] if left else [_WHOLE, _PARTIAL])
     if left and right:
-        return _rule("pp")
+        return _rule([_PARTIAL, _PARTIAL])
 
     def write(_: Range, operands: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
         (partial,) = (operand for operand in operands if operand is not None)
         return relax.op.negative(partial) if operator == "relax.subtract" and right else partial
 
-    return _rule("pf" if left else "fp", write)
+    return _rule([_PARTIAL, _ON_FIRST] if left else [_ON_FIRST, _PARTIAL], write)
 
 
-def _rule(reads: str, write: Write | None = None) -> Rule:
-    """Return a rule for a word with a letter for each operand: partial (p), whole (w), or whole on the first (f)."""
+def _rule(reads: Sequence[str], write: Write | None = None) -> Rule:
+    """Return the rule of an operation whose operands are read in these ways."""
     nothing = (None,) * len(reads)
-    is_partial, is_on_first = (tuple(read == letter for read in reads) for letter in "pf")
+    is_partial, is_on_first = (tuple(read is way for read in reads) for way in (_PARTIAL, _ON_FIRST))
     return Rule(nothing, (None,), write=write, is_partial=is_partial, is_on_first=is_on_first)
 
 
@@ -63,7 +66,9 @@ _OF_ONE = frozenset(
 
 
 def _batch_norm(value: relax.Expr, is_partial: Sequence[bool]) -> Rule | None:
-    """Scale on every machine and shift on the first, if the statistics are constants."""
+    """Return the rule of a batch norm: every machine scales, the first also shifts. None unless its statistics are
+    constants.
+    """
     data, *statistics = leaves_of(value)
     if not is_partial[0] or value.attrs.training or not all(map(is_tensor_constant, statistics)):
         return None
@@ -72,4 +77,4 @@ def _batch_norm(value: relax.Expr, is_partial: Sequence[bool]) -> Rule | None:
     def write(_: Range, operands: Sequence[relax.Expr | None], emit: Emit) -> relax.Expr:
         return with_leaves(value, [zeros if operand is None else operand for operand in operands])
 
-    return _rule("pwffw", write)
+    return _rule([_PARTIAL, _WHOLE, _ON_FIRST, _ON_FIRST, _WHOLE], write)

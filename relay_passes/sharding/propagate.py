@@ -59,7 +59,7 @@ class Step:
 
     @property
     def is_partial(self) -> bool:
-        return self.rule is not None and bool(self.rule.reduced or self.rule.is_partial)
+        return self.rule is not None and bool(self.rule.reduced or any(self.rule.is_partial))
 
     @property
     def axes(self) -> Axes | None:
@@ -112,7 +112,8 @@ def _outside_with(index: int, contents: Contents) -> dict[str, Axis]:
 class ChannelSteps:
     """The steps of a region whose weights are sharded, and its literals: values computed from constants, by name.
 
-    By ``"heads"``, an axis may be divided into several. With ``fused``, operations may make partial sums.
+    With the axis ``"heads"``, an operation may divide one axis into several. With ``fused``, operations may make
+    partial sums.
 
     Raises:
         ShardError: a machine would have no head; or no weight of the region can be sharded.
@@ -176,7 +177,7 @@ class ChannelSteps:
             if linear is not None:
                 return Step(operation, linear)
             if isinstance(operation.expression, relax.TupleGetItem):
-                raise operation.refused("it takes a batch norm's statistics, of partial sums")
+                raise operation.refused("it reads the statistics of a batch norm whose input is a partial sum")
             # After the all-reduce, a value is whole for all later readers.
             self._partial -= set(operation.names)
         return self._passed(operation) or self._from_weights(place, operation) or Step(operation)

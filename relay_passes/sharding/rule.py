@@ -119,7 +119,10 @@ Needs = Callable[[Range], tuple[Range | None, ...]]
 """Maps a range of the result to the range of each operand, None if nothing of it is read."""
 
 Write = Callable[[Range, Sequence[relax.Expr], Emit], relax.Expr]
-"""Returns a machine's operation from the range that it computes and its operands."""
+"""Returns a machine's operation from the range that it computes and its operands.
+
+An operand that only the first machine reads is None on the others.
+"""
 
 
 @dataclass(frozen=True)
@@ -133,8 +136,8 @@ class Rule:
     in its operands only. If ``blocks`` is set, bounds may lie only between that many equal blocks. With ``divides``,
     the axis is divided into several, of which the outermost is sharded (heads).
 
-    If some operands are ``is_partial``, each machine computes the operation on its own partial sums of them. Only the
-    first machine reads the operands that are ``is_on_first``; ``write`` is for the others, with None for these.
+    Of the operands that are ``is_partial``, each machine reads its own partial sum. Only the first machine reads those
+    that are ``is_on_first``; the others call ``write``, with None for these.
     """
 
     operands: tuple[Axis | None, ...]

@@ -182,10 +182,14 @@ class Dispatcher:
         return self._end(CLOSED)
 
     def _end(self, error: TvmSplitError) -> bool:
-        """End all links and calls, by an earlier failure if there is one; return whether the pipeline was usable."""
+        """End all links and calls with this error; after a failure, only `CLOSED` replaces it.
+
+        Return whether the pipeline was usable.
+        """
         with self.lock:
             was_usable = self._failure is None
-            self._failure = failure = error if was_usable or error is CLOSED else self._failure
+            failure = error if self._failure is None or error is CLOSED else self._failure
+            self._failure = failure
             for link in self._links:
                 link.close_locked()
             self._changed.notify_all()
@@ -195,7 +199,7 @@ class Dispatcher:
         for batch in unfinished:
             if batch.future.cancelled():
                 batch.future.set_running_or_notify_cancel()  # wakes those that wait for several futures
-            _settle(batch.future, _copy(failure or error))
+            _settle(batch.future, _copy(failure))
         return was_usable
 
     def moved(self) -> None:
@@ -371,11 +375,14 @@ class Dispatcher:
             self._calls_changed.notify()
 
     def _pass_on(self, done: Iterable[_Result]) -> None:
-        """Send what was fed, and set results. Call it without the lock: callbacks of a future may run any code."""
-        for link in self._links:
-            link.flush()
+        """Set results, and send what was fed. Call it without the lock: callbacks of a future may run any code.
+
+        Results are first: sending may copy a whole input.
+        """
         for future, result in done:
             _settle(future, result)
+        for link in self._links:
+            link.flush()
 
 
 _Result = tuple[Future[Outputs], Outputs]

@@ -86,7 +86,6 @@ class Session(Runner):
         self.deployment = secrets.token_hex(16)
         self._endpoints = {machine: endpoints[machine] for machine in program.machines}
         self._clients = {machine: WorkerClient(endpoint) for machine, endpoint in self._endpoints.items()}
-        self._dispatcher = Dispatcher(program, timeout_seconds, in_flight, self._waited_for, timeouts)
         parts = {machine: program.on(machine) for machine in program.machines}
         # The two ends of a link share a secret, so that no worker needs another worker's token.
         ends = dict.fromkeys(chain.from_iterable(part.links for part in parts.values()))
@@ -98,6 +97,7 @@ class Session(Runner):
         stages = {
             machine: {cleaned(stage.name): stage.own_turns for stage in part.stages} for machine, part in parts.items()
         }
+        self._dispatcher = Dispatcher(program, timeout_seconds, in_flight, self._waited_for, timeouts)
         self._watch = WorkerWatch(
             self.deployment,
             self._clients,

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Sending(LinkTensor[SendWindow]):
+    """An outgoing tensor."""
+
     sent_bytes: int = 0
     """Size of the current micro-batch on the wire; smaller than the tensor if a codec compressed it."""
 
@@ -138,9 +140,10 @@ class OutgoingLink(LinkEnd):
 
 @dataclass(slots=True)
 class _Receiving(LinkTensor[ReceiveWindow]):
-    """Slots may be freed in another order than they were filled, if micro-batches go to different stages.
+    """An incoming tensor.
 
-    ``freed`` are the indices that the sender was not told of yet. ``buffers`` are slots in this end's own memory.
+    ``freed`` are the indices of slots that the next credit reports: not in the order in which they were filled, if
+    micro-batches go to different stages. ``buffers`` are slots in this end's own memory.
     """
 
     freed: list[int] = field(default_factory=list)

@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 
 from tests.helpers.frontends.comparison import assert_equal_to_source, run, run_as_stage
 from tests.helpers.frontends.contract import assert_keeps_contract
-from tvm_split.compiler.verification import first_parting_layer
+from tvm_split.compiler.verification import first_differing_layer
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
 from tvm_split.frontends.stablehlo.layer_names import words_of
@@ -223,7 +223,7 @@ def test_values_of_a_layer_lie_as_its_variables_hold_them() -> None:
     values = dict(model.reference.values([image]))
     assert values.keys() <= shapes.keys()
     assert all(list(value.shape) == shapes[name] for name, value in values.items())
-    assert first_parting_layer(model, model.reference, (image,)) is None
+    assert first_differing_layer(model, model.reference, (image,)) is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from jax import lax
 
 from tests.helpers.frontends.comparison import assert_close, run
 from tests.helpers.frontends.contract import assert_keeps_contract
-from tvm_split.compiler.verification import first_parting_layer
+from tvm_split.compiler.verification import first_differing_layer
 from tvm_split.frontends import load_model
 
 Step = Callable[[Any, Any, int], Any]
@@ -146,7 +146,7 @@ def test_random_networks_have_the_answers_of_jax(choices: list[tuple[int, int]])
         assert actual.shape == right.shape
         assert_close(actual, np.asarray(right), 1e-4)
     assert model.layers
-    assert first_parting_layer(model, model.reference, inputs) is None
+    assert first_differing_layer(model, model.reference, inputs) is None
 
 
 def test_operations_along_an_axis_that_only_repeats() -> None:
@@ -205,4 +205,4 @@ def test_random_convolutions_and_pools_have_the_answers_of_jax(data: st.DataObje
     model = load_model(compute, (image,))
     for actual, right in zip(run(model, (image,)), expected, strict=True):
         assert_close(actual, right, 1e-4)
-    assert first_parting_layer(model, model.reference, (image,)) is None
+    assert first_differing_layer(model, model.reference, (image,)) is None

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.frontends import jax_cases, tflite_cases
 from tests.helpers.frontends.comparison import assert_close, run
 from tests.helpers.frontends.contract import assert_keeps_contract
-from tvm_split.compiler.verification import first_parting_layer
+from tvm_split.compiler.verification import first_differing_layer
 from tvm_split.frontends import load_model
 from tvm_split.model import Model
 
@@ -28,7 +28,7 @@ def assert_answers(
         else:
             assert_close(actual, right, tolerance)
     if model.layers and not steps:
-        assert first_parting_layer(model, model.reference, inputs) is None
+        assert first_differing_layer(model, model.reference, inputs) is None
 
 
 @pytest.mark.parametrize("case", jax_cases.CASES, ids=[case.name for case in jax_cases.CASES])

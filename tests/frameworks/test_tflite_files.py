@@ -13,7 +13,7 @@ from tests.helpers.frontends.comparison import run, run_split
 from tests.helpers.frontends.contract import assert_keeps_contract
 from tests.helpers.frontends.tflite_files import Writer
 from tests.helpers.frontends.tflite_networks import SAME, network
-from tvm_split.compiler.verification import first_parting_layer
+from tvm_split.compiler.verification import first_differing_layer
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
 from tvm_split.frontends.building import QUANTIZED_TOLERANCE
@@ -47,7 +47,7 @@ def test_answers_over_two_workers_are_those_of_litert(
         assert np.abs(actual.astype("int64") - expected).max() <= 1  # of 256 steps
     else:
         assert np.abs(actual - expected).max() < 1e-4 * np.ptp(expected)
-        assert first_parting_layer(model, model.reference, [x]) is None
+        assert first_differing_layer(model, model.reference, [x]) is None
 
 
 def test_channels_last_cost_one_transposition() -> None:
@@ -78,7 +78,7 @@ def test_a_dilated_convolution_is_one(before: list[int], crops: list[int], is_on
     assert ("dilation=[2, 2]" in script, script.count("R.permute_dims(") == 2) == (is_one, is_one)
     image = generator.standard_normal((1, 8, 7, 3)).astype("float32")
     np.testing.assert_allclose(run(model, [image])[0], model.reference.outputs([image])[0], rtol=1e-4, atol=1e-5)
-    assert first_parting_layer(model, model.reference, [image]) is None
+    assert first_differing_layer(model, model.reference, [image]) is None
 
 
 def test_tensors_of_one_name_are_kept_apart() -> None:
@@ -189,7 +189,7 @@ def test_without_names_operators_are_layers_by_their_numbers(three_workers: tvm_
     (actual,) = run_split(model, [x], ("conv_2d_0", "conv_2d_1"), three_workers)
     (expected,) = model.reference.outputs([x])
     assert np.abs(actual - expected).max() < 1e-4 * np.ptp(expected)
-    assert first_parting_layer(model, model.reference, [x]) is None
+    assert first_differing_layer(model, model.reference, [x]) is None
 
 
 def test_names_that_are_no_text_are_escaped() -> None:

@@ -1,6 +1,6 @@
 """The table of all commands, and their common handling of exit codes, errors and signals.
 
-End a command on Ctrl-C or SIGTERM within a second or two, with one line of output and exit code 130 or 143.
+Ctrl-C and SIGTERM end a command within two seconds, with one line of output and exit code 130 or 143.
 
 The main thread may be inside TVM, which may return to Python only after minutes, and turns a KeyboardInterrupt in a
 callback into errors of its own. So nothing is raised there: another thread waits for signals, cleans up the command's
@@ -110,9 +110,10 @@ def _end(number: signal.Signals) -> None:
 
 def _kill_children(number: signal.Signals) -> None:
     for task in Path("/proc/self/task").iterdir():
-        for child in (task / "children").read_text().split():
-            with suppress(ProcessLookupError):
-                os.kill(int(child), number)
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            for child in (task / "children").read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), number)
 
 
 FAILED = 1

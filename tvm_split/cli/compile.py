@@ -102,7 +102,7 @@ def tune(
         _merge(request.database, merge, json)
         return
     if model is None:
-        raise WrongUseError("give one", "MODEL")
+        raise WrongUseError("name a model, or --merge FOLDER", "MODEL")
     machines = _machines(cluster, target, threads, request)
     load_tvm()
     from tvm_split.compiler.tuning_folder import usable_folder
@@ -207,8 +207,8 @@ def profile(
     from tvm_split.profiling.cluster_profile import ROUNDS  # imported here, since it loads TVM
 
     this_host = tvm_split.Cluster.in_process(1, machines.threads)
-    planned = tvm_split.plan(loaded, this_host, database=database)
-    bundle = tvm_split.compile(loaded, planned, verify=False, database=database)
+    chosen_plan = tvm_split.plan(loaded, this_host, database=database)
+    bundle = tvm_split.compile(loaded, chosen_plan, verify=False, database=database)
     with step_progress("timing") as report:
         threads = this_host.machines[0].threads
         times = tvm_split.profile(

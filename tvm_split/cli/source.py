@@ -62,15 +62,20 @@ class MachineOptions:
         if len(chosen) > 1:
             raise WrongUseError("give one of them", ", ".join(chosen))
         for name in ("workers", "threads"):
-            if getattr(self, name) and self.is_elsewhere:
-                text = f"{self.words} chooses the machines; on this host: local:3?threads=2"
+            if getattr(self, name) and self.location_given not in DEFAULT_WORKERS:
+                text = f"--cluster {self.location_given} chooses the machines; on this host: local:3?threads=2"
                 raise WrongUseError(text, f"--{name}")
+
+    @property
+    def location_given(self) -> str:
+        """The location as it was given, without ``workers`` and ``threads``."""
+        short_forms = {"tracker": self.tracker, "kubernetes": self.kubernetes}
+        return self.cluster or next((f"{name}:{value}" for name, value in short_forms.items() if value), "local")
 
     @property
     def location(self) -> str:
         """The location of the machines, as for `Cluster.at`."""
-        short_forms = {"tracker": self.tracker, "kubernetes": self.kubernetes}
-        named = self.cluster or next((f"{name}:{value}" for name, value in short_forms.items() if value), "local")
+        named = self.location_given
         if named not in DEFAULT_WORKERS:
             return named
         threads = f"?threads={self.threads}" if self.threads else ""
@@ -165,7 +170,7 @@ class ModelOptions:
             if not planned_inputs:
                 raise
             shown = ", ".join(map(str, planned_inputs))
-            raise ModelImportError(f"the plan is for a model with the inputs {shown}: {error}") from error
+            raise ModelImportError(f"{error} (the plan was made for the inputs {shown})") from error
 
 
 _LOADING = threading.Lock()
@@ -174,7 +179,8 @@ _LOADING = threading.Lock()
 def load_tvm() -> None:
     """Import TVM without torch, which TVM imports for tensor conversion if it is installed, in more than a second.
 
-    Commands pass numpy arrays to TVM; models of torch import torch themselves. Thread-safe.
+    Commands pass numpy arrays to TVM; models of torch import torch themselves. Calls may overlap, but no other
+    thread may import torch meanwhile.
     """
     with _LOADING:
         if "torch" not in sys.modules:

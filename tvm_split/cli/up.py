@@ -41,12 +41,12 @@ def up(
 
     cluster = tvm_split.Cluster.from_yaml(file)
     require_known_targets(cluster)
-    with SshCluster(cluster, require_fit, lambda machine, text: print_line(f"{machine}: {text}"), detach) as started:
-        if detach or not started.started:
-            print_note(f"`tvm-split down {file}` ends them")
+    with SshCluster(cluster, require_fit, lambda machine, text: print_line(f"{machine}: {text}"), detach) as session:
+        if detach or not session.started:
+            print_note(f"all workers run; `tvm-split down {file}` ends them")
             return
-        print_note(f"all answer; Ctrl-C ends {', '.join(worker.machine.name for worker in started.started)}")
-        started.wait()
+        print_note(f"all answer; Ctrl-C ends {', '.join(worker.machine.name for worker in session.started)}")
+        session.wait()
 
 
 def down(

@@ -23,8 +23,9 @@ class Cluster(Shown):
     """The machines that a model may be split over: a value. `start` returns a session of their workers.
 
     Make one with `at`, `local`, `in_process` or `from_yaml`: each calls a launcher's `find`. ``with cluster as
-    workers:`` starts a session and ends it. Steps that get the session share its workers, and so do steps that get the
-    cluster itself inside the ``with``. Elsewhere, a step that gets a cluster starts workers of its own and ends them.
+    workers:`` starts a session and ends it. Functions such as `plan` and `deploy` share the workers of the session that
+    they get, or of the cluster inside the ``with``. Elsewhere, a function that gets a cluster starts workers of its own
+    and ends them. Enter a cluster from one thread at a time; other threads use the session.
 
     Empty ``links``: all links are measured. Otherwise every pair of machines needs a link. A link counts in both
     directions unless its reverse is listed too; its address counts in its own direction only. ``shared_cores`` states

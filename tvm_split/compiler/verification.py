@@ -24,6 +24,7 @@ from relay_passes.ir import (
 )
 from relay_passes.partition import Computation
 from rpc_runtime.execution.in_process import InProcessRunner
+from rpc_runtime.execution.loaded_stage import first_line
 from rpc_runtime.program.program import Program
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.bundle import Bundle, Verified
@@ -93,7 +94,7 @@ def verify_bundle(
     Stages for targets that this host cannot run (a GPU, another CPU) are compiled again for this host, from their
     ``computations``, so that at least the import and the passes are checked. Returns how the stages were compared, and
     the largest difference as a share of the largest magnitude of its output (None if nothing was compared). NaN equals
-    NaN; a `CompileWarning` counts them for each output.
+    NaN; a `CompileWarning` counts them for each output. Indices that choose elements of equal value pass with one too.
 
     Raises:
         VerificationError: an output differs by more than its tolerance; names it, the difference and the first layer
@@ -114,18 +115,22 @@ def verify_bundle(
             gap = difference(value, reference, tolerances.get(name), plan.precision)
             if gap.is_within:
                 error = max(error, gap.share)
-            elif not _is_tie(model, _imported_values(model, inputs), name, value, reference, plan.precision):
+            elif _is_tie(model, _imported_values(model, inputs), name, value, reference, plan.precision):
+                text = f"output {tensor.name!r} has other indices than the source; they choose elements that are equal"
+                warnings.warn(CompileWarning(f"{text} within the tolerance"), stacklevel=2)
+            else:
                 raise VerificationError(
                     f"the compiled model{_which_replicas(bundle.program, program)} and {model.framework} disagree on "
                     f"output {tensor.name!r} by {gap.largest:.3g} (allowed for {tensor.dtype}: {gap.allowed:.3g}). "
-                    + _where_values_part(model, model.reference, inputs, plan.precision)
+                    + _where_values_differ(model, model.reference, inputs, plan.precision)
                 )
     for tensor, reference in zip(model.outputs, expected, strict=True):
         count = np.count_nonzero(np.isnan(reference.astype(np.float64)))
         if count:
             both = f"{count} of {reference.size} values of output {tensor.name!r} are NaN, compiled and in the source"
             warnings.warn(
-                CompileWarning(f"{both}: comparing them proves nothing; look at weights and inputs"), stacklevel=2
+                CompileWarning(f"{both}: NaN agrees with NaN, so this verifies nothing; check weights and inputs"),
+                stacklevel=2,
             )
     foreign = any(not runs_here(plan.machine(stage.machine).target) for stage in bundle.program.stages)
     return (Verified.COMPILED_AGAIN if foreign else Verified.AS_COMPILED), error
@@ -156,10 +161,10 @@ def _which_replicas(whole: Program, part: Program) -> str:
 
 
 def verification_inputs(model: Model, *, makes_integers: bool = False) -> tuple[np.ndarray, ...] | None:
-    """Return the example inputs, else normal floats from a fixed seed; None if there are others, which are not made.
+    """Return the example inputs, else normal floats from a fixed seed; None if an input is of another kind.
 
-    With ``makes_integers``, others are zeros and ones, which are valid in nearly every table and mask. Each row of them
-    starts with 1, since a mask of zeros alone would select nothing.
+    With ``makes_integers``, such inputs are zeros and ones, which are valid in nearly every table and mask. Each row of
+    them starts with 1, since a mask of zeros alone would select nothing.
     """
     if model.example_inputs is not None:
         return model.example_inputs
@@ -184,9 +189,11 @@ def _compared(model: Model, reference: Reference) -> tuple[tuple[np.ndarray, ...
     assert inputs is not None  # noqa: S101  (for mypy)
     try:
         return inputs, reference.outputs(inputs)
-    except Exception:  # each framework raises its own
+    except Exception as error:  # each framework raises its own
         if verification_inputs(model) is not None:
             raise
+        text = f"the source rejects integer inputs of zeros and ones ({first_line(error)}), so nothing is compared"
+        warnings.warn(CompileWarning(f"{text}; give example_inputs"), stacklevel=3)
         return None
 
 
@@ -207,9 +214,9 @@ def _runnable_here(
     return replace(bundle, program=replace(bundle.program, stages=tuple(stages)))
 
 
-def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.ndarray], precision: Precision) -> str:
+def _where_values_differ(model: Model, reference: Reference, inputs: Sequence[np.ndarray], precision: Precision) -> str:
     """A sentence about the first layer whose imported operations give other values than the source."""
-    part = first_parting_layer(model, reference, inputs, precision)
+    part = first_differing_layer(model, reference, inputs, precision)
     if part is None:
         return (
             "Each imported layer by itself agrees with the source, so the fault is in an optimisation or a schedule: "
@@ -218,7 +225,7 @@ def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.n
     layer, operator, gap, is_tie = part
     if is_tie:
         return (
-            f"The first layer whose values part is {layer!r} ({operator}): its indices choose other elements, which "
+            f"The first layer whose values differ is {layer!r} ({operator}): its indices choose other elements, which "
             "have equal values within the tolerance, and later layers follow them. Give example_inputs without such "
             "ties, or compile with verify=False"
         )
@@ -226,12 +233,12 @@ def _where_values_part(model: Model, reference: Reference, inputs: Sequence[np.n
     if precision != "float32":
         why = f"That may be what {precision} cannot hold or keeps too little of: try another precision"
     return (
-        f"The first layer whose values part is {layer!r} ({operator}): by {gap.largest:.3g}, allowed "
+        f"The first layer whose values differ is {layer!r} ({operator}): by {gap.largest:.3g}, allowed "
         f"{gap.allowed:.3g}. {why}"
     )
 
 
-class PartingLayer(NamedTuple):
+class DifferingLayer(NamedTuple):
     """A layer whose values differ from the source's; ``is_tie`` if its indices choose elements of equal value."""
 
     name: str
@@ -240,9 +247,9 @@ class PartingLayer(NamedTuple):
     is_tie: bool
 
 
-def first_parting_layer(
+def first_differing_layer(
     model: Model, reference: Reference, inputs: Sequence[np.ndarray], precision: Precision = "float32"
-) -> PartingLayer | None:
+) -> DifferingLayer | None:
     """Find the first layer whose unoptimised values differ from the source's."""
     values, operations, tolerances = _imported_values(model, inputs), _operations(model), _tolerances(model)
     for name, expected in reference.values(inputs):
@@ -251,7 +258,7 @@ def first_parting_layer(
             if not gap.is_within:
                 operator = operator_name(operations[name]).removeprefix("relax.") or "value"
                 is_tie = _is_tie(model, values, name, values[name], expected, precision)
-                return PartingLayer(model.layers[name], operator, gap, is_tie)
+                return DifferingLayer(model.layers[name], operator, gap, is_tie)
     return None
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.registry import Registry
-from tvm_split.errors import NoPlanError, PlanError
+from tvm_split.errors import PlanError
 from tvm_split.planner.evaluate import evaluate, violations
 from tvm_split.planner.problem import Problem, Solution, Stage, gap_of, objective_seconds
 from tvm_split.planner.step_graph import lower
@@ -19,7 +19,7 @@ Fault = tuple[tuple[int | str, ...], str]
 """The location of an error in a problem, such as ``("links", 2, "from")`` in its file, and what is wrong."""
 
 
-def require_sense(problem: Problem) -> None:
+def require_valid(problem: Problem) -> None:
     """Raise a `PlanError` for the first error in a problem, if there is one."""
     for _, text in faults(problem):
         raise PlanError(text)
@@ -28,7 +28,7 @@ def require_sense(problem: Problem) -> None:
 def faults(problem: Problem) -> Iterator[Fault]:
     """The errors in a problem: names that are unknown or repeated, and impossible counts. Types check the ranges.
 
-    These are causes: an error at several places is there once, and names are known if those to choose from are wrong.
+    A repeated message is yielded once. If machine or piece names are wrong, references to them are not checked.
     """
     reported: set[str] = set()
     for where, text in _all_faults(problem):
@@ -59,7 +59,7 @@ def _all_faults(problem: Problem) -> Iterator[Fault]:
             where_shared = ("shared_cores", index, "machines", place)
             yield from _unknown("machine", name, ends, where_shared)
             if name in shared.machines[:place]:
-                yield where_shared, f"{name!r} is there twice; give it once"
+                yield where_shared, f"shared cores name {name!r} twice; give it once"
     if not wrong_machines and not wrong_pieces:
         yield from _count_faults(problem)
 
@@ -103,7 +103,7 @@ def _edge_faults(problem: Problem, names: set[str] | None) -> Iterator[Fault]:
             yield ("edges", index, "to"), f"{what} goes to itself"
         if edge.tensor is not None and bytes_of.setdefault((edge.source, edge.tensor), edge.bytes) != edge.bytes:
             before = bytes_of[edge.source, edge.tensor]
-            text = f"{what}: tensor {edge.tensor!r} has {edge.bytes:g} bytes here and {before:g} on an edge before"
+            text = f"{what}: tensor {edge.tensor!r} has {edge.bytes!r} bytes here and {before!r} on an edge before"
             yield ("edges", index, "bytes"), text
 
 
@@ -135,7 +135,7 @@ class Strategy(ABC):
         """The plan to use, with a lower bound if one is known: see `solution_of`.
 
         Raises:
-            PlanError: no plan fits; says why.
+            NoPlanError: no plan fits; says why.
         """
 
 
@@ -173,14 +173,11 @@ def solve_by(strategy: str, problem: Problem, time_limit_seconds: float) -> Solu
     A lower bound cannot be validated; the solution's ``method`` says where it comes from.
 
     Raises:
-        NoPlanError: no plan fits.
+        NoPlanError: the strategy says that no plan fits.
         PlanError: there is no such strategy, or the strategy's plan breaks a demand.
     """
-    require_sense(problem)
-    try:
-        solution = STRATEGIES[strategy]().solve(problem, time_limit_seconds)
-    except PlanError as error:
-        raise NoPlanError(str(error)) from error
+    require_valid(problem)
+    solution = STRATEGIES[strategy]().solve(problem, time_limit_seconds)
     checked = solution_of(problem, solution.stages, solution.lower_bound_seconds)
     broken = violations(problem, solution.stages, checked.evaluation)
     if broken:

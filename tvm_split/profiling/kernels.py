@@ -141,13 +141,14 @@ def shared_weight_bytes(calls: tuple[KernelCall, ...] | list[KernelCall]) -> int
 
 
 SYMBOL_LETTERS = 24
+"""Hexadecimal digits of a kernel's digest in its symbol: enough to be distinct."""
 
 
 @dataclass(frozen=True, eq=False)
 class TargetCode:
     """The kernel calls of some stages, in order; ``functions`` returns the distinct kernels by digest.
 
-    ``weight_bytes`` is the size of the weights of a machine that computes them. ``untimeable`` are the digests of the
+    ``weight_bytes`` is the size of all their weights, shared ones once. ``untimeable`` are the digests of the
     kernels that must not run on made-up values.
     """
 
@@ -191,9 +192,9 @@ class TargetCode:
 
 
 def target_code(model: Model, target: Mapping[str, Any], database: TuningDatabase | None) -> TargetCode:
-    """Schedule a whole model for a target, as `tvm_split.compile` would as a single stage.
+    """Return the kernel calls of a whole model for a target, scheduled as `tvm_split.compile` would for a single stage.
 
-    If its kernels are kept from before, it is scheduled when the first function is needed.
+    If the calls are cached, the model is scheduled when the first function is needed.
     """
     scheduled = cache(lambda: scheduled_calls(main_function(model.module), target, model.layers, database))
     key = key_of([target], calls=model.digest, target=dict(target), tuned=None if database is None else database.digest)
@@ -232,8 +233,9 @@ def symbol(digest: str) -> str:
 
 
 PEAK_RULE = "peak"
-# Two multiply-adds start per cycle and take four cycles: 12 independent sums hide that latency and fit 16 registers.
 SUMS = 12
+"""Two multiply-adds start per cycle and take four cycles: 12 independent sums hide that latency and fit 16 registers.
+"""
 
 PEAK_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.0)
 """Effort of timing both kernels: only a number of rounds, since each call takes milliseconds."""

@@ -23,7 +23,7 @@ from tests.helpers.frontends.keras_networks import (
     recurrent,
     with_random_statistics,
 )
-from tvm_split.compiler.verification import first_parting_layer
+from tvm_split.compiler.verification import first_differing_layer
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
 from tvm_split.frontends.tflite.load import QUANTIZED_TOLERANCE
@@ -87,7 +87,7 @@ def test_answers_are_those_of_litert(
     for actual, right in zip(outputs, expected, strict=True):
         assert np.abs(actual - right).max() < limit * np.ptp(right)
     if kind == "float32":
-        assert first_parting_layer(model, model.reference, x) is None
+        assert first_differing_layer(model, model.reference, x) is None
         right = keras.tree.flatten(network(inputs, training=False))
         by_size = {np.shape(value): np.asarray(value) for value in right}
         for actual in outputs:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from rpc_runtime.program.routes import CLIENT
-from tvm_split.errors import PlanError
+from tvm_split.errors import NoPlanError
 from tvm_split.planner.evaluate import memory_shortage
 from tvm_split.planner.problem import TOLERANCE, Alternative, Problem, ProblemLink
 from tvm_split.planner.search.candidate import Candidate, SearchResult, with_whole_weights, within_limits
@@ -31,11 +31,11 @@ def require_places(instance: Instance) -> None:
     """Check that every piece can run on at least one machine.
 
     Raises:
-        PlanError: pins, missing times or missing client links leave no machine for a piece; names the piece and why.
+        NoPlanError: pins, missing times or missing client links leave no machine for a piece; names the piece and why.
     """
     for piece, name in enumerate(instance.pieces):
         if all(math.isinf(value) for value in instance.seconds[piece]):
-            raise PlanError(_why_nowhere(instance, name))
+            raise NoPlanError(_why_nowhere(instance, name))
 
 
 def why_impossible(problem: Problem, find: Find) -> str:

@@ -16,7 +16,7 @@ from tvm_split.planner.evaluate import NumberedStep, missing_link
 from tvm_split.planner.graph import grouped
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.step_graph import MachineSet
-from tvm_split.planner.strategy import require_sense
+from tvm_split.planner.strategy import require_valid
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -182,7 +182,7 @@ def instance_of(problem: Problem) -> Instance:
     Raises:
         PlanError: names are unknown or duplicate, numbers are invalid, or the edges form a cycle.
     """
-    require_sense(problem)
+    require_valid(problem)
     order = _topological_order(problem)
     number = {problem.pieces[old].name: new for new, old in enumerate(order)} | {CLIENT: Instance.client}
     machines = tuple(machine.name for machine in problem.machines)

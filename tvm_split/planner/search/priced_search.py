@@ -71,16 +71,16 @@ class PricedSearch:
             self._search_pairs()
 
     def _search_pairs(self) -> None:
-        """Add plans whose stages have two replicas each, on machines of about one speed and with equal links."""
+        """Add plans whose stages have two replicas, of similar price and with equal links; an odd one is alone."""
         machines, prices = self._machines, self._prices
         usable = _fastest(_with_own_cores(self._instance, machines.counts, prices), prices, self._most_machines)
-        alike: dict[int, list[int]] = {}
+        by_place: dict[int, list[int]] = {}
         for kind in np.argsort(-prices.classes, kind="stable"):
             of_kind = (machine for (machine,) in machines.members[kind][: usable[kind]])
-            alike.setdefault(int(machines.places[kind]), []).extend(of_kind)
+            by_place.setdefault(int(machines.places[kind]), []).extend(of_kind)
         pairs = ClassCosts(
             self._instance,
-            [tuple(sorted(chosen[at : at + 2])) for chosen in alike.values() for at in range(0, len(chosen), 2)],
+            [tuple(sorted(chosen[at : at + 2])) for chosen in by_place.values() for at in range(0, len(chosen), 2)],
         )
         if np.isfinite(pairs.seconds).any(axis=1).all():
             pair_prices = fair_prices(pairs.seconds, pairs.counts.astype(np.float64), self._budget.rest(0.15))

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tvm_split.errors import PlanError
+from tvm_split.errors import NoPlanError, PlanError
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, TOLERANCE, Problem, Solution
 from tvm_split.planner.problem_file import as_problem
 from tvm_split.planner.search.bounds import SOLVER_TOLERANCE, client_bound, client_transfers, longest_path, period_bound
@@ -285,7 +285,8 @@ def solve(
         budget: used instead of the time limit; a budget of work alone gives the same plan on every machine.
 
     Raises:
-        PlanError: names or numbers are wrong, or no plan fits; the message says which demand, and by how much.
+        PlanError: names or numbers are wrong.
+        NoPlanError: no plan fits; the message says which demand is not met, and by how much.
     """
     problem = as_problem(problem)
     instance = instance_of(problem)
@@ -293,11 +294,11 @@ def solve(
     result = Search(instance, budget or Budget(time_limit_seconds)).run()
     chosen = result.chosen
     if chosen is None:
-        raise PlanError(_why_impossible(problem, is_proven=result.exact))
+        raise NoPlanError(_why_impossible(problem, is_proven=result.exact))
     best = best_with_whole_weights(instance, result.plans)
     if best is None:
         period = with_whole_weights(instance, chosen).flow.period_seconds
-        raise PlanError(
+        raise NoPlanError(
             f"the round-robin schedules of the best plan's replicas give a period of {seconds_text(period)}, the limit "
             f"is {seconds_text(problem.maximum_period_seconds)}; shares of any size would meet it. Raise the limit "
             "a little"

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from tvm_split.errors import PlanError
+from tvm_split.errors import NoPlanError, PlanError
 from tvm_split.planner.problem import Problem, Solution
 from tvm_split.planner.search.candidate import (
     Candidate,
@@ -47,7 +47,7 @@ class FirstFit(Strategy):
         plans = [*one_machine_candidates(instance), *_candidates(instance, _first_fit(instance))]
         best = best_of(problem, [plan for plan in plans if within_limits(problem, plan.flow)])
         if best is None:
-            raise PlanError("first fit finds no plan that keeps to all demands; the strategy 'best' looks further")
+            raise NoPlanError("first fit finds no plan that keeps to all demands; the strategy 'best' looks further")
         return solution_of(problem, best.named(instance), method="first fit, without a bound")
 
 

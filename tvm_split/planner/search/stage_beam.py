@@ -54,8 +54,8 @@ class ClassCosts:
                 (instance.transfer_seconds_per_byte, np.max),
             )
         )
-        slow, lag = instance.class_links
-        self.seconds_per_byte: Floats = np.where(np.isinf(lag), math.inf, slow)
+        seconds_per_byte, latency = instance.class_links
+        self.seconds_per_byte: Floats = np.where(np.isinf(latency), math.inf, seconds_per_byte)
         if sets:
             class_of = {machine: kind for kind, members in enumerate(instance.classes) for machine in members}
             ends = [[class_of[machine] for machine in machines] for machines in first] + [[len(instance.classes)]]
