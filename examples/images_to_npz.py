@@ -7,8 +7,6 @@ The images are resized, cropped in the middle and normalised as ImageNet's usual
 the last micro-batch is full. It needs Pillow: ``pip install pillow``.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

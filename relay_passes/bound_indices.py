@@ -14,8 +14,6 @@ index, so a token beyond the vocabulary could read the worker's memory or crash 
 they cost nothing at run time, and valid ones are unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -14,8 +14,6 @@ other stages it is one source or destination, ``machine-b or machine-c``: its ro
 of each micro-batch. (The annotated graph shows such a stage on its first machine.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 

@@ -10,8 +10,6 @@ TVM's own `FoldBatchnormToConv2D` supports only a batch norm directly behind a c
 convolution's bias as a separate addition between the two.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

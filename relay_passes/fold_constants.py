@@ -8,8 +8,6 @@ the decomposed batch norms alone are about three hundred calls, which took 17 of
 `FoldConstant` still folds the operators that are not named here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

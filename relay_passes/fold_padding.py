@@ -8,8 +8,6 @@ convolutions of stride 2 in this way, since their borders differ on the two side
 much as reading and writing the data once more.
 """
 
-from __future__ import annotations
-
 import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext

@@ -12,8 +12,6 @@ Ensures: the operations of `MULTIPLYING` with two float32 operands have operands
 result types are unchanged. New variables are named after the value that they round. `OTHERS` stay in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ This package may not import the packages above it, so its errors have their own 
 that they keep their class when they pass through its pass manager. For the same reason they carry only a message.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count

@@ -8,8 +8,6 @@ Instead, both forms are walked in order. An operation inside a group matches the
 on the same values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import chain
 

@@ -6,8 +6,6 @@ distinct tensor once. Smaller ones stay in the code, since sending them separate
 elements are parameters too, since TVM cannot load a library that contains one.
 """
 
-from __future__ import annotations
-
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import tvm

@@ -4,8 +4,6 @@ TVM keeps its current builder and its current tag in class variables, and torch.
 methods of classes while they trace. In several threads at once they fail, or lose names of layers without an error.
 """
 
-from __future__ import annotations
-
 import functools
 import threading
 from collections.abc import Callable

@@ -8,8 +8,6 @@ tensor of a later one.
 A value that depends on no input (a mask, a table) is not transferred: each stage that needs it computes it again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -8,8 +8,6 @@ Relay left TVM; Relax is the IR here. The package keeps the name that its first 
 Between the phases a module is plain Relax that can be printed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

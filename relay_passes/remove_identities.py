@@ -4,8 +4,6 @@ Requires: a normalised function ``main`` with static shapes.
 Ensures: no reshape or broadcast to its operand's own shape is left, and every value is unchanged.
 """
 
-from __future__ import annotations
-
 import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext

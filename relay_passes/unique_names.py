@@ -7,8 +7,6 @@ The passes of this package look variables up by name. TVM's mutators number new 
 checking the existing names. So a layer with such a name could be confused with another value.
 """
 
-from __future__ import annotations
-
 import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext

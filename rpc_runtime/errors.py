@@ -4,8 +4,6 @@ They are defined in the lowest package, so that every package can raise them and
 ``tvm_split.TvmSplitError``. Every message names the stage, machine or layer it is about and says what to do.
 """
 
-from __future__ import annotations
-
 
 class TvmSplitError(Exception):
     """The base of every error that this project raises on purpose."""

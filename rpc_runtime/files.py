@@ -1,7 +1,5 @@
 """Files that persist between runs and are shared by processes: their folders, atomic replacement, and locks."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -5,8 +5,6 @@ version 2 of the interface (https://docs.kernel.org/admin-guide/cgroup-v2.html) 
 hierarchies of their own.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import platform

@@ -1,7 +1,5 @@
 """Dataclass fields that are also options of a command line, of a Python call and of a file."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable

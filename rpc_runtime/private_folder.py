@@ -3,8 +3,6 @@
 Needs only Python's standard library: `tvm-split up` sends this file to machines that have nothing else.
 """
 
-from __future__ import annotations
-
 import errno
 import grp
 import os

@@ -1,7 +1,5 @@
 """Helpers for this process and its children: closing, clean-up at exit, forks, commands of modules, its output."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

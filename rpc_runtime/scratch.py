@@ -5,8 +5,6 @@ folder first removes all folders whose lock is free. The lock is also held while
 is removed as an orphan just before its owner locks it, the owner notices that and makes another one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

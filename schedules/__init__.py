@@ -10,8 +10,6 @@
 This package does not know how a network is split or where it runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

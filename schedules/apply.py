@@ -1,7 +1,5 @@
 """Schedule every PrimFunc of a module with the first rule that matches; equal workloads are scheduled once."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol

@@ -3,8 +3,6 @@
 The schedules for all targets share these functions, and those that inline blocks which need no buffer of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod

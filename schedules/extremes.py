@@ -4,8 +4,6 @@ TVM's reductions start from the largest finite number and return it for a row of
 minimum, which return the bound for NaN.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

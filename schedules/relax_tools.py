@@ -1,7 +1,5 @@
 """Read Relax expressions, helpers that all lowerings share, and a mutator that records added variables' origins."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ other schedules the kernel by choices. This module and `schedules.tuning` provid
 kernel, tuning and its database.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

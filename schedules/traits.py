@@ -1,7 +1,5 @@
 """The properties of a CPU that schedules depend on: the vector width and the number of vector registers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tvm.target import Target

@@ -5,8 +5,6 @@ kernels these copies took 3.5 of BERT's 170 ms. A matrix product that computes i
 copies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Without a name, list the cases. A case measures several subjects; words after th
 one of them. The exit code is 1 if a subject failed or, with ``--check``, if one exceeds a limit of its case.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

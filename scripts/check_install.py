@@ -4,8 +4,6 @@ A wheel of this checkout is installed with three extras. Outside of the checkout
 torch network and of an ONNX file. Everything is removed afterwards.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

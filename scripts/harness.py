@@ -4,8 +4,6 @@ A disturbance of the machine affects all sides of a round in the same way. So ra
 the median over rounds counts. Each round starts with another side.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

@@ -5,8 +5,6 @@ out. ``tests`` and ``scripts`` are always those of this checkout. So a side that
 can run with an older checkout as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Settings of all tests: the same examples in every run, a separate cache folder, no measured times, working Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 There is no cluster and no container engine: what these make of the files is not tested here.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal

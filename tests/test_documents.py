@@ -1,7 +1,5 @@
 """The commands and names in the documents exist and do what the text says."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

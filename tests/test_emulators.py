@@ -1,7 +1,5 @@
 """The emulated slow network is at least as slow as requested; a busy machine may make it slower."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """Property tests draw the same examples in every process of a test run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The import rules: what each package may import, and that a worker starts without the compiler."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

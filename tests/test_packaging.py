@@ -1,7 +1,5 @@
 """The content of the wheel, which is installed beside other people's packages."""
 
-from __future__ import annotations
-
 import zipfile
 
 import pytest

@@ -1,7 +1,5 @@
 """Each line of README's table does what it says; here those that need no framework but torch and ONNX."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

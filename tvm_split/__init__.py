@@ -9,8 +9,6 @@ The public names are those of ``__init__.pyi``. Each is loaded on first use, so 
 compiler, which it does not need.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """`compile_and_deploy`: one call from a trained network to a running pipeline."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import warnings

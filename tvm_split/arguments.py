@@ -1,7 +1,5 @@
 """What users may give: paths instead of a model, cluster, plan or bundle, and inputs by position or by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

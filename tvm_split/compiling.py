@@ -1,7 +1,5 @@
 """Compiles a model and a plan to a bundle."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Errors of the public API; errors of the running system are in ``rpc_runtime.errors`` and have the same base."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Chooses the codecs of a plan's transfers: those that the cluster names, or the fastest ones."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """`Model`: a trained network in one form, independent of its source framework."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -3,8 +3,6 @@
 So a full disk or Ctrl-C leaves what was there before, and nothing else.
 """
 
-from __future__ import annotations
-
 import secrets
 import shutil
 import time

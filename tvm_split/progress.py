@@ -3,8 +3,6 @@
 The variable TVM_SPLIT_PROGRESS=0 turns both off.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import threading

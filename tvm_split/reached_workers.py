@@ -1,7 +1,5 @@
 """Ask the workers of a cluster first, before a model is imported or a bundle is read, which takes seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from rpc_runtime.client.worker_client import WorkerDescription, describe, describe_all, on_every_machine, raise_errors

@@ -1,7 +1,5 @@
 """Tunes the kernels of a model's parts on the machines that will run them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Text for people: quantities, lists, and the base classes of values that are shown by `tvm_split.display.view`."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 from collections.abc import Iterable, Sequence

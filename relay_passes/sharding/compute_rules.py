@@ -4,8 +4,6 @@ Elementwise operators broadcast: each machine needs the whole of an operand that
 Softmax, norms and cumulative sums must compute over other axes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ Ensures: every place that uses a join computes it, in the same order. A place th
 pieces of that slice from the machines that have them. A join that is read in one place is unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -24,8 +24,6 @@ Ensures: the values behind the region are unchanged. Each new operation belongs 
 and sums (`region`). A machine has only its own part of a sharded weight.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from math import prod

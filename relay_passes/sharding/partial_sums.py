@@ -6,8 +6,6 @@ Such an operation reads less data or saves an all-reduce. A bias or residual is 
 sum. Two branches of partial sums need one all-reduce. A mean over pixels is sent instead of the pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -10,8 +10,6 @@ parts row-parallel, as in Megatron-LM (Shoeybi et al., 2019). Between products, 
 operator to operator (GSPMD, Xu et al., 2021). If an operator cannot take a value in parts, it is gathered before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd

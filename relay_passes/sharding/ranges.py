@@ -5,8 +5,6 @@ computes all indices of a value that its own operations read. If the machines ex
 indices that it owns. With common bounds (channels, heads), it reads what it owns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise, product

@@ -5,8 +5,6 @@ interpolation weights. A part then has a part of the table. A ``resize2d`` compu
 its operand, which would be wrong on a part. So it is rewritten with such a matrix, from the whole image's coordinates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

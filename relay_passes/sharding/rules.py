@@ -1,7 +1,5 @@
 """Lookup table from operator to the rule of how a sharded axis passes it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from relay_passes.sharding import compute_rules, resampling_rules, shape_rules, window_rules

@@ -5,8 +5,6 @@ also merge the axis with those behind it, or divide it again. For example, a bat
 tokens, with a fixed number for each sequence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import prod

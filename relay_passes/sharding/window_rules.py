@@ -5,8 +5,6 @@ the indices b·s - p … (e - 1)·s - p + k - 1 of the operand. Indices outside 
 image's border keeps the layer's padding, clipped, and an inner part has none. (Arithmetic: Dumoulin and Visin, 2016.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

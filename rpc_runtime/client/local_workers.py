@@ -1,7 +1,5 @@
 """Worker processes on this host, for experiments and for using several cores: starts and reliably ends them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

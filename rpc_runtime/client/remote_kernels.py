@@ -1,7 +1,5 @@
 """Times kernels on another machine through its worker. Does not need TVM."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Assembles results at the client: outputs arrive tensor by tensor, results are returned complete and in order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs a program on workers: opens, watches and closes it, with all machines called at the same time."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import secrets

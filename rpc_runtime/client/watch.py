@@ -5,8 +5,6 @@ reports are collected and classified. A stage that raised, a protocol violation 
 link is only a symptom, unless every worker has shown since then that it is alive.
 """
 
-from __future__ import annotations
-
 import enum
 import threading
 import time

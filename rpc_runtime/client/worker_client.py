@@ -1,7 +1,5 @@
 """The control connection to one worker: describe it, send blobs and stages, get measurements. Does not need TVM."""
 
-from __future__ import annotations
-
 import getpass
 import math
 import os

@@ -5,8 +5,6 @@ the digests it uses; a file lock shows that its store is alive. ``held`` holds a
 and ``lock`` serializes the changes of all processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

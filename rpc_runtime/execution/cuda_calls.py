@@ -8,8 +8,6 @@ TVM launches kernels on the stream that a thread has set (``TVMFFIEnvGetStream``
 stream. Streams made with ``cudaStreamNonBlocking`` are ordered with the NULL stream only by events.
 """
 
-from __future__ import annotations
-
 import ctypes
 import time
 import weakref

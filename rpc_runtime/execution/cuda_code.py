@@ -6,8 +6,6 @@ packed as text, and the worker's function unpacks it. If the compiling machine h
 and the worker compiles it if it has nvcc, NVIDIA's compiler.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import os

@@ -1,7 +1,5 @@
 """CUDA on this machine: the driver, and TVM's CUDA library, which `load_cuda` loads if there is a driver."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from functools import cache

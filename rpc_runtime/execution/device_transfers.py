@@ -15,8 +15,6 @@ Nothing synchronizes the whole device: each step waits only for what it needs. M
 This module manages order and memory; the calls to the device are in `cuda_calls`.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Runs a program's stages one after another in this process, without workers or network, to debug or time them."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence

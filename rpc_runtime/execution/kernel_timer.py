@@ -6,8 +6,6 @@ whole model, so that a kernel reads its weights again after as much other memory
 no weight has to be sent, and a machine that cannot hold a model can still be measured.
 """
 
-from __future__ import annotations
-
 import mmap
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Loads a stage's library and weights into TVM's runtime and runs it. The only module that computes; it imports tvm."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools

@@ -7,8 +7,6 @@ are non-blocking: an unfinished call returns ``ncclInProgress``, and its communi
 This module was written without a GPU and has not run on one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable, Iterator

@@ -10,8 +10,6 @@ and the last of three stages (the middle stage is elsewhere, equally slow)::
     elsewhere     .   b0  b1  .   .   b2  .
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

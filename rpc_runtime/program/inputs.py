@@ -1,7 +1,5 @@
 """Convert a user's inputs to the arrays that a program takes."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Measurements: statistics per stage and a trace of the events of a run, and the times of single kernels."""
 
-from __future__ import annotations
-
 import statistics
 import threading
 import time

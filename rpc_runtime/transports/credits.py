@@ -18,8 +18,6 @@ If bandwidth is the bottleneck, a wider window only fills buffers, and credits r
 asking once credits take much longer than the quickest one did, as in TCP Vegas (Brakmo and Peterson, 1995).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

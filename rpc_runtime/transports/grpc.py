@@ -1,7 +1,5 @@
 """The gRPC transport: carries a link over the call that opened it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Opens links: the caller and the called end choose a transport over a gRPC call, and each starts its carrier."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 

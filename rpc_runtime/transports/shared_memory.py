@@ -5,8 +5,6 @@ It has as many slots for each tensor as its queue is deep. The sender copies a t
 header; the receiver's kernels read the tensor in place. If a process dies, its socket closes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

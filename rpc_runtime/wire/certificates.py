@@ -4,8 +4,6 @@ All checks use Python's ``ssl``. A certificate and its key are tested by a TLS h
 which fails in the same way as a real connection.
 """
 
-from __future__ import annotations
-
 import math
 import ssl
 import time

@@ -1,7 +1,5 @@
 """gRPC connections: channel and server options, and the mapping between gRPC statuses and this project's errors."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass, field

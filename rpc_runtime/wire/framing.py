@@ -25,8 +25,6 @@ message, and direction marks can reverse text. Characters that are not printable
 ``\x1b``.
 """
 
-from __future__ import annotations
-
 import enum
 import logging
 import struct

@@ -4,8 +4,6 @@ Fields have the same names in both, so one function writes all kinds and one fun
 untrusted: invalid values raise :class:`ProtocolError`. Some dataclasses have additional checks.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 import re

@@ -7,8 +7,6 @@ Orchestrators and load balancers check a worker by ``grpc.health.v1``. It report
 Therefore it needs no token.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """The configuration of a worker: the options of its command line, and what follows from them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

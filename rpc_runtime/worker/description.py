@@ -1,7 +1,5 @@
 """What a worker reports about itself and its machine (the reply to Describe), and whether a program fits its memory."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import heapq

@@ -5,8 +5,6 @@ each trial runs in a child. Requests are lines of JSON on standard input, one at
 an exit code. The process ends when its input ends, or after `IDLE_SECONDS` without a request.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import hashlib

@@ -1,7 +1,5 @@
 """A worker's part of one program: blobs, loaded stages, links to its neighbours, and its failure."""
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import logging

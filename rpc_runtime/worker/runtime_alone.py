@@ -6,8 +6,6 @@ all loaded libraries for a backtrace. So the packages that import the rest are r
 modules for missing parts are replaced.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

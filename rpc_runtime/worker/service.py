@@ -1,7 +1,5 @@
 """The service of a worker: control (describe, upload, load, connect, watch, measure) and data streams."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Registers a worker with TVM's RPC tracker while it runs, and offers it for tuning while it has no deployment."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

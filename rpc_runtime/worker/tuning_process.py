@@ -6,8 +6,6 @@ time. The worker holds the other ends of standard input and output. It writes ``
 and reads ``session`` and ``idle``; the process ends when its input ends.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

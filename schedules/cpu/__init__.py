@@ -1,7 +1,5 @@
 """CPU targets: layout passes, lowerings, and the schedule rules in the order they are tried, special ones first."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

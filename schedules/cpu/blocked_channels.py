@@ -9,8 +9,6 @@ TVM's ConvertLayout was used before. In 0.27 it fails on stack, on the tuple tha
 also changes layouts around clip, erf and arithmetic with scalars.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ register tiles over padded extents. The store crops and casts. The epilogues are
 ReLU).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ Direct convolution: one row of output pixels times one or more channel blocks in
 High-Performance Deep Learning Convolutions on SIMD Architectures, 2018). Edges are padded to whole register tiles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from math import prod

@@ -5,8 +5,6 @@ float16 is widened first. Maximum relative errors against float64: exp 2e-7, tan
 3e-7.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

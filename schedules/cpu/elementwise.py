@@ -8,8 +8,6 @@ vector of outputs. In other reductions all stages of a row (its maximum, its sum
 while the row is in the first-level cache. Threads share the rows.
 """
 
-from __future__ import annotations
-
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV
 

@@ -1,7 +1,5 @@
 """Lay out, lower and schedule relax.matmul with its right operand in column blocks, ``[N / lanes, K, lanes]``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

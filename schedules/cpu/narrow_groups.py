@@ -11,8 +11,6 @@ ways. The one with the fewest estimated multiply-adds is chosen:
 - if the number of groups is not divisible, groups of zeros are added and dropped from the result.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

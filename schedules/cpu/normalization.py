@@ -7,8 +7,6 @@ A float sum has an order, so LLVM does not vectorise it. Here each vector lane h
 ``partial[row, lane]`` over the whole vectors of a row. Then the lanes and the row's remainder are summed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from math import prod

@@ -6,8 +6,6 @@ A broadcast value is one pixel (row) of the input. Every step of the reduction l
 Multiplication, 2008).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ columns fill vectors, and a group is so small that the values kept between stage
 cache.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from math import prod
 from typing import Any

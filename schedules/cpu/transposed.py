@@ -8,8 +8,6 @@ channels of 32 x 32, window 4, stride 2, from 10 ms to 1.0 ms. Windows that the 
 with stride 2 does 16 / 9 of the work.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 

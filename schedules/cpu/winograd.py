@@ -11,8 +11,6 @@ Schedule Winograd convolution over blocked channels: transform tiles, multiply 1
 cache. *Staged*: three parallel loops, the middle one over products and channel blocks; every weight is read once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

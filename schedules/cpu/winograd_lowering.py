@@ -16,8 +16,6 @@ against float64 over 128 channels; the usual 0, +-1, +-2 give 7.8e-6. Powers of 
 float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

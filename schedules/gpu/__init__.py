@@ -4,8 +4,6 @@ This package's rules schedule the kernels that its own legalizations made. TVM's
 tensor cores and reductions, which they share well among threads. All rules bind every block to threads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -11,8 +11,6 @@ Requires: a normalised function.
 Ensures: ``result`` keeps its name and type; the values that were computed only for it are no longer used.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Tiles of attention on tensor cores, and the estimate whether one kernel is faster than three."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import prod
 

@@ -10,8 +10,6 @@ Extents are padded to whole tiles, by zeros that the loads supply. A second kern
 the tail. The threads of a warp write neighbouring columns, and neighbouring threads load neighbouring elements.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Schedule what is no product: element by element, sums of all elements, and the rest by TVM's own rules (dlight)."""
 
-from __future__ import annotations
-
 from math import prod
 
 import tvm_ffi

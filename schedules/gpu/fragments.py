@@ -5,8 +5,6 @@ has these instructions for float16 and many more. But it registers all of them i
 """
 
 # mypy: disable-error-code="untyped-decorator"
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any

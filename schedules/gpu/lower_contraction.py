@@ -9,8 +9,6 @@ a matrix of patches). Both have the sum's axis first, so that a thread's registe
 cuts a product into tiles and its sum into slices.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

@@ -5,8 +5,6 @@ between their pixels (Dumoulin, Visin: A guide to convolution arithmetic for dee
 never in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

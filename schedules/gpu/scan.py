@@ -5,8 +5,6 @@ sm_70.
 """
 
 # mypy: disable-error-code="untyped-decorator"
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

@@ -8,8 +8,6 @@ keep a multiprocessor busy alone. A product with few tiles leaves most multiproc
 slices, which costs a second kernel and its traffic.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

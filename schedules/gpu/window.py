@@ -4,8 +4,6 @@ Neighbouring threads take neighbouring columns of the image, so that the loads o
 Windows overlap in the first-level cache. The sum stays in a register until all following operations are applied.
 """
 
-from __future__ import annotations
-
 from math import prod
 
 from tvm import s_tir, tirx

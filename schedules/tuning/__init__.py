@@ -5,8 +5,6 @@ measuring.py  building and timing                     devices.py      this machi
 database.py   the folder of measurements
 """
 
-from __future__ import annotations
-
 from schedules.tuning.database import DatabaseWriter, Record, TuningDatabase
 from schedules.tuning.devices import GpuNeeds, Tracker
 from schedules.tuning.errors import DatabaseError, DeviceError, TuningError

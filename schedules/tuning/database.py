@@ -5,8 +5,6 @@ duel). A record has no code: its choices are scheduled again when they are used.
 slower, but not wrong.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

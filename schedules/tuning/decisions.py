@@ -3,8 +3,6 @@
 All functions are pure and deterministic for a seed. No choice is proposed twice.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The places where kernels are measured: this machine, or the devices of one key at a TVM RPC tracker."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The errors of tuning; `tvm_split` converts them into its own errors."""
 
-from __future__ import annotations
-
 
 class TuningError(Exception):
     """Tuning cannot continue."""

@@ -1,7 +1,5 @@
 """Build kernels in other processes, and time them in processes of this machine or on a tracker's devices."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time

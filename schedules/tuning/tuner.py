@@ -3,8 +3,6 @@
 measure every default ──▶ divide the trials by time ──▶ per kernel: propose, build, measure, write ──▶ duel ──▶ keep
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

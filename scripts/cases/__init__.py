@@ -1,7 +1,5 @@
 """The benchmarks by name. A case's module defines ``CASE``, and is imported when the case is requested."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from scripts.harness import Case

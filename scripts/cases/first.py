@@ -1,7 +1,5 @@
 """Benchmark the time from a network in memory to its first result, in a new process with empty caches."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Iterator, Sequence

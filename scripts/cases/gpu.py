@@ -3,8 +3,6 @@
 ``--set target=llvm`` replaces the GPU's worker by a CPU worker, to test this case; the results say nothing about GPUs.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Benchmark single inputs on one machine: this project's kernels, onnxruntime, torch and TVM's default build."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -5,8 +5,6 @@ computes the next tensor. Throughput is that of a stream whose stages only fill 
 Processor time is that of both workers for one tensor.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Benchmark the planner alone: `tvm-split solve` on 77 synthetic problems of 8 to 1,024 machines."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

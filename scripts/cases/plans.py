@@ -3,8 +3,6 @@
 Every round profiles the machines again, so that predictions and measurements see the same machine state.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ The kernel shapes the links between network namespaces. Two workers of one core 
 Needs root, `ip` and `tc`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ For comparison: one worker of one core, which they should beat; one worker of tw
 the practical limit on two cores; and the plan for least latency.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial

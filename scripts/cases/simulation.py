@@ -5,8 +5,6 @@ ResNet-50, and the demonstration's network. A plan is simulated before it is mea
 workers, the workers share them, in the simulation too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Compare the speed of MobileNetV2 imported from torch, from Keras and from a TFLite file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A pipeline is at most as fast as its slowest stage. For comparison: two workers 
 of them alone, and onnxruntime on both cores.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

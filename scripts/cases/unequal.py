@@ -1,7 +1,5 @@
 """Check, on emulated unequal machines and slow links, whether the planner's plan is the best plan of a chain."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace

@@ -5,8 +5,6 @@ Raspberry Pi 4. Nothing is installed outside of the folder, where apt's lists an
 on any processor, and no root. (Ubuntu has aarch64 in an archive of its own, which its x86-64 machines do not know.)
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import stat

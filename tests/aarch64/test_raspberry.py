@@ -1,7 +1,5 @@
 """Stages compiled here for a Raspberry-class machine, run by the same worker there, emulated."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

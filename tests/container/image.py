@@ -5,8 +5,6 @@ Containerfile names, and what pip installs in the build it has got here before. 
 debootstrap.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 ``make test-extra NAME=container`` builds it. Their own networks are compose's part: here containers share the host's.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The benchmark of sources, with the real packages."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

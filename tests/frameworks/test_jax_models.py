@@ -1,7 +1,5 @@
 """Networks of flax.nnx, flax.linen and plain JAX, split over two workers by the names of their layers."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

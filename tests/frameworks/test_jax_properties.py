@@ -1,7 +1,5 @@
 """Random small networks of JAX, whose axes end up in every order, against JAX: outputs, and every layer's values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Keras's less common layers, split over two workers by their names, against Keras itself; with JAX, and with torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Keras computes with one backend in a process: `make test-extra NAME=frameworks` runs this file with JAX and with torch.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

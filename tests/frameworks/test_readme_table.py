@@ -1,7 +1,5 @@
 """Lines of README's table that need JAX, Flax, Keras or LiteRT."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

@@ -1,7 +1,5 @@
 """Every common operation of JAX and operator of TFLite, imported, compiled and compared with JAX or LiteRT."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

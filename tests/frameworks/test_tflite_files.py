@@ -1,7 +1,5 @@
 """TFLite files as TensorFlow's converter writes them, split over two workers by the layers' names, against LiteRT."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

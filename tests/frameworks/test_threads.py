@@ -1,7 +1,5 @@
 """Networks of several frameworks in threads of one process."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import keras

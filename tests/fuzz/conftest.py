@@ -1,7 +1,5 @@
 """Fuzz trials, whose counts `make fuzz` prints, and a worker with a valid deployment on it."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator

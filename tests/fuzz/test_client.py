@@ -1,7 +1,5 @@
 """For any answers of a worker, its client ends with one of the project's errors."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Any content of a file that people edit or pass on is accepted, or rejected with a message, within seconds."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

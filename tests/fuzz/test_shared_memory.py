@@ -1,7 +1,5 @@
 """For any messages of a peer that shares memory, this end stops in time and gives a reason."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

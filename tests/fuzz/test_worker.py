@@ -1,7 +1,5 @@
 """For any requests, a worker keeps running, answers promptly, and does not disturb a valid deployment."""
 
-from __future__ import annotations
-
 import random
 import secrets
 from typing import Any

@@ -1,7 +1,5 @@
 """Ask another Python process: its answer is the last line that it writes, as JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 It uses user, mount, process and network namespaces, as containers do. The mounts end with the namespaces.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """A disk that is full after some bytes: the limit of a file's size, which fails in the same way (EFBIG)."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager

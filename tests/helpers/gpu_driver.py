@@ -4,8 +4,6 @@ TVM's library for GPUs and CUDA's runtime are the real ones. Every other call to
 without a GPU, so libraries of stages can be loaded, but not run.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

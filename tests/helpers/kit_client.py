@@ -4,8 +4,6 @@
 (``.npy``) as JSON, and ends the worker.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

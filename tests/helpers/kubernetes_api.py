@@ -1,7 +1,5 @@
 """The part of Kubernetes' API that ``kubectl get pods`` calls, over HTTP on loopback: tests have no cluster."""
 
-from __future__ import annotations
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

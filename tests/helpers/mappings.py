@@ -1,7 +1,5 @@
 """Return the memory mappings and the open files of a process."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

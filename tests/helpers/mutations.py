@@ -1,7 +1,5 @@
 """Make wrong bytes: random ones, correct ones with changes, random frames, and random messages of protobuf."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """A small graph for partitions: a skip connection, a second consumer, a mask, two inputs, several outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

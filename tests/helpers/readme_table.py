@@ -1,7 +1,5 @@
 """The table of README's first page: the source, the machines, and one line for each."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Texts of /proc/cpuinfo recorded on real machines: a processor's first entry, without values that change."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "cpuinfo"

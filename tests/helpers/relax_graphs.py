@@ -1,7 +1,5 @@
 """Small Relax graphs, and runs of rewritten graphs beside them: for tests of rewrites that keep the values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ It supports only the operators of the tests' graphs. Nothing is compiled, so tha
 graphs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

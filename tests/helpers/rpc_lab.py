@@ -1,7 +1,5 @@
 """A real TVM RPC tracker and server processes on loopback; at the end, each is killed with all its children."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Scenarios written by hand: a chain of stages, each on one machine or on replicas; and the lower bound of a period."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

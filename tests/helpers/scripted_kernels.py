@@ -1,7 +1,5 @@
 """Sessions that time no kernel: a kernel's time follows from the size of its arguments, with scripted noise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

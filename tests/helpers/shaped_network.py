@@ -4,8 +4,6 @@ Each namespace is joined to a bridge, as machines are to a switch, and all its t
 is outside, on the bridge. Unlike a `Relay` this takes little processor time, so that it works for gigabits, too.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Graphs that are split inside their layers, written operation by operation in the form of the frontends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """Graphs split inside a layer, compared with the whole graph; their machines have short names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 

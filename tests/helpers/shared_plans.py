@@ -1,7 +1,5 @@
 """Plans for graphs on three machines with some shared stages, and the properties of every placed model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tvm import relax

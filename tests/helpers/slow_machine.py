@@ -4,8 +4,6 @@ A competitor of equal weight on each core is smoother than to stop and continue 
 slices of some milliseconds), does not disturb its heartbeats, and needs no privileges.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

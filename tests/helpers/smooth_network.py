@@ -1,7 +1,5 @@
 """A network that transfers half a megabyte in the middle, which codecs can compress."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

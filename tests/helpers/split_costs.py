@@ -1,7 +1,5 @@
 """The costs of a split inside a layer: bytes between machines, repeated computation, and weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 

@@ -1,7 +1,5 @@
 """A real sshd on loopback with its own keys and settings, which uses nothing of the user's."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import shutil

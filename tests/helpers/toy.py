@@ -1,7 +1,5 @@
 """Install the toy plug-in for a test."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@
 ``make fuzz SECONDS=600`` sets both.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -1,7 +1,5 @@
 """How tests wait for what happens in another thread or process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A fixture of tests that start processes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

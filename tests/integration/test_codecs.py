@@ -1,7 +1,5 @@
 """Links with codecs, from the plan to the results: every codec compared with torch, and which codec a plan chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations

@@ -1,7 +1,5 @@
 """Half precision and integers keep their dtype in weights, on the wire and in results."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

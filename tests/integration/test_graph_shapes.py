@@ -1,7 +1,5 @@
 """Graphs other than chains, on worker processes and in this process, compared with torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Well-known networks at full size on one, two and three workers, compared with their source framework."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

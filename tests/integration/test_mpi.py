@@ -1,7 +1,5 @@
 """Networks on workers that one ``mpiexec`` has started, with links over MPI."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Standard error has this project's own words only: nothing that HiGHS, gRPC, TVM or torch log where all is well."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

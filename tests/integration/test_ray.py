@@ -1,7 +1,5 @@
 """Ray on loopback: it places, loses and restarts workers."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Models whose stages have replicas, from the plan to the results, compared with torch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

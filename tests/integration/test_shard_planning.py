@@ -1,7 +1,5 @@
 """Plans for latency that split layers automatically, and predictions of shards, through the public API."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Layers that workers compute together: values compared with torch, and runs with their simulation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Several networks in threads of one process: TVM and the frameworks have process-wide state."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """TVM's own tracker, with machines that are deployed to, tuned on, leave and return."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

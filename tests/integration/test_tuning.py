@@ -1,7 +1,5 @@
 """Tuning through a tracker with servers, one of them killed; and for GPUs on machines without one: what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Weights are sent once, and only to the worker that needs them."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Weights of networks in tests: seeded, and such that activations keep their size."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

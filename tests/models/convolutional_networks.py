@@ -1,7 +1,5 @@
 """ResNets, VGGs, MobileNets and EfficientNets as plain torch modules, of any size, in evaluation mode."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ Theirs are all 0.02, made by ``ConstantOfShape`` nodes; with such weights every 
 channels goes unnoticed. Here each gets seeded random values, scaled so that activations keep their size.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A network of two convolutions and a fully connected layer, whose nodes have names."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper

@@ -1,7 +1,5 @@
 """Small torch networks whose graphs are no chains."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

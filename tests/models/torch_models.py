@@ -5,8 +5,6 @@ Every constructor takes its sizes, so that tests can make tiny ones; ``resnet50(
 evaluation mode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """ViTs, BERTs and GPT-2s as plain torch modules, of any size, in evaluation mode."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """A U-Net with long skips (Ronneberger et al., 2015), padded, and with batch norms as it is used today."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -1,7 +1,5 @@
 """Stages with other layouts at their ends compute the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import tvm
 from tvm import relax

@@ -1,7 +1,5 @@
 """Affine chains, borders of zeros and operations on constants are folded; the values stay."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tvm

@@ -1,7 +1,5 @@
 """Operators that multiply take half-precision operands and add in float32; other operators stay unchanged."""
 
-from __future__ import annotations
-
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import pytest

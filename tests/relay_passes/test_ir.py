@@ -1,7 +1,5 @@
 """A builder that an error leaves says nothing: refusals are ordinary while shards are searched."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 

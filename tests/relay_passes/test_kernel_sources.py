@@ -1,7 +1,5 @@
 """Kernels lead back to the operations they were fused from."""
 
-from __future__ import annotations
-
 import numpy as np
 import tvm
 from tvm import relax

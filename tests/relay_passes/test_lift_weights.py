@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import tvm
 from tvm.script import ir as I, relax as R

@@ -1,7 +1,5 @@
 """Each pass of a stage leaves nothing that it would change, and each phase brings small networks into its form."""
 
-from __future__ import annotations
-
 import pytest
 import tvm
 import tvm_ffi

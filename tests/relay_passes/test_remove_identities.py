@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import tvm
 from tvm.script import ir as I, relax as R
 

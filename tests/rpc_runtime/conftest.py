@@ -1,7 +1,5 @@
 """Worker processes shared by all tests of this folder; tests that break workers start their own."""
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess

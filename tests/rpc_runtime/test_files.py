@@ -1,7 +1,5 @@
 """The user's folders, atomic replacement of files, and locks that show which processes run."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -1,7 +1,5 @@
 """CPU features from /proc/cpuinfo, processes that can share memory, and limits of control groups."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

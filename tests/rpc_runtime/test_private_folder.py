@@ -1,7 +1,5 @@
 """Folders that another user could change are rejected: by owner, mode, group, link or access control list."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

@@ -3,8 +3,6 @@
 The networks have the published widths, and one layer of each kind; long tests compile all of them whole.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Matrix products read transposed, sliced and reshaped operands in place, with the same values."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st

@@ -1,7 +1,5 @@
 """The benchmarks' shortest forms run to their end and measure something, however fast."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """The harness on a toy case: turns, ratios within rounds, limits, failures, and sides in their own processes."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

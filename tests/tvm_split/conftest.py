@@ -1,7 +1,5 @@
 """Fixtures for the tests of all front-end packages."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

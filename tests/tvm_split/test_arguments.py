@@ -1,7 +1,5 @@
 """What users write first either works, or is refused with a sentence that says what to write."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from pathlib import Path

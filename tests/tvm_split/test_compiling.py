@@ -1,7 +1,5 @@
 """Compiling: readable and reproducible, also for other machines."""
 
-from __future__ import annotations
-
 import subprocess
 import warnings
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The choice of codecs, from numbers written by hand."""
 
-from __future__ import annotations
-
 from hypothesis import given, strategies as st
 
 from rpc_runtime.program.codecs import CODECS, NONE

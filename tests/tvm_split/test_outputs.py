@@ -1,7 +1,5 @@
 """What a user names is written whole or not at all: on a full disk the message names it, and what was there stays."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Values in files: an error names the line, and default values are not written."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """``tvm-split demo``: run all steps, from training to a pipeline of three processes, in less than two minutes."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

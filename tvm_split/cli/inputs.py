@@ -1,7 +1,5 @@
 """Inputs for commands that run a model: from an .npz file, or random."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

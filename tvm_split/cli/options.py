@@ -1,7 +1,5 @@
 """Command-line options: those made from dataclass fields by `rpc_runtime.option`, and those of several commands."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

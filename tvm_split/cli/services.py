@@ -1,7 +1,5 @@
 """``tvm-split worker`` and ``tracker``: processes that run until Ctrl-C or SIGTERM."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from contextlib import redirect_stdout

@@ -1,7 +1,5 @@
 """``tvm-split status``: ask workers for their description."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@
 link from or to a group stands for one link per machine of the group. Paths are relative to the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from graphlib import CycleError, TopologicalSorter

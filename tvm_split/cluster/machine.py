@@ -1,7 +1,5 @@
 """Machines and links, and the validation of both."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

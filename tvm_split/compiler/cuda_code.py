@@ -1,7 +1,5 @@
 """Compile the kernels of CUDA stages to machine code, and check what that code needs of a worker."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Find the compilation targets of machines, and check that their workers match."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A partition: a model cut by a plan into one pure function per stage."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

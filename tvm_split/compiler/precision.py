@@ -1,7 +1,5 @@
 """Compute a model's convolutions and matrix products in half precision."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

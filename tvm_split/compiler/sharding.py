@@ -7,8 +7,6 @@ stage receives all its inputs before it starts, and sends its outputs when it en
 The rewrite also adds slices of values, and *joins* (gathers and sums) of shards, which get their places here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

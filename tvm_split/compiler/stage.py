@@ -1,7 +1,5 @@
 """Compile the pure function of a stage into a shared library and prepacked weights, and list its kernels."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import resource

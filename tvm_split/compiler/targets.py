@@ -1,7 +1,5 @@
 """Derive compilation targets of CPUs from instruction sets, and check what LLVM knows and a processor can execute."""
 
-from __future__ import annotations
-
 import copy
 import os
 import platform

@@ -1,7 +1,5 @@
 """Find the tuning database that `compile` and `tune` use if none is named."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Verify compiled stages before deployment: compare their outputs with the source framework on the same inputs."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Run the demonstration: train, split, compile, run, compare. `tvm_split.display.demo` prints the result."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time

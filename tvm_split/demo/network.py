@@ -4,8 +4,6 @@ The data are scikit-learn's 1797 images of handwritten digits. Training takes a 
 same machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

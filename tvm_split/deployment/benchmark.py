@@ -1,7 +1,5 @@
 """Measure a deployment: alternate single runs for its latency with streams for its throughput."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Deploy a bundle on a cluster, and run inputs through it in order."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import platform

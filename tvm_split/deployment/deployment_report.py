@@ -4,8 +4,6 @@ Pure functions: from a plan, a program, its trace and the times of its results t
 report of ``tvm-split bench --json`` is read as far as replanning and simulation need it.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import operator

@@ -1,7 +1,5 @@
 """The values of a deployment report: predicted and measured numbers of machines and links, and advice to the user."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated

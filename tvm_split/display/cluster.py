@@ -1,7 +1,5 @@
 """Show a cluster: its machines, what is known of its links, and which transport carries which links."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from rpc_runtime.transports.transport import TRANSPORTS, transport_named

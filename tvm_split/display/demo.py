@@ -1,7 +1,5 @@
 """Print the demonstration's report and write its files."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Views of models, bundles, tuning reports and worker kits."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

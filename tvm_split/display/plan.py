@@ -1,7 +1,5 @@
 """Show a plan in at most 80 columns: its stages, its prediction, the optimality gap, and the rejected plans."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

@@ -1,7 +1,5 @@
 """Show a model's profile: its kernels on one machine, or its pieces on each machine of a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any

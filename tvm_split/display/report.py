@@ -1,7 +1,5 @@
 """Show the measurements of a run or a benchmark in tables and sentences of at most 80 columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from rich.text import Text

@@ -1,7 +1,5 @@
 """Show a simulated stream, or a solved planning problem, in tables and sentences."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence

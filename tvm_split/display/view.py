@@ -4,8 +4,6 @@
 that ``--json`` writes. `MODULES` lists the modules that register the views of each package's values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch

@@ -4,8 +4,6 @@ Each binding is one operator call, no binding is unused, and every variable is n
 returns a tuple, and at least one layer computes a part of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace

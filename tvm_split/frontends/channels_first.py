@@ -5,8 +5,6 @@ resizing are rewritten to channels first, and the operators after them keep that
 updates the recorded order of axes. Values are transposed only where an operator supports no other order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

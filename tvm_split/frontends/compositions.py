@@ -1,7 +1,5 @@
 """Operators that TVM lacks or gets wrong, composed of others for all frontends."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

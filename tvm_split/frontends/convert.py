@@ -5,8 +5,6 @@ is converted by the first of these that knows it: the frontend's own conversions
 that cannot be imported are refused at once.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import linecache
 import sys

@@ -1,7 +1,5 @@
 """Bind the sizes that a model leaves open, and check that all sources of a size agree."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Load functions of JAX, modules of Flax, artefacts of ``jax.export``, and StableHLO files as Models."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Load models of Keras and ``.keras`` files as Models, through Keras's backend: JAX or torch."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Names of variables, which read like the source's names, and names of layers from TensorFlow's scopes."""
 
-from __future__ import annotations
-
 import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence

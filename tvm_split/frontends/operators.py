@@ -1,7 +1,5 @@
 """Relax's operators in short notation for the importers: each call is emitted, and numbers become constants."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Load TensorFlow's SavedModel folders as Models, through StableHLO that TensorFlow exports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

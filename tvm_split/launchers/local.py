@@ -1,7 +1,5 @@
 """Launchers for this host: worker processes with cores of their own, or all stages in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice, product

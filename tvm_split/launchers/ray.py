@@ -4,8 +4,6 @@ https://docs.ray.io/en/latest/ray-core/actors.html. An actor starts a worker pro
 only TVM's runtime and handles signals in its main thread. The process always ends with its actor.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Pods are found with ``kubectl``, and not with a client library, since it has the user's contexts, logins and proxies.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from abc import abstractmethod

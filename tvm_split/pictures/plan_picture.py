@@ -4,8 +4,6 @@ A layer's row is the length of the longest path to it, so every edge goes down. 
 column of the layer whose result it uses, if that is free in its row.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

@@ -10,8 +10,6 @@ Time runs from left to right. A span begins with the number of its micro-batch:
 A machine has three lanes because receiving, computing and sending overlap.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import math

@@ -4,8 +4,6 @@ Two measurements of one machine never give the same times. Without averaging the
 workers of one host would be sixteen device classes instead of one.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Estimate times and profiles from the graph alone, to plan without access to the machines."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping

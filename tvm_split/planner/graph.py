@@ -4,8 +4,6 @@ A cut between layers that one kernel computes would split the kernel, so these l
 pieces must have no cycle, and layers that need each other's results stay together (`LayerGraph.units`).
 """
 
-from __future__ import annotations
-
 import graphlib
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

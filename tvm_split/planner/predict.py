@@ -1,7 +1,5 @@
 """Predict a plan: evaluate its steps and transfers, and compare it with simpler plans."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

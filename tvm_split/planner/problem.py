@@ -4,8 +4,6 @@ A problem does not depend on TVM or a network, so it can be replayed, varied and
 file the fields have the same names. Seconds and bytes are those of one micro-batch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ All other fields are optional. They are the fields of the classes in `tvm_split.
 such as ``"pins": [{"piece": "layer-0", "on": "machine-0"}]``.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The profile of a model on a cluster: the measurements that the planner needs, independent of how they are made."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

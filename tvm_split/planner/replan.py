@@ -1,7 +1,5 @@
 """Plan again from measurements of a running plan, and change the plan only if the gain is worth it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ without sharded stages come from `search`, so these have at least one. The resul
 that of its `timetable`, which includes overlap.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ of a sharded stage that one machine computes between two exchanges. A timetable 
 input alone.
 """
 
-from __future__ import annotations
-
 import graphlib
 import heapq
 import itertools

@@ -1,7 +1,5 @@
 """Strategies that search for a plan (built in, or from entry points `tvm_split.strategies`), and faults of problems."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tries codecs on a model's own values: runs a program's stages here, and encodes and decodes transferred tensors."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ Of identical machines, the first and the last are timed; the others get the time
 machines compute at the same time as have cores of their own: waiting for a core is not a property of a kernel.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence

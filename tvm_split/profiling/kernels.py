@@ -1,7 +1,5 @@
 """Kernels to be timed on the machines of one target: those of a whole model, and those that measure its peaks."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass

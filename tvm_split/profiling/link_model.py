@@ -1,7 +1,5 @@
 """Probes of links: programs that pass tensors of given sizes over the real runtime, and lines through their times."""
 
-from __future__ import annotations
-
 import math
 import platform
 import statistics

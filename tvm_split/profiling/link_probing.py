@@ -5,8 +5,6 @@ small one back. The time of the link is the time of a run minus compute and minu
 Clocks of different machines are never compared. A prediction adds up the same parts that are separated here.
 """
 
-from __future__ import annotations
-
 import socket
 import statistics
 import time

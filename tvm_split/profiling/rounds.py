@@ -4,8 +4,6 @@ Other programs can only make a measurement longer. So the fastest of several is 
 to it: a single fast one may be a clock error.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar

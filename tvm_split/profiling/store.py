@@ -4,8 +4,6 @@ The subject is the measured system: host, versions, threads. A key identifies th
 shapes, or a link's ends. Therefore other models reuse equal measurements.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -5,8 +5,6 @@ by dynamic programming (`planner.shard_search`). The results are evaluated, thei
 are measured in their own shapes, unless the cluster is only estimated.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Choose between the best plan of whole layers and plans with sharded stages, with a lower bound and the reasons."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Times of a plan's parts: measured, or estimated from the pieces' times and the parts' shares of the work."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

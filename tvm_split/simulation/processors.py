@@ -5,8 +5,6 @@ get the same share of what they want, and the scarcest set limits the job. Proce
 approximates the scheduler of an operating system. Machines whose sets are never oversubscribed are not slowed down.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

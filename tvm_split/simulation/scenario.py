@@ -1,7 +1,5 @@
 """The input of a simulation: a program as deployed, the times of its machines and links, and deviations from them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

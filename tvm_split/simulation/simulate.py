@@ -1,7 +1,5 @@
 """Run the simulation of a scenario, with a stream of micro-batches and with single ones, and report the results."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

@@ -7,8 +7,6 @@ lines of JSON on standard output that begin with `MARK`, since login shells writ
 ends, the program ends the worker, unless it is detached, and exits. A worker holds a lock on its folder while it lives.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

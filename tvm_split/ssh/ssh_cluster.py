@@ -1,7 +1,5 @@
 """Start and end the workers of all machines of a cluster file that have ssh access."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterable

@@ -3,8 +3,6 @@
 OpenSSH connects with its user's configuration: names, ports, keys, jump hosts. It runs without prompts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

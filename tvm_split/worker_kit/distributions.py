@@ -1,7 +1,5 @@
 """Find packages with their files: installed here, or downloaded by pip for another Python or processor."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -5,8 +5,6 @@ kit.json        the kit's Python, processor and device, and the versions of its 
 packages/       the worker's own files, and the needed files of every package that it imports
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

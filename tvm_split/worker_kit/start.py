@@ -3,8 +3,6 @@
 It is a kit's ``__main__.py``, so every Python from 3.7 on reads it, and names the one to take.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

@@ -1,7 +1,5 @@
 """Settings of the tests with TensorFlow, before it is imported: those of the command line, so that it logs nothing."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.update({"TF_CPP_MIN_LOG_LEVEL": "1", "TF_ENABLE_ONEDNN_OPTS": "0"})

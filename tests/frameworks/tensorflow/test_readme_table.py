@@ -1,7 +1,5 @@
 """The line of README's table that needs TensorFlow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

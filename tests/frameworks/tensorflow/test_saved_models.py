@@ -1,7 +1,5 @@
 """SavedModels of TensorFlow and of Keras, split over two workers by their layers' names, against TensorFlow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

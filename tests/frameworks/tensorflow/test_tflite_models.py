@@ -1,7 +1,5 @@
 """Networks that TensorFlow's converter makes TFLite files of, split over two workers by Keras's names of layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

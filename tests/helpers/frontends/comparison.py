@@ -1,7 +1,5 @@
 """Compiles an imported model, with TVM's default pipeline or as a stage, and compares it with its source."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

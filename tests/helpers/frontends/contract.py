@@ -1,7 +1,5 @@
 """Checks that a Model keeps the promises of ``tvm_split.model.Model``."""
 
-from __future__ import annotations
-
 import keyword
 
 from tvm import relax

@@ -2,8 +2,6 @@
 # fmt: off
 """The table of the JAX sweep: one small function for each operation of StableHLO and each way of using it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

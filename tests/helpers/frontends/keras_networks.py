@@ -1,7 +1,5 @@
 """Networks of Keras that several of its exports are tested with, what they are given and how answers are compared."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 # fmt: off
 """The table of the ONNX sweep: one tiny model for each operator and each way of using it that TVM could get wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce

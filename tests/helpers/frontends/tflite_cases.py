@@ -2,8 +2,6 @@
 # fmt: off
 """The table of the TFLite sweep: small files for each operator and each way of using it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

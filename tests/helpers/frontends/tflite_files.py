@@ -1,7 +1,5 @@
 """TFLite files written operator by operator, with LiteRT's schema."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

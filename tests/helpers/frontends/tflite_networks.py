@@ -1,7 +1,5 @@
 """A network in a TFLite file as TensorFlow's converter writes it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Loads, compiles and runs several networks at the same time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier

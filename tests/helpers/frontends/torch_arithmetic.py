@@ -2,8 +2,6 @@
 # fmt: off
 """Cases of the torch sweep: arithmetic, products and reductions."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

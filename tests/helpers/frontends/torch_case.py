@@ -1,7 +1,5 @@
 """A case of the torch sweep, the list of cases, and their shared inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

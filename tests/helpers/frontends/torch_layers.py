@@ -2,8 +2,6 @@
 # fmt: off
 """Cases of the torch sweep: the layers of networks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

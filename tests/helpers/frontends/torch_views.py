@@ -2,8 +2,6 @@
 # fmt: off
 """Cases of the torch sweep: what takes elements from where they lie, makes tensors, or resizes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Reports as ``tvm-split bench --json`` writes them, without a measurement."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

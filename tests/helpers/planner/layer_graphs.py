@@ -1,7 +1,5 @@
 """Layer graphs written by hand."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 Machines of a larger problem begin with those of a smaller one: the same seed gives the same first machines.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

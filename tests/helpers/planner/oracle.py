@@ -1,7 +1,5 @@
 """A slow, independent implementation of the planner's formulas, and an exhaustive search of small problems."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

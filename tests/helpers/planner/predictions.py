@@ -1,7 +1,5 @@
 """Predictions written by hand, for tests of displays and comparisons."""
 
-from __future__ import annotations
-
 from tvm_split.planner.prediction import ComparedPlan, LinkPrediction, MachinePrediction, Prediction
 
 

@@ -1,7 +1,5 @@
 """Random problems: machines and links that differ by up to 100 times, missing links and times, little memory, pins."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Profiles of small chains written by hand, and the problems that follow from them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

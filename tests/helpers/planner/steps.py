@@ -1,7 +1,5 @@
 """Steps of plans, written by hand."""
 
-from __future__ import annotations
-
 import random
 
 from rpc_runtime.program.routes import CLIENT

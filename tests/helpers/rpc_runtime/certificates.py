@@ -1,7 +1,5 @@
 """Makes certificates for tests with openssl: authorities, and certificates that they sign."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path

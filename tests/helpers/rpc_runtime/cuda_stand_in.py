@@ -1,7 +1,5 @@
 """Compiles ``cuda.c``, the stand-in for CUDA's runtime, and ``nccl.c``, the stand-in for NCCL."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 from collections.abc import Sequence

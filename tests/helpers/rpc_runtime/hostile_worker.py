@@ -1,7 +1,5 @@
 """A gRPC server that imitates a worker: it answers every method as the test says."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Executors of several machines and a client, joined by links without a network."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Two ends of a link in this process, joined by a real transport: a gRPC server on loopback, and a caller."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import defaultdict

@@ -3,8 +3,6 @@
 ``python -m tests.helpers.rpc_runtime.link_peer ADDRESS TRANSPORT send|receive BYTES``
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

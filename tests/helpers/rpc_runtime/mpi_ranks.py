@@ -6,8 +6,6 @@ processes. Every other rank becomes a ``link_peer`` once. What ``mpiexec`` start
 stays until the session is over: it would end all others when one is killed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

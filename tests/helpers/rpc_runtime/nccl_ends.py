@@ -4,8 +4,6 @@ Each GPU has a copy of NCCL's stand-in of its own, with its own lock, so that se
 received is in memory of the stand-in's device, which the stand-in checks.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Helpers for deployments on running workers: open them, compare results, and see what they leave behind."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 from collections import Counter

@@ -1,7 +1,5 @@
 """Makes small programs of compiled Relax functions, with their libraries and weights as blobs."""
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Programs of many shapes for three machines, and micro-batches for them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Random programs for Hypothesis: stages, replicas and routes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import strategies as st

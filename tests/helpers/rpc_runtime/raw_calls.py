@@ -1,7 +1,5 @@
 """Low-level calls to a worker: any bytes for any method."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import Counter, deque

@@ -1,7 +1,5 @@
 """Specifications of stages written by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec

@@ -1,7 +1,5 @@
 """Kernels for a worker to time."""
 
-from __future__ import annotations
-
 from rpc_runtime.program.measurements import TimedKernel
 from rpc_runtime.program.program import TensorSpec
 

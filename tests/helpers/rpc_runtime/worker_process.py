@@ -1,7 +1,5 @@
 """Starts worker processes for one test, with any arguments."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

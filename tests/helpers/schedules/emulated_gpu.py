@@ -6,8 +6,6 @@ compiler made. This covers TVM's lowering, barriers, instructions of tensor core
 in turns.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import subprocess

@@ -1,7 +1,5 @@
 """Checks of CUDA kernels that need no GPU, on the scheduled functions and on their source."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

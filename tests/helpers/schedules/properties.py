@@ -1,7 +1,5 @@
 """What the property tests share: references in float64, chains of element-wise layers, and how near results must be."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Builds a Relax graph the way tvm_split.compile does, and runs it on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

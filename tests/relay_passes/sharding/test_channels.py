@@ -1,7 +1,5 @@
 """Regions whose channels are dealt out: the pairs, what comes from before and goes behind, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tvm import relax

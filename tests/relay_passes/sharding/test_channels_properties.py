@@ -1,7 +1,5 @@
 """Random convolutional networks and attention blocks compute the same when their channels or heads are dealt out."""
 
-from __future__ import annotations
-
 from math import gcd
 from typing import Literal
 

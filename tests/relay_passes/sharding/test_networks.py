@@ -1,7 +1,5 @@
 """Networks as the frontends import them, split inside their layers: thin ones, with all layers of the real."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

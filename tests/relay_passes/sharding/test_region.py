@@ -1,7 +1,5 @@
 """Bounds of parts: near the shares, at multiples of vectors, and common to values that operators combine."""
 
-from __future__ import annotations
-
 from hypothesis import assume, given, strategies as st
 
 from relay_passes.sharding.region import CommonBounds, bounds, has_empty

@@ -1,7 +1,5 @@
 """A region that is split by rows, columns or batch computes what it did, and says where, and what crosses."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

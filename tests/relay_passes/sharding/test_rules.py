@@ -1,7 +1,5 @@
 """The split axis through every kind of operator: parts have the values of the whole; what has no rule is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

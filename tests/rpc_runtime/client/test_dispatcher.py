@@ -1,7 +1,5 @@
 """The order in which the client feeds micro-batches, without a network and without other threads."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 
 import numpy as np

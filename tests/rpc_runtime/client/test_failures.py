@@ -1,7 +1,5 @@
 """If a machine dies, hangs, or misbehaves, the user soon gets an error that names the cause."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Forks of a process with a running pipeline, as torch's DataLoader makes them: both processes continue to work."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

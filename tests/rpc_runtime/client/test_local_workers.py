@@ -1,7 +1,5 @@
 """Local workers start, can be reached, and have ended afterwards, also after errors."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Programs of many shapes on worker processes: correct results, in order, in bounded memory."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

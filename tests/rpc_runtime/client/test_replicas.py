@@ -1,7 +1,5 @@
 """Replicated stages on worker processes give the same results in the same order, whichever replica computes."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator

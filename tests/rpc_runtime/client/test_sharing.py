@@ -1,7 +1,5 @@
 """Several callers of one pipeline, of workers or in this process: each gets its own results, and none waits long."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

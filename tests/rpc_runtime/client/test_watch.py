@@ -1,7 +1,5 @@
 """Which of several reports is the root cause, and when a worker's reported activity is not accepted."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Iterator

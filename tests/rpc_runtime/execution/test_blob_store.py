@@ -1,7 +1,5 @@
 """Blobs are verified, shared between processes, and never removed while a store uses them."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """GPU code in a library: packed, unpacked, and compiled from source by the loading machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil

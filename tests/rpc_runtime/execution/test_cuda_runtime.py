@@ -1,7 +1,5 @@
 """TVM's GPU library in a worker's process: loaded if there is a driver, otherwise with a reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 It copies late, in two halves and in separate threads. So memory that is used or reused too early shows in the values.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import weakref

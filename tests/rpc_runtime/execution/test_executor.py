@@ -1,7 +1,5 @@
 """Executors of several machines, joined by links without a network, give the results of running stages in order."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 

@@ -1,7 +1,5 @@
 """A computing thread sets TVM's number of threads for its function, and restores the environment afterwards."""
 
-from __future__ import annotations
-
 import os
 from contextlib import closing
 

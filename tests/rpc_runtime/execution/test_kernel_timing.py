@@ -1,7 +1,5 @@
 """Kernels are timed in the same way on a worker and in this process; invalid requests are rejected."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

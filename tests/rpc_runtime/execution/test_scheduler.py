@@ -1,7 +1,5 @@
 """The scheduling of a machine's stages, without threads, and with imitated links."""
 
-from __future__ import annotations
-
 import pytest
 
 from rpc_runtime.execution.scheduler import Scheduler

@@ -1,7 +1,5 @@
 """Every codec: its decoded values, their error, and that invalid bytes are rejected."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 import sys

@@ -1,7 +1,5 @@
 """Arrays that do not match the program's inputs are rejected; the message has both sides of the mismatch."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import Any

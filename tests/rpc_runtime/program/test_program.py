@@ -1,7 +1,5 @@
 """Invalid programs are rejected; the message names the stage or the tensor."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

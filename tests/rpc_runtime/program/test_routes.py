@@ -1,7 +1,5 @@
 """Routes, numbers and queue depths follow from the program alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from rpc_runtime.program.program import NO_BLOB, Program

@@ -1,7 +1,5 @@
 """Turns are proportional, even and deterministic; recurrences behave as the sets that they represent."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Flow control of a link's two ends: queues alone, and windows joined by a simulated link with latency."""
 
-from __future__ import annotations
-
 from collections import deque
 
 from hypothesis import given, settings, strategies as st

@@ -1,7 +1,5 @@
 """Both ends of a link, joined without a network: order, credits, and peers that violate the protocol."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """MPI passes the tests of all transports, and a process that cannot be a rank gives the reason."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

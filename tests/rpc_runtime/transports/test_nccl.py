@@ -4,8 +4,6 @@ NCCL is a stand-in. It copies late and in halves, connects at the first transfer
 It ends a process that has two transfers in flight on one GPU, or that uses an aborted communicator.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Transports are offered, answered and chosen within the time limits; failures on the way are reported."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import closing
 

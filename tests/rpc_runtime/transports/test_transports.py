@@ -3,8 +3,6 @@
 For MPI this runs as a rank: `test_mpi`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

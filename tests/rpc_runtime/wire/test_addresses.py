@@ -1,7 +1,5 @@
 """HOST:PORT is read in one way; a wrong text is refused with the right one."""
 
-from __future__ import annotations
-
 import pytest
 
 from rpc_runtime.errors import InputError

@@ -1,7 +1,5 @@
 """Problems of certificates are reported: by the worker when it starts, and by its callers when they are rejected."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Frames are decoded as they were encoded; invalid ones are rejected, never misread."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """Reading any message gives a value or a ProtocolError; and written messages are read back equal."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable

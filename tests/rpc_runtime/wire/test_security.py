@@ -1,7 +1,5 @@
 """Tokens and TLS files from users: invalid ones are rejected with one line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from contextlib import nullcontext

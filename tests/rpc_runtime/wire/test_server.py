@@ -1,7 +1,5 @@
 """Access control before a worker's methods: callers, quotas, malformed requests, silent connections."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import resource

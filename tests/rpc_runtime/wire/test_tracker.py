@@ -1,7 +1,5 @@
 """Data from a tracker is validated, and no call waits for it longer than its timeout."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

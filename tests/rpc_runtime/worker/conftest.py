@@ -1,7 +1,5 @@
 """A worker for one test, and a valid deployment on it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which callers a worker accepts: by its options, by its own token, and its warnings."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

@@ -1,7 +1,5 @@
 """The memory of host and GPU that stages need, compared with the free memory."""
 
-from __future__ import annotations
-
 import pytest
 
 from rpc_runtime.errors import WorkerError

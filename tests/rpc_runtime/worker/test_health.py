@@ -1,7 +1,5 @@
 """Health checks as orchestrators make them, with the stub of gRPC's own package."""
 
-from __future__ import annotations
-
 import signal
 import socket
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Libraries that crash, hang or are damaged: their sender gets an error; the worker and other deployments continue."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The worker's process: how it starts, rejects options, and ends."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

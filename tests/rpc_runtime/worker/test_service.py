@@ -1,7 +1,5 @@
 """Invalid or excessive requests are rejected and leave nothing behind."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

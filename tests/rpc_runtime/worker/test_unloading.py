@@ -1,7 +1,5 @@
 """Closed deployments are unloaded: no mapping or disk space of a library stays, and nothing is logged."""
 
-from __future__ import annotations
-
 import functools
 import platform
 from collections.abc import Iterator

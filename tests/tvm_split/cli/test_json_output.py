@@ -1,7 +1,5 @@
 """Standard output of a command is only its result, whatever libraries write there: programs read ``--json``."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

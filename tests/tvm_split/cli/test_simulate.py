@@ -1,7 +1,5 @@
 """`tvm-split simulate` and `solve`: plans and problems from files, slow and lost machines, and pictures."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

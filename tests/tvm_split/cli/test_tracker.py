@@ -1,7 +1,5 @@
 """``tvm-split tracker``: one process, at any port, which ends whole. `RpcLab` uses it with TVM's own servers."""
 
-from __future__ import annotations
-
 import re
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Locations of clusters, and a deployment with every launcher that can run here."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

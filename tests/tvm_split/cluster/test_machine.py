@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from rpc_runtime.hardware import HostCores, own_cores
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster

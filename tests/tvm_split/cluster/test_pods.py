@@ -1,7 +1,5 @@
 """Pods as machines: the real kubectl and real workers, but of the cluster only the API that kubectl calls."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """An unchanged network is compiled once; whatever changes its code, or the kept files, makes it compile again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

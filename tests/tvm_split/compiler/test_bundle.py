@@ -1,7 +1,5 @@
 """Bundles of strangers: what their manifests must not do. `tests/fuzz/test_bundle.py` tries more of it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A CPU's target follows from what the processor can execute, and not from what its model is called."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, strategies as st

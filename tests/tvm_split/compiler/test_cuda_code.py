@@ -1,7 +1,5 @@
 """CUDA stages, compiled without a GPU: machine code that a worker loads, and workers that cannot run it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

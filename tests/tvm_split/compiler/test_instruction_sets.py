@@ -1,7 +1,5 @@
 """Instructions of a target against those of a processor: a bundle for another CPU is refused before it is sent."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

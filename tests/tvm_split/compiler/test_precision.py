@@ -1,7 +1,5 @@
 """Half precision as a choice of a plan: what it does to values is told, and plans, bundles and weights have it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

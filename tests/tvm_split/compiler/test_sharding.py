@@ -1,7 +1,5 @@
 """Plans with shards on small graphs: which stages come of them, on which machines and levels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest

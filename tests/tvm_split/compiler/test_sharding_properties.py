@@ -1,7 +1,5 @@
 """Random networks whose stages are shared in random ways, one after the other, compute what they did."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Stages send each other images as they compute on them, and the results are torch's."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The folder of tuned kernels: what another user may have written there becomes no code of ours."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The proof before deployment catches what it is there for, and names the layer."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Deployments: micro-batches in flight, concurrent callers, and the state after close."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import dataclasses

@@ -1,7 +1,5 @@
 """A profile's rows add up to its total, and a share of the peak above 100 % is marked."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

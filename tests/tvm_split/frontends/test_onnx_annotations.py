@@ -1,7 +1,5 @@
 """Plans as ONNX's multi-device annotations, written and read."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -3,8 +3,6 @@
 Cases of an opset are compiled in groups. A case whose group fails is tried alone, so that the failure names it.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """Functions and methods of torch, and what torch.export or an importer refuses: the line, the dtype, what to do."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

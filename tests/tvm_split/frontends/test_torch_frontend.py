@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each is compiled both with TVM's default pipeline and as a stage, since either can be wrong alone.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Cases are exported and compiled in groups, because torch needs 0.1 s for an expo
 fails is tried alone, so that the failure names it.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

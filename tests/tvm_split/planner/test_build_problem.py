@@ -1,7 +1,5 @@
 """Problems from profiles, and stages of layers from stages of pieces."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

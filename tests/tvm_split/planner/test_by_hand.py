@@ -1,7 +1,5 @@
 """Stages from a split by hand and from shards, and the errors of wrong ones."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Evaluations of small plans, computed by hand, and violations of demands."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

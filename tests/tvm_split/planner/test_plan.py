@@ -1,7 +1,5 @@
 """Plan files with replicas and shards: files are read back, and errors name what is wrong."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Blocks of small graphs, the cheapest segments compared with exhaustive search, and balanced shares."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Timetables drawn by hand, and bounds that hold for random ones."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

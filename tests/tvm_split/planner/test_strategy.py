@@ -1,7 +1,5 @@
 """Strategies: plans of built-in and other strategies are validated; a plan that breaks a demand is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

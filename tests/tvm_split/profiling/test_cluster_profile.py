@@ -1,7 +1,5 @@
 """Profiles of a small model, measured through real workers and in this process."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator

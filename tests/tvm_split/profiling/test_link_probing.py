@@ -1,7 +1,5 @@
 """Links between real workers, fast and through a slow relay; given, closed, broken or cached links are not measured."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

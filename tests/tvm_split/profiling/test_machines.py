@@ -1,7 +1,5 @@
 """Facts about machines before anything is timed, as reported by their workers: here of GPUs, with given figures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

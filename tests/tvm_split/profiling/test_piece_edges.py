@@ -1,7 +1,5 @@
 """The edges between pieces are exactly the transfers of a split program."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 

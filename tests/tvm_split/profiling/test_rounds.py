@@ -1,7 +1,5 @@
 """When the fastest of several measurements counts, and which pairs are measured together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """Stored measurements are reused, survive other writers, and are measured again if a file is damaged."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

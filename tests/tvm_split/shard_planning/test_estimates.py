@@ -1,7 +1,5 @@
 """Estimates of parts of small networks, compared with the pieces' times and the compiled program's transfers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Scenarios of plans with sharded stages: drawn by hand, random, and compared with predictions."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Simulated streams: lower bounds, ideal pipelines, and deviations from them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

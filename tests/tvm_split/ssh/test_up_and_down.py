@@ -1,7 +1,5 @@
 """``up`` and ``down`` with a real sshd on loopback: started workers answer, and no process is ever left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

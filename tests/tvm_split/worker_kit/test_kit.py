@@ -1,7 +1,5 @@
 """Kits: their content, and that one serves a stage where only a Python is installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -9,8 +9,6 @@ from 1, as in ONNX's own proposal, are recognised: none is 0, and the last is th
 See onnx.proto, and docs/proposals/0006-ONNXMultiDeviceProposal.md of the ONNX project.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from pathlib import Path
 

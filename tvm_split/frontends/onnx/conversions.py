@@ -5,8 +5,6 @@ split nor planned. Others are wrong or missing in TVM; the comments say which.
 ``tests/tvm_split/frontends/test_onnx_sweep.py`` compares each with ONNX.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import reduce

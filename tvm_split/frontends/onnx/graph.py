@@ -1,7 +1,5 @@
 """Flatten an ONNX model to a static graph (functions inlined, constants folded, every node named), and compute it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Load ONNX models as Models: from files (with external data next to them), bytes, or a ModelProto."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path

@@ -4,8 +4,6 @@ It counts loops, and it takes one layer's slice of weights that are stacked for 
 numpy; arithmetic on small tensors is left to StableHLO's own interpreter, and on large ones to the passes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

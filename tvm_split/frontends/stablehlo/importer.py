@@ -3,8 +3,6 @@
 Flattening makes one list of operations of a module with functions, loops and branches.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Read StableHLO modules from text or bytecode, bind their open sizes, and read their contents and attributes."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Compute reference values for a StableHLO program with XLA on the CPU."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Conversions that replace those of TVM's TFLite importer; each docstring says what TVM does wrong or lacks."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

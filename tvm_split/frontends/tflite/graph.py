@@ -4,8 +4,6 @@ TensorFlow's graphs contain arithmetic on shapes, and files of half precision ca
 which also computes the reference values, computes both once, and the results become weights.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ A tensor's name lists TensorFlow's names of the operations that were fused to co
 ``net/act/Relu;net/norm/…/add;net/conv/convolution``. Each part of an operator belongs to the layer that it comes from.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Compute reference values for a TFLite file with LiteRT's own kernels, without its default delegates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

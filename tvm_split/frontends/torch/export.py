@@ -1,7 +1,5 @@
 """Export torch modules and functions (errors name the line of the user's network), and run them for reference."""
 
-from __future__ import annotations
-
 import dis
 import inspect
 import io

@@ -1,8 +1,6 @@
 """Decompose an exported program to a static, functional graph of ATen operators, and find the layer of each node in
 the user's module tree."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext

@@ -3,8 +3,6 @@
 TVM's importer converts the operators that have no conversion here.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Convert torch tensors to numpy arrays and back, including bfloat16, and to text for errors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -5,8 +5,6 @@ be prices of the machines' time that add up to 1. Then no plan of several machin
 min over machines of y · seconds.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Candidate plans with their evaluation: how shares become whole turns, and how candidates are compared."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

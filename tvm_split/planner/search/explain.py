@@ -3,8 +3,6 @@
 To find the demand that no plan meets, it drops one demand after the other and searches again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

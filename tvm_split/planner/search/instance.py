@@ -1,7 +1,5 @@
 """Planning problems as arrays: pieces in topological order, machines and links by number, edges as tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A change moves pieces between stages such that no stage reads a later one, so st
 cycle.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -5,8 +5,6 @@ of 16 to 1,024 machines. Of machines on oversubscribed cores, it uses only as ma
 loses nothing if pieces are small, and needs fewer transfers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Search of one problem: simple plans, tables, a beam and local search, with a lower bound and a certificate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Simple plans that a person would make by hand, in a fraction of a second; the search must not return a worse one."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

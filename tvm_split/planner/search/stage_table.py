@@ -7,8 +7,6 @@ follow PipeEdge (Hu et al. 2022), with identical machines counted; stages on sev
 (Narayanan et al. 2019).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A codec that leaves out trailing zero bytes: nothing is lost, since the receiver knows the size of a tensor."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

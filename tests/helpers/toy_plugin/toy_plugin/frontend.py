@@ -1,7 +1,5 @@
 """Files of lines like ``scale multiply 3`` or ``shift add 1``: layers of four numbers, one after the other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rpc_runtime.program.program import TensorSpec

@@ -1,7 +1,5 @@
 """Machines named after the letters of a word, as workers of this host: ``toy:abc`` has ``a``, ``b`` and ``c``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A strategy that a package adds: all on the first machine, and a promise that is not kept."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import ClassVar
 

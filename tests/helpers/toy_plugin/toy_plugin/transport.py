@@ -1,7 +1,5 @@
 """A transport over plain TCP on loopback: what a package needs to add one."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import socket

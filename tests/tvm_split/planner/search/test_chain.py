@@ -1,7 +1,5 @@
 """Exact solutions of chains, compared with exhaustive search."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Graphs with branches and skips: small ones compared with exhaustive search, larger ones with their bounds."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Problems with too many machines for exact tables: plans are no worse than simple ones, and bounds hold."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Errors, ties, classes of identical machines, and the text of the certificate."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Conversions of StableHLO's operations to Relax, and their argument."""
 
-from __future__ import annotations
-
 from jaxlib.mlir import ir
 from tvm import relax
 

@@ -1,7 +1,5 @@
 """Convert convolutions, to channels first, and products of matrices."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

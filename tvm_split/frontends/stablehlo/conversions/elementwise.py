@@ -1,7 +1,5 @@
 """Convert elementwise operations, whose operands broadcast."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Convert operations with computed indices: dynamic slices, gathers and scatters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Convert reductions over axes (sums, argmax) and windows (pooling, cumulative sums), and sorting."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Convert operations that only move elements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tvm import relax

@@ -3,8 +3,6 @@
 ``tests/tvm_split/frontends/test_torch_sweep.py`` compares each with torch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Conversions of elementwise operators: TVM's importer promotes dtypes, rounds and clamps differently from torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

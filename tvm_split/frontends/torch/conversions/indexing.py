@@ -3,8 +3,6 @@
 All indices are made non-negative, because TVM's importer reads outside the tensor for negative ones.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Conversions of layers: convolutions, products of matrices, norms, attention, activations, pooling, resampling."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
