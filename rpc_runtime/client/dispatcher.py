@@ -213,7 +213,7 @@ class Dispatcher:
         """Take a received output tensor; return complete results to their callers."""
         with self.lock:
             self._results.arrive(route.tensor.name, sequence, value, release)
-            done = [*self._hand_out_locked(), *self._dispatch_locked()]
+            done = self._hand_out_locked()
         self._pass_on(done)
 
     def room_locked(self) -> None:

@@ -1,15 +1,22 @@
-"""The order in which the client feeds micro-batches, without a network and without other threads."""
+"""The order in which the client feeds micro-batches, without a network."""
 
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.runner import Outputs
+from rpc_runtime.transports.links import OutgoingLink
 from rpc_runtime.wire.framing import credit_frame, decode
 from tests.helpers.rpc_runtime.specs import stage, tensor
-from tests.helpers.waiting import PATIENCE_SECONDS
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually
+
+
+def fed_until(link: OutgoingLink, sent: list[bytes], count: int) -> bool:
+    link.drain(sent.append)
+    return len(sent) >= count
 
 
 def test_micro_batches_are_fed_in_the_order_in_which_they_were_submitted() -> None:
@@ -24,7 +31,7 @@ def test_micro_batches_are_fed_in_the_order_in_which_they_were_submitted() -> No
     results[3].cancel()
     for sequence, fed in enumerate(([0, 1], [2], [4], [5], [])):
         sent.clear()
-        to_worker.drain(sent.append)
+        eventually(partial(fed_until, to_worker, sent, len(fed)), "the micro-batches that there is room for are fed")
         assert [np.frombuffer(decode(frame).payload, np.float32)[0] for frame in sent] == fed
         (route,) = to_worker.routes
         to_worker.receive(decode(credit_frame(route.index, sequence + 1, route.depth)))
