@@ -338,7 +338,7 @@ class Dispatcher:
                     return
                 late, seconds = self._late_locked()
                 if not late and self._next_locked() is None:
-                    self._calls_changed.wait(seconds)
+                    self._calls_changed.wait(min(seconds, threading.TIMEOUT_MAX))
             for batch in late:
                 _settle(batch.future, self._deadline_error(batch))
 

@@ -182,7 +182,7 @@ class _Carrier:
         if shape is None or whole is None or len(whole) != 4:
             return None
         if not any(length != 1 for length in shape):
-            return argument
+            return self._plain_form(argument)
         array = array_of(argument)
         if array is not None and len(shape) in (3, 4):
             array = array.reshape((1,) * (4 - array.ndim) + array.shape)

@@ -188,6 +188,21 @@ def test_weights_that_are_no_constant(evaluate, inputs, outputs, size, kernel, g
     assert_close(actual, reference(exact(x), exact(weight), padding=1, groups=groups).numpy())
 
 
+@pytest.mark.parametrize("axes", [1, 2])
+def test_a_result_with_a_number_that_is_computed_from_it(axes):
+    """The convolution's result is stored in blocks, the number is not."""
+    operator, reference = KINDS[axes]
+    x, weight = normal(0, 1, 64, *[6] * axes), normal(1, 32, 64, *[1] * axes)
+
+    def graph(builder, data):
+        y = builder.emit(operator(data, relax.const(weight)))
+        return builder.emit(relax.op.subtract(y, builder.emit(relax.op.mean(y))))
+
+    actual, _ = evaluate(graph, [x])
+    y = reference(exact(x), exact(weight))
+    assert_close(actual, (y - y.mean()).numpy(), TOLERANCE)
+
+
 def squeezed(size):
     """A squeeze-and-excite block behind a convolution, its input of ``size`` x ``size`` pixels, and the answer."""
     first, second, x = normal(1, 48, 8, 1, 1), normal(2, 48, 48, 1, 1), normal(3, 1, 8, size, size)

@@ -7,6 +7,8 @@ callback into errors of its own. So nothing is raised there: another thread wait
 temporary files and processes, and ends the process. A command that handles a signal itself is left alone.
 """
 
+from __future__ import annotations
+
 import faulthandler
 import functools
 import gc

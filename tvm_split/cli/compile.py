@@ -1,5 +1,7 @@
 """``tvm-split compile``, ``tune`` and ``profile``: write a bundle, tune kernels, and time those of a model."""
 
+from __future__ import annotations
+
 from json import loads
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,5 +1,7 @@
 """``tvm-split plan`` and ``replan``: show which layers run on which machine, and improve a plan that has run."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace

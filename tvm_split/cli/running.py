@@ -1,5 +1,7 @@
 """``tvm-split run``, ``bench`` and ``deploy``: send a bundle to its machines, run it, measure it."""
 
+from __future__ import annotations
+
 import dataclasses
 import time
 from pathlib import Path

@@ -1,5 +1,7 @@
 """``tvm-split simulate`` and ``solve``: simulate a plan without machines, and plan numbers instead of a model."""
 
+from __future__ import annotations
+
 import math
 import re
 from contextlib import suppress

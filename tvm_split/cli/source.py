@@ -1,5 +1,7 @@
 """The machines of a command, and the model or bundle that its argument names."""
 
+from __future__ import annotations
+
 import dataclasses
 import importlib
 import inspect

@@ -1,5 +1,7 @@
 """``tvm-split up``, ``down`` and ``worker-kit``: bring workers to machines, over ssh or as a folder or tar file."""
 
+from __future__ import annotations
+
 import platform
 import sys
 from pathlib import Path

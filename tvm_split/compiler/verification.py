@@ -308,10 +308,11 @@ def _is_tie(
         )
 
     try:
-        gap = difference(chosen(actual), chosen(expected), _tolerances(model).get(call.args[0].name), precision)
+        elements, expected_elements = chosen(actual), chosen(expected)
     except (IndexError, ValueError):  # no indices of these elements
         return False
-    return gap.is_within
+    gap = difference(elements, expected_elements, _tolerances(model).get(call.args[0].name), precision)
+    return gap.is_within and not np.isnan(expected_elements.astype(np.float64)).any()
 
 
 def _tolerances(model: Model) -> dict[str, float]:

@@ -71,6 +71,7 @@ function("norm_zero", lambda x: torch.linalg.vector_norm(x.clamp_min(0), 0, dim=
 function("logsumexp", lambda x: x.logsumexp(-1, keepdim=True), (3, 4))
 function("any_all", lambda x: (x.any(), x.any(-1), x.all(0), x.all()), booleans(3, 4))
 function("extremes_of_booleans", lambda x: (x.max(-1), x.min(0), x.amax(1), torch.maximum(x, x.flip(1)), x > x.flip(1)), booleans(3, 4))
+function("any_all_of_nothing", lambda x: (x[:, :0].any(1), x[:, :0].all(1), x[:0].all()), booleans(3, 4))
 function("any_uint8", lambda x: (x.any(1), x.all(0)), typed(torch.uint8, 3, 4))
 function("any_float", lambda x: (x.clamp_min(0).any(1), x.clamp_min(0).all(1)), (3, 4))
 function("median", lambda x: x.median(-1), (3, 5))
