@@ -221,7 +221,7 @@ class _Graph:
         return _reached(values & {*names}, lambda name: values & {*self.operands_before(name)})
 
     def after(self, names: Iterable[str]) -> set[str]:
-        """Return the values that depend on these, up to the nearest convolutions and tensors that are no images."""
+        """Return the values computed from these values; stop at convolutions and at tensors that are not images."""
         users: dict[str, list[str]] = {}
         for name, operands in self.operands.items():
             for operand in operands:

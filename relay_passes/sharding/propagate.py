@@ -204,7 +204,7 @@ class ChannelSteps:
         """Return the step if all sharded operands can have the same bounds, else None.
 
         Raises:
-            ShardError: there are fewer heads, or groups of them, than the shares need.
+            ShardError: there are too few heads, or groups of heads, for the shares.
         """
         blocks = gcd(rule.blocks or 0, *(bounds.blocks for bounds in operands))
         if not fit_blocks(blocks, self._shares):

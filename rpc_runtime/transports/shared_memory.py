@@ -211,7 +211,7 @@ class SharedMemoryCarrier(Carrier):
         self._memory = {}  # the link's slots keep the memory alive until the link is closed
         self._thread = self._begin(self._read, "shm")
         if self._is_served:
-            self._begin(partial(self._say, self._send_all), "copies")
+            self._begin(partial(self._send_by, self._send_all), "copies")
 
     def _begin(self, run: Callable[[], None], name: str) -> threading.Thread:
         thread = threading.Thread(target=run, name=f"link-{self._peer}-{name}", daemon=True)
@@ -220,7 +220,7 @@ class SharedMemoryCarrier(Carrier):
 
     def wake(self) -> None:
         if not self._is_served:
-            self._say(self._link.drain)
+            self._send_by(self._link.drain)
 
     def close(self) -> None:
         self._closing = True
@@ -242,10 +242,10 @@ class SharedMemoryCarrier(Carrier):
             socket.send_fds(self._connection, [MESSAGE], [memory_file.fileno()])
         return memory
 
-    def _say(self, what: Callable[[Callable[[bytes], None]], None]) -> None:
-        """Send by ``what``; an error, for example of a copy from a GPU, fails the link and not the computing thread."""
+    def _send_by(self, send_messages: Callable[[Callable[[bytes], None]], None]) -> None:
+        """Call ``send_messages`` with this end's sender. An error, as of a copy from a GPU, fails the link only."""
         try:
-            what(self._send)
+            send_messages(self._send)
         except Exception as error:
             self._fail(failure_of(error))
 

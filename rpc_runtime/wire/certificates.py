@@ -150,7 +150,7 @@ def _own_end(tls: TlsFiles, *, as_server: bool) -> float:
     judging.load_verify_locations(certificate)
     judging.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it is its own authority
     try:
-        shown = _shake_hands(server, client)
+        shown = _handshake(server, client)
     except ssl.SSLCertVerificationError as error:
         if error.verify_code == _EXPIRED:
             raise InputError(f"the certificate {certificate} has expired: get a new one") from error
@@ -177,8 +177,8 @@ def _load_pair(context: ssl.SSLContext, tls: TlsFiles) -> None:
         raise InputError(f"{tls.certificate} and {tls.key} cannot be read as PEM: {error.reason or error}") from error
 
 
-def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> Any:
-    """Run a TLS handshake in memory; return the certificate that one end has verified."""
+def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> Any:
+    """Run a TLS handshake in memory. Return the certificate that the client has verified, else that of the server."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
     waiting = list(ends)

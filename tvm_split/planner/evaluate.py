@@ -227,7 +227,11 @@ class Flow:
 
     @cached_property
     def timetable(self) -> Timetable:
-        """The timetable of one input alone; raises a `PlanError` if steps wait for each other in a cycle."""
+        """When each step starts if one input passes an empty pipeline.
+
+        Raises:
+            PlanError: steps wait for each other in a cycle.
+        """
         seconds = [step.contended_seconds for step in self.steps]
         result = timetable(self._placements[:-1], seconds, self._transfers, lambda *ends: self._speeds[ends])
         if None in result.starts:

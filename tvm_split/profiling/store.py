@@ -138,7 +138,7 @@ class StoreFile:
 
 
 def store_files(folder: Path) -> tuple[StoreFile, ...]:
-    """Return all stores in a folder."""
+    """Return a description of each store file (``*.json``) in a folder, in the order of their names."""
     return tuple(_store_file(path) for path in sorted(folder.glob("*.json")))
 
 
