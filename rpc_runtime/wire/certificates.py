@@ -178,7 +178,7 @@ def _load_pair(context: ssl.SSLContext, tls: TlsFiles) -> None:
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> Any:
-    """Run a TLS handshake in memory. Return the certificate that the client has verified, else that of the server."""
+    """Run a TLS handshake in memory. Return the certificate that the client, or else the server, has verified."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
     waiting = list(ends)
