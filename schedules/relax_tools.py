@@ -10,6 +10,8 @@ from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 from tvm.relax.expr_functor import PyExprMutator
 
+from schedules.traits import Traits
+
 Legalization = Callable[[BlockBuilder, relax.Call], relax.Expr]
 """A function that lowers an operator, in the form that ``relax.transform.LegalizeOps`` takes."""
 
@@ -188,3 +190,11 @@ class ModuleMutator(PyExprMutator):  # type: ignore[misc]
         self._taken.add(variable.name)
         self._origins[variable.name] = self._origins.get(origin, origin)
         return variable
+
+
+class TraitsMutator(ModuleMutator):
+    """A `ModuleMutator` for a target with these traits."""
+
+    def __init__(self, module: tvm.IRModule, traits: Traits) -> None:
+        super().__init__(module)
+        self.traits = traits

@@ -15,7 +15,7 @@ from schedules.cpu.contraction import ALL_AT_ONCE, BLOCKS_OUTSIDE, LoopRoles, Ti
 from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
 from schedules.relax_tools import (
     FUSABLE,
-    ModuleMutator,
+    TraitsMutator,
     accumulator_dtype,
     array_of,
     broadcast_index,
@@ -37,12 +37,11 @@ SMALLEST_REUSE = 4
 
 
 @mutator
-class PackMatmul(ModuleMutator):
+class PackMatmul(TraitsMutator):
     """Make matrix products read views in place, and pack constant right operands as [N / lanes, K, lanes]."""
 
     def __init__(self, module: tvm.IRModule, traits: Traits) -> None:
-        super().__init__(module)
-        self.traits = traits
+        super().__init__(module, traits)
         self._packed: dict[tuple[Any, ...], relax.Expr] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:

@@ -14,14 +14,13 @@ ways. The one with the fewest estimated multiply-adds is chosen:
 from dataclasses import dataclass
 
 import numpy as np
-import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from schedules.cpu.elementwise import vector_width
 from schedules.relax_tools import (
     CONV2D,
-    ModuleMutator,
+    TraitsMutator,
     array_of,
     constant,
     is_plain,
@@ -93,12 +92,8 @@ def _dense_cost(groups: int, outputs: int, traits: Traits) -> float:
 
 
 @mutator
-class WidenGroups(ModuleMutator):
+class WidenGroups(TraitsMutator):
     """Gives plain convolutions with constant weights channels and groups that blocks divide, where that is faster."""
-
-    def __init__(self, module: tvm.IRModule, traits: Traits) -> None:
-        super().__init__(module)
-        self.traits = traits
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)

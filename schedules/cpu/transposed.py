@@ -12,24 +12,19 @@ from collections.abc import Sequence
 from math import prod
 
 import numpy as np
-import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
 from schedules.cpu.blocked_channels import from_blocks, to_blocks
-from schedules.relax_tools import ModuleMutator, array_of, constant, is_plain, operator_of, static_shape, window_of
-from schedules.traits import Traits, channel_block
+from schedules.relax_tools import TraitsMutator, array_of, constant, is_plain, operator_of, static_shape, window_of
+from schedules.traits import channel_block
 
 CONVOLUTIONS = {"relax.nn.conv1d_transpose": relax.op.nn.conv1d, "relax.nn.conv2d_transpose": relax.op.nn.conv2d}
 
 
 @mutator
-class ReplaceTransposed(ModuleMutator):
+class ReplaceTransposed(TraitsMutator):
     """Replaces transposed convolutions over one or two axes with constant weights and without dilation."""
-
-    def __init__(self, module: tvm.IRModule, traits: Traits) -> None:
-        super().__init__(module)
-        self.traits = traits
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)

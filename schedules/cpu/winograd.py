@@ -35,7 +35,7 @@ from schedules.cpu.winograd_lowering import (
     transformed_kernel,
     winograd_conv2d,
 )
-from schedules.relax_tools import CONV2D, FUSABLE, ModuleMutator, array_of, constant, operator_of, static_shape
+from schedules.relax_tools import CONV2D, FUSABLE, TraitsMutator, array_of, constant, operator_of, static_shape
 from schedules.traits import Traits
 
 # Nanoseconds of one vector multiply-add: direct convolution reaches 170 GFLOP/s, and so do the products while their
@@ -82,12 +82,11 @@ class Workload:
 
 
 @mutator
-class UseWinograd(ModuleMutator):
+class UseWinograd(TraitsMutator):
     """Replaces chosen convolutions in blocked layouts by Winograd kernels; the legalization lowers the others."""
 
     def __init__(self, module: tvm.IRModule, traits: Traits, threads: int) -> None:
-        super().__init__(module)
-        self.traits = traits
+        super().__init__(module, traits)
         self.threads = threads
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
