@@ -181,8 +181,14 @@ class ModelBuilder(Builder):
         return self._nested[expr]
 
     def _compilable(self, expr: relax.Expr) -> relax.Expr:
-        """Return a call in a dtype for which TVM has its operator, converted back to the dtype of ``expr``."""
+        """Return a call in a dtype for which TVM has its operator, converted back to the dtype of ``expr``.
+
+        The extreme of no elements, for which TVM's kernels write nothing, is a constant.
+        """
         tensors = expr.args if isinstance(expr, relax.Call) else ()
+        if operator_name(expr) in _EXTREMES and 0 in shape_of(expr.args[0]):
+            dtype = str(expr.ty.dtype)
+            return constant(np.full(shape_of(expr), extreme_of_nothing(operator_name(expr), dtype), dtype))
         dtype = str(getattr(tensors[0].ty, "dtype", "")) if tensors else ""
         operators, wider = _WITHOUT_CODE.get(dtype, ((), ""))
         if operator_name(expr) not in operators:
@@ -224,6 +230,17 @@ class ModelBuilder(Builder):
         return fields
 
 
+def extreme_of_nothing(operator: str, dtype: str) -> float:
+    """Return the ``relax.max`` or ``relax.min`` of no elements: the least, or the greatest, number of a dtype."""
+    is_least = operator == "relax.max"
+    if dtype == "bool":
+        return not is_least
+    if np.issubdtype(np.dtype(dtype), np.integer):
+        return int(np.iinfo(dtype).min if is_least else np.iinfo(dtype).max)
+    return -np.inf if is_least else np.inf
+
+
+_EXTREMES = ("relax.max", "relax.min")
 _PLACES = ("relax.argmax", "relax.argmin")
 _COMPARING = "max min maximum minimum equal not_equal less less_equal greater greater_equal"
 _WITHOUT_CODE: Mapping[str, tuple[Sequence[str], str]] = {

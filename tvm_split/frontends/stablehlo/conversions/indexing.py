@@ -173,7 +173,7 @@ def _scatter(op: Operators, call: HloCall) -> relax.Expr:
     places = _places(op, indices, vector, None)
     lasts = np.array([whole[axis] - lengths.get(axis, 1) for axis in index_map], np.int64)
     fits = op.logical_and(op.greater_equal(places, 0), op.less_equal(places, constant(lasts, _INDEX)))
-    fits = op.equal(op.min(op.cast(fits, "int8"), [-1]), 1)
+    fits = op.min(fits, [-1])
     around = [axis for axis in range(len(shape_of(indices))) if axis != vector]
     paired = [(operand_axis, around.index(axis)) for operand_axis, axis in zip(of_operand, of_indices, strict=True)]
     spread = [1 if axis in window else size for axis, size in enumerate(part)]

@@ -9,6 +9,7 @@ from jaxlib.mlir import ir
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
+from tvm_split.frontends.building import extreme_of_nothing
 from tvm_split.frontends.compositions import sorted_elements, sorted_places
 from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
@@ -40,10 +41,7 @@ def neutral(kind: str, dtype: str) -> float:
     """The neutral element of a reduction: 0 for a sum, the least number for a maximum."""
     if kind in _NEUTRAL:
         return _NEUTRAL[kind]
-    if is_float(dtype):
-        return -math.inf if kind == "maximum" else math.inf
-    low, high = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-    return low if kind == "maximum" else high
+    return extreme_of_nothing(f"relax.{_OVER_AXES[kind]}", dtype)
 
 
 def _is_neutral(initial: Array | None, kind: str, dtype: str) -> bool:

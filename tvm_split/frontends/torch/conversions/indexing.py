@@ -175,21 +175,12 @@ def _extreme_and_place(op: Operators, call: TorchCall, operator: str) -> tuple[r
     return getattr(op, operator)(data, [dim], keepdims=keep), getattr(op, f"arg{operator}")(data, dim, keep)
 
 
-def _any(op: Operators, call: TorchCall) -> relax.Expr:
-    # TVM's importer returns numbers instead of booleans for numbers, and lacks the reduction over all axes.
-    return op.cast(_has_true(op, call, op.not_equal(call["self"], 0)), call.dtype)
-
-
-def _all(op: Operators, call: TorchCall) -> relax.Expr:
-    # TVM's importer says False of no elements.
-    return op.cast(op.logical_not(_has_true(op, call, op.equal(call["self"], 0))), call.dtype)
-
-
-def _has_true(op: Operators, call: TorchCall, data: relax.Expr) -> relax.Expr:
-    """Return whether an element of a boolean tensor is true, over the call's axes; False if there are none."""
-    if 0 in shape_of(data):  # TVM's kernel for the maximum writes nothing then
-        return op.cast(_reduced(op, call, "sum", op.cast(data, "int32")), "bool")
-    return _reduced(op, call, "max", data)
+def _truth(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
+    # TVM's importer returns numbers instead of booleans for numbers, lacks the reduction over all axes, and says False
+    # of all of no elements.
+    data = call["self"]
+    data = data if dtype_of(data) == "bool" else op.not_equal(data, 0)
+    return op.cast(_reduced(op, call, operator, data), call.dtype)
 
 
 def _moments(op: Operators, call: TorchCall) -> tuple[relax.Expr, relax.Expr]:
@@ -269,8 +260,11 @@ CONVERSIONS: dict[str, Conversion] = {
         f"{name}.default": partial(_reduced, operator=name.removeprefix("a")) for name in ("amax", "amin", "max", "min")
     },
     **{f"{name}.dim": partial(_extreme_and_place, operator=name) for name in ("max", "min")},
-    **{f"any.{kind}": _any for kind in ("default", "dim", "dims")},
-    **{f"all.{kind}": _all for kind in ("default", "dim", "dims")},
+    **{
+        f"{name}.{kind}": partial(_truth, operator=operator)
+        for name, operator in (("any", "max"), ("all", "min"))
+        for kind in ("default", "dim", "dims")
+    },
     "var.correction": lambda op, call: _moments(op, call)[0],
     "var_mean.correction": _moments,
     **{f"{name}.default": partial(_place, operator=name) for name in ("argmax", "argmin")},
