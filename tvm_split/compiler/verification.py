@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,7 +114,7 @@ def verify_bundle(
             gap = difference(value, reference, tolerances.get(name), plan.precision)
             if gap.is_within:
                 error = max(error, gap.share)
-            elif _is_tie(model, _imported_values(model, inputs), name, value, reference, plan.precision):
+            elif _is_tie(model, partial(_imported_values, model, inputs), name, value, reference, plan.precision):
                 text = f"output {tensor.name!r} has other indices than the source; they choose elements that are equal"
                 warnings.warn(CompileWarning(f"{text} within the tolerance"), stacklevel=2)
             else:
@@ -255,7 +256,7 @@ def first_differing_layer(
             gap = difference(values[name], expected, tolerances.get(name), precision)
             if not gap.is_within:
                 operator = operator_name(operations[name]).removeprefix("relax.") or "value"
-                is_tie = _is_tie(model, values, name, values[name], expected, precision)
+                is_tie = _is_tie(model, lambda: values, name, values[name], expected, precision)
                 return DifferingLayer(model.layers[name], operator, gap, is_tie)
     return None
 
@@ -282,7 +283,7 @@ _VIEWS = frozenset(f"relax.{name}" for name in ("astype", "reshape", "squeeze", 
 
 def _is_tie(
     model: Model,
-    values: Mapping[str, np.ndarray],
+    imported_values: Callable[[], Mapping[str, np.ndarray]],
     name: str,
     actual: np.ndarray,
     expected: np.ndarray,
@@ -290,7 +291,8 @@ def _is_tie(
 ) -> bool:
     """Whether a variable holds indices, and both arrays of them choose elements that are equal within the tolerance.
 
-    Rounding decides between such elements, so another order of summation may choose another one.
+    Rounding decides between such elements, so another order of summation may choose another one. ``imported_values``
+    builds the whole model, and is called for indices only.
     """
     operations = _operations(model)
     while operator_name(operations.get(name)) in _VIEWS:
@@ -298,7 +300,7 @@ def _is_tie(
     if operator_name(operations.get(name)) not in _CHOOSING:
         return False
     call = operations[name]
-    data, axis = values.get(getattr(call.args[0], "name", "")), call.attrs.axis
+    data, axis = imported_values().get(getattr(call.args[0], "name", "")), call.attrs.axis
     if data is None or axis is None:
         return False
 
