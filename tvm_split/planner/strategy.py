@@ -12,8 +12,9 @@ from tvm_split.planner.evaluate import evaluate, violations
 from tvm_split.planner.problem import Problem, Solution, Stage, gap_of, objective_seconds
 from tvm_split.planner.step_graph import lower
 from tvm_split.units import short_list
+from tvm_split.values import Location
 
-Fault = tuple[tuple[int | str, ...], str]
+Fault = tuple[Location, str]
 """The location of an error in a problem, such as ``("links", 2, "from")`` in its file, and what is wrong."""
 
 
@@ -117,7 +118,7 @@ def _count_faults(problem: Problem) -> Iterator[Fault]:
         yield ("stages",), f"{problem.stages} stages were asked for, but {text}; ask for fewer"
 
 
-def _unknown(kind: str, name: str, names: set[str] | None, where: tuple[int | str, ...]) -> Iterator[Fault]:
+def _unknown(kind: str, name: str, names: set[str] | None, where: Location) -> Iterator[Fault]:
     """Yield the error of a name that is not among ``names``; these are None if they are wrong themselves."""
     if names is not None and name not in names:
         yield where, f"no {kind} is named {name!r}; there are {short_list(sorted(names - {CLIENT}), 8)}"

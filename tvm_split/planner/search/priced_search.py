@@ -45,6 +45,7 @@ class PricedSearch:
         self._budget = budget
         self._machines = machines = ClassCosts(instance)
         self._prices = prices = fair_prices(machines.seconds, machines.counts.astype(np.float64), budget.rest(0.15))
+        self._usable = _fastest(_with_own_cores(instance, machines.counts, prices), prices, self._most_machines)
         # The machines of a plan are together worth at most as much as the most expensive ones that it may use.
         worth = float(_fastest(machines.counts, prices, self._most_machines) @ prices.classes)
         self.bound = prices.bound / max(worth / float(machines.counts @ prices.classes), 1e-12) * (1 - 1e-9)
@@ -70,11 +71,10 @@ class PricedSearch:
 
     def _search_pairs(self) -> None:
         """Add plans whose stages have two replicas, of similar price and with equal links; an odd one is alone."""
-        machines, prices = self._machines, self._prices
-        usable = _fastest(_with_own_cores(self._instance, machines.counts, prices), prices, self._most_machines)
+        machines = self._machines
         by_place: dict[int, list[int]] = {}
-        for kind in np.argsort(-prices.classes, kind="stable"):
-            of_kind = (machine for (machine,) in machines.members[kind][: usable[kind]])
+        for kind in np.argsort(-self._prices.classes, kind="stable"):
+            of_kind = (machine for (machine,) in machines.members[kind][: self._usable[kind]])
             by_place.setdefault(int(machines.places[kind]), []).extend(of_kind)
         pairs = ClassCosts(
             self._instance,
@@ -86,11 +86,10 @@ class PricedSearch:
 
     def _place(self, beam: StageBeam) -> None:
         """Search the period of plans on all machines, or on the fastest ones if not all may be used."""
-        counts, prices, plan_count = self._machines.counts, self._prices, len(self.plans)
-        usable = _fastest(_with_own_cores(self._instance, counts, prices), prices, self._most_machines)
-        self._bisect(beam, usable)
+        counts, plan_count = self._machines.counts, len(self.plans)
+        self._bisect(beam, self._usable)
         has_no_plan = len(self.plans) == plan_count
-        if has_no_plan and (usable != counts).any():  # some must be on slow machines, or share cores
+        if has_no_plan and (self._usable != counts).any():  # some must be on slow machines, or share cores
             self._bisect(beam, counts)
 
     @property
