@@ -15,7 +15,7 @@ from rpc_runtime.option import option
 from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 from tvm_split.deployment.deployment_report import read_computing
-from tvm_split.display.console import STDOUT, print_error, print_json, print_note
+from tvm_split.display.console import STDOUT, print_json, print_note
 from tvm_split.display.simulate import SimulatedPlan, solution_parts
 from tvm_split.display.view import print_parts, write
 from tvm_split.errors import PlanError
@@ -164,8 +164,7 @@ def solve(
     try:
         solution = tvm_split.solve(read, time_limit_seconds=time_limit)
     except PlanError as error:
-        print_error(f"{problem}: {error}")
-        raise typer.Exit(1) from error
+        raise type(error)(f"{problem}: {error}") from error
     if json:
         print_json(solution_to_dict(read, solution))
     else:
