@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -32,9 +33,10 @@ class LocalWorkers(Closing):
     """Starts one worker process per name on this host. A context manager.
 
     Workers listen on loopback, unless ``host`` is another address of this host; there only the token protects them.
-    If there are enough cores, each worker gets ``threads`` cores of its own; ``pin=False`` leaves that to the system.
+    If there are enough cores, each thread gets a core of its own; ``pin=False`` leaves that to the system.
 
     Args:
+        threads: the number of threads of every worker, or of each worker by name.
         cache: folder for blobs; default: a temporary folder that is removed at the end.
         token: the workers' token; default: a random one.
         environment: variables added to this process's environment.
@@ -49,7 +51,7 @@ class LocalWorkers(Closing):
         self,
         names: Sequence[str],
         *,
-        threads: int = 1,
+        threads: int | Mapping[str, int] = 1,
         cache: Path | None = None,
         pin: bool = True,
         host: str = "127.0.0.1",
@@ -59,13 +61,14 @@ class LocalWorkers(Closing):
     ) -> None:
         if not names or len(set(names)) != len(names) or CLIENT in names or "" in names:
             raise InputError(f"workers need names, all different and none {CLIENT!r}, got {list(names)}")
-        if threads < 1:
+        self._threads = threads if isinstance(threads, Mapping) else dict.fromkeys(names, threads)
+        if min(self._threads.values()) < 1:
             raise InputError(f"a worker needs at least one thread, got {threads}")
         self._folder = ScratchFolder("workers")
         self._token = token or secrets.token_hex(16)
         self._listen, self._environment = Address(host, 0), environment or {}
-        self._threads, self._cache, self._start_timeout_seconds = threads, cache, start_timeout_seconds
-        self._cores = dict(zip(names, _cores(len(names), threads, pin), strict=True))
+        self._cache, self._start_timeout_seconds = cache, start_timeout_seconds
+        self._cores = dict(zip(names, _cores([self._threads[name] for name in names], pin), strict=True))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._endpoints: dict[str, WorkerEndpoint] = {}
         self._closed = False
@@ -144,7 +147,7 @@ class LocalWorkers(Closing):
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         cores = self._cores[name]
         command = [*module_command("worker"), "--exit-with-parent", f"--name={name}"]
-        command += [f"--threads={self._threads}", f"--cache={self._cache or self._folder.path / 'blobs'}"]
+        command += [f"--threads={self._threads[name]}", f"--cache={self._cache or self._folder.path / 'blobs'}"]
         command += [f"--listen={self._listen}", *([] if self._listen.is_loopback else ["--insecure"])]
         if cores:
             command += ["--cores", ",".join(map(str, cores))]
@@ -179,9 +182,9 @@ class LocalWorkers(Closing):
         return f"It wrote: {self.messages(name) or '(nothing)'}"
 
 
-def _cores(workers: int, threads: int, pin: bool) -> list[tuple[int, ...]]:
+def _cores(threads: Sequence[int], pin: bool) -> list[tuple[int, ...]]:
     """Return the cores of each worker; no cores if ``pin`` is False or there are too few for all."""
     available = own_cores().numbers
-    if not pin or workers * threads > len(available):
-        return [()] * workers
-    return [available[index * threads : (index + 1) * threads] for index in range(workers)]
+    if not pin or sum(threads) > len(available):
+        return [()] * len(threads)
+    return [available[end - count : end] for end, count in zip(accumulate(threads), threads, strict=True)]

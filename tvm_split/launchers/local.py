@@ -37,7 +37,8 @@ class Local(Launcher):
 
 class _StartedHere:
     def __init__(self, cluster: Cluster) -> None:
-        self._workers = LocalWorkers(cluster.machine_names, threads=cluster.machines[0].threads)
+        threads = {machine.name: machine.threads for machine in cluster.machines}
+        self._workers = LocalWorkers(cluster.machine_names, threads=threads)
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
         for name in self._workers.ended:

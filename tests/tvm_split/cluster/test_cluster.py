@@ -48,6 +48,12 @@ def test_a_session_starts_its_workers_once_and_shares_them() -> None:
     assert Cluster.local(workers=1) == cluster
 
 
+def test_each_worker_on_this_host_has_the_threads_of_its_machine() -> None:
+    with Cluster((Machine("a"), Machine("b", threads=2)), launcher=Local()) as workers:
+        described = {name: describe(endpoint, PATIENCE_SECONDS) for name, endpoint in workers.endpoints().items()}
+    assert {name: worker.threads for name, worker in described.items()} == {"a": 1, "b": 2}
+
+
 def test_nccl_is_for_two_gpus_and_takes_no_codec() -> None:
     gpus = tuple(Machine(name, target={"kind": "cuda", "arch": "sm_90"}) for name in "AB")
     linked = Cluster(gpus, (Link("A", "B", transport="nccl", codec="auto"),), launcher=Local())
