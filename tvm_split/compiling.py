@@ -48,7 +48,8 @@ def compile(
     """Compile every stage of a plan for its machine's target; a stage with replicas once for each target among them.
 
     Model and plan may also be the paths of their files; open sizes of the model are those for which the plan was made.
-    If the plan is for another graph or other shapes, its stages are kept, and its prediction is dropped.
+    The bundle's plan has the compiled model's inputs. If the plan is for another graph or other shapes, its stages are
+    kept, and its prediction is dropped.
 
     With ``verify``, the compiled stages run in this process on the model's example inputs and are compared with the
     source framework, if both are available. ``dump_folder`` receives the IR after every phase. ``on_progress`` is
@@ -69,6 +70,7 @@ def compile(
         message = "the plan is for another model, or inputs of other shapes: its stages are kept, its prediction is not"
         warnings.warn(CompileWarning(message), stacklevel=2)
         plan = replace(plan, prediction=None)
+    plan = replace(plan, inputs=model.inputs, graph_digest=model.graph_digest)
     model = in_precision(model, plan.precision)
     for machine in plan.machines:
         tvm_target(machine.target)
