@@ -12,6 +12,9 @@ import simpy
 
 from tvm_split.cluster.shared_cores import SharedCores
 
+ROUNDING = 1e-12
+"""Seconds of work left, as a share of the simulated time, that are only rounding of sums of durations."""
+
 
 @dataclass(eq=False)
 class _Job:
@@ -70,8 +73,7 @@ class Processors:
         if plan != self._plans:
             return  # outdated: another job has started or finished since
         self._pass_time()
-        rounding = 1e-12 * max(self._environment.now, 1e-9)
-        done = [job for job in self._jobs if job is first or job.left_seconds <= rounding]
+        done = [job for job in self._jobs if job is first or job.left_seconds <= ROUNDING * self._environment.now]
         self._jobs = [job for job in self._jobs if job not in done]
         self._share()
         for job in done:

@@ -12,7 +12,7 @@ import highspy
 import numpy as np
 from highspy.highs import highs_linear_expression
 
-from tvm_split.planner.problem import Problem
+from tvm_split.planner.problem import TOLERANCE, Problem
 from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.instance import Floats, Instance, instance_of
 
@@ -95,7 +95,7 @@ def client_bound(instance: Instance) -> float:
     """Return a lower bound on the period, in seconds, from each piece's tensors from and to the client.
 
     Each piece uses its best client link. A stage receives everything that the client sends to any of its pieces; each
-    replica is charged for all of it.
+    replica is charged for all of it. The bound is lowered by `TOLERANCE`.
     """
     client = instance.client
     received, sent = np.zeros(len(instance.pieces)), np.zeros(len(instance.pieces))
@@ -109,7 +109,7 @@ def client_bound(instance: Instance) -> float:
     for sizes, slow in ((received, instance.seconds_per_byte[-1, :-1]), (sent, instance.seconds_per_byte[:-1, -1])):
         for piece in np.flatnonzero(sizes):
             bound = max(bound, float(sizes[piece] * slow[able[piece]].min(initial=math.inf)))
-    return bound
+    return bound * (1 - TOLERANCE)
 
 
 def period_bound(instance: Instance, budget: Budget) -> float:
@@ -129,13 +129,13 @@ def period_bound(instance: Instance, budget: Budget) -> float:
     for option, setting in (("output_flag", False), ("threads", 1), ("time_limit", max(budget.seconds_left, 0.01))):
         solver.setOptionValue(option, setting)
     period = solver.addVariable(obj=1.0)
-    place = [{kind: solver.addVariable(0.0, 1.0) for kind in np.flatnonzero(row).tolist()} for row in able]
+    place = [{index: solver.addVariable(0.0, 1.0) for index in np.flatnonzero(row).tolist()} for row in able]
     for places in place:
         solver.addConstr(qsum(places.values()) == 1.0)
     busy = {instance.client: highs_linear_expression(client_seconds / unit)}
-    for kind, members in enumerate(classes):
-        placements = [(piece, places[kind]) for piece, places in enumerate(place) if kind in places]
-        compute = qsum(placed * float(contended[piece, kind] / unit) for piece, placed in placements)
+    for index, members in enumerate(classes):
+        placements = [(piece, places[index]) for piece, places in enumerate(place) if index in places]
+        compute = qsum(placed * float(contended[piece, index] / unit) for piece, placed in placements)
         solver.addConstr(compute <= float(len(members)) * period)
         busy[members[0]] = compute * problem.machines[members[0]].cores
         memory = float(instance.memory[members[0]])
@@ -169,7 +169,7 @@ def client_transfers(instance: Instance) -> tuple[Floats, float]:
 def longest_path(instance: Instance) -> float:
     """Return a lower bound on the latency of every plan in seconds; exact for chains without limits.
 
-    It is the longest path over the pieces, each placed on the best machine for that path.
+    It is the longest path over the pieces, each placed on the best machine for that path, lowered by `TOLERANCE`.
     """
     first = [members[0] for members in instance.classes]
     slow, lag = instance.class_links
@@ -190,7 +190,7 @@ def longest_path(instance: Instance) -> float:
     for piece in range(len(rest)):
         if (instance.client, piece) in size:
             rest[piece] += lag[-1, :-1] + size[instance.client, piece] * slow[-1, :-1]
-    return float(rest.min(axis=1).max())
+    return float(rest.min(axis=1).max()) * (1 - TOLERANCE)
 
 
 def longest_latency(instance: Instance) -> float:

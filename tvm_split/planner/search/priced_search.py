@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_split.errors import PlanError
+from tvm_split.planner.problem import TOLERANCE
 from tvm_split.planner.search.bounds import Prices, client_bound, fair_prices, longest_latency
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
 from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits, with_whole_weights
@@ -48,15 +49,15 @@ class PricedSearch:
         self._usable = _fastest(_with_own_cores(instance, machines.counts, prices), prices, self._most_machines)
         # The machines of a plan are together worth at most as much as the most expensive ones that it may use.
         worth = float(_fastest(machines.counts, prices, self._most_machines) @ prices.classes)
-        self.bound = prices.bound / max(worth / float(machines.counts @ prices.classes), 1e-12) * (1 - 1e-9)
-        self.bound = max(self.bound, client_bound(instance) * (1 - 1e-9))
+        bound = prices.bound / (worth / float(machines.counts @ prices.classes))
         self.plans: list[Candidate] = [*known]
         periods = (with_whole_weights(instance, plan).flow.period_seconds for plan in known)
         self._shortest = min(periods, default=math.inf)
         self._longest = longest_latency(instance)
         if not instance.problem.replicas:
             slowest = machines.seconds.min(axis=1).max()
-            self.bound = max(self.bound, float(slowest) * (1 - 1e-9))
+            bound = max(bound, float(slowest))
+        self.bound = max(bound * (1 - TOLERANCE), client_bound(instance))
         order = range(len(instance.pieces))
         self._costs = [OrderCosts(instance, order)]
         if any(len(tensor.destinations) > 1 for tensor in instance.tensors):
@@ -73,9 +74,9 @@ class PricedSearch:
         """Add plans whose stages have two replicas, of similar price and with equal links; an odd one is alone."""
         machines = self._machines
         by_place: dict[int, list[int]] = {}
-        for kind in np.argsort(-self._prices.classes, kind="stable"):
-            of_kind = (machine for (machine,) in machines.members[kind][: self._usable[kind]])
-            by_place.setdefault(int(machines.places[kind]), []).extend(of_kind)
+        for index in np.argsort(-self._prices.classes, kind="stable"):
+            of_class = (machine for (machine,) in machines.members[index][: self._usable[index]])
+            by_place.setdefault(int(machines.places[index]), []).extend(of_class)
         pairs = ClassCosts(
             self._instance,
             [tuple(sorted(chosen[at : at + 2])) for chosen in by_place.values() for at in range(0, len(chosen), 2)],
@@ -142,9 +143,9 @@ class PricedSearch:
 def _fastest(counts: Counts, prices: Prices, most: int) -> Counts:
     """Return how many machines of each class to use: those of highest price, at most ``most`` in total."""
     usable = np.zeros_like(counts)
-    for kind in np.argsort(-prices.classes, kind="stable"):
-        usable[kind] = min(counts[kind], most)
-        most -= int(usable[kind])
+    for index in np.argsort(-prices.classes, kind="stable"):
+        usable[index] = min(counts[index], most)
+        most -= int(usable[index])
     return usable
 
 
@@ -153,12 +154,12 @@ def _with_own_cores(instance: Instance, counts: Counts, prices: Prices) -> Count
     counts = counts.copy()
     for sharing, cores in instance.core_sets:
         free = cores
-        for kind in np.argsort(-prices.classes, kind="stable"):
-            machine = instance.classes[kind][0]
+        for index in np.argsort(-prices.classes, kind="stable"):
+            machine = instance.classes[index][0]
             wanted = instance.problem.machines[machine].cores
             if machine in sharing and wanted:
-                counts[kind] = min(counts[kind], max(free // wanted, int(free == cores)))
-                free = max(0, free - int(counts[kind]) * wanted)
+                counts[index] = min(counts[index], max(free // wanted, int(free == cores)))
+                free = max(0, free - int(counts[index]) * wanted)
     return counts
 
 

@@ -123,12 +123,12 @@ class Search:
             if is_affordable(instance, len(ideals), TABLES_SHARE * self._budget.whole_work, replicas=replicas):
                 costs = stage_costs(instance, groups_of(instance, replicas=replicas), ideals)
                 try:
-                    bound = self._search_table(costs)
+                    bound = self._search_table(costs) * (1 - TOLERANCE)
                 except OutOfBudgetError:
                     return
                 if replicas == self._problem.replicas or self._single_suffice:
                     self._has_tables = True
-                    self._raise_bound(bound * (1 - 1e-9), "dynamic programming over machines and cuts of the graph")
+                    self._raise_bound(bound, "dynamic programming over machines and cuts of the graph")
 
     def _search_table(self, costs: StageCosts) -> float:
         """Keep the plans of least value in tables; return a lower bound.
@@ -219,13 +219,13 @@ class Search:
         """Raise the bound by simple rules; for throughput, search plans whose stages follow the order of the pieces."""
         instance = self._instance
         if self._problem.objective == "latency":
-            self._raise_bound(longest_path(instance) * (1 - 1e-9), "the longest path")
+            self._raise_bound(longest_path(instance), "the longest path")
             return
         size = len(instance.pieces) * len(instance.classes)
         if size <= MOST_RELAXED:
             self._budget.spend(1000 * size)
             self._raise_bound(period_bound(instance, self._budget.until(0.2)), "linear relaxation")
-        self._raise_bound(client_bound(instance) * (1 - 1e-9), "the client's links")
+        self._raise_bound(client_bound(instance), "the client's links")
         if self._has_tables or self._is_finished():
             return
         search = PricedSearch(instance, self._budget.until(0.6), known=self._plans)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from tvm_split.errors import NoPlanError, PlanError
-from tvm_split.planner.problem import Problem, Solution
+from tvm_split.planner.problem import TOLERANCE, Problem, Solution
 from tvm_split.planner.search.candidate import (
     Candidate,
     Placement,
@@ -20,7 +20,7 @@ from tvm_split.planner.search.candidate import (
     within_limits,
 )
 from tvm_split.planner.search.instance import Floats, Instance, instance_of
-from tvm_split.planner.search.stage_beam import OrderCosts, Stretches
+from tvm_split.planner.search.stage_beam import ROUNDING, OrderCosts, Stretches
 from tvm_split.planner.strategy import Strategy, solution_of
 
 FINE = 1e-10
@@ -151,7 +151,7 @@ class _Filling:
         costs = self._costs
         if costs is None or end == start:
             return end
-        possible = np.flatnonzero(costs.held(start, end) <= memory * (1 + 1e-12))
+        possible = np.flatnonzero(costs.held(start, end) <= memory * (1 + ROUNDING))
         return start + 1 + int(possible[-1]) if len(possible) else start
 
 
@@ -188,6 +188,6 @@ def _whole_sets(instance: Instance) -> Iterator[tuple[int, ...]]:
     )
     needed = math.fsum(instance.weights) + float(instance.activations.max()) + instance.problem.buffers * sizes
     for limit in np.unique(np.quantile(slow, np.linspace(0, 1, CLIENT_LIMITS))) if len(able) else ():
-        chosen = able[(slow <= limit * (1 + 1e-9)) & (instance.memory[able] >= needed)]
+        chosen = able[(slow <= limit * (1 + TOLERANCE)) & (instance.memory[able] >= needed)]
         if len(chosen):
             yield tuple(sorted(chosen.tolist()))

@@ -17,11 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tvm_split.planner.problem import TOLERANCE
 from tvm_split.planner.search.bounds import Prices
 from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.candidate import Placement
 from tvm_split.planner.search.instance import Flags, Floats, Instance
 from tvm_split.planner.step_graph import MachineSet
+
+ROUNDING = 1e-12
+"""Relative excess over a limit that is only rounding: sums of a thousand terms in another order differ by less."""
 
 
 class ClassCosts:
@@ -57,10 +61,10 @@ class ClassCosts:
         seconds_per_byte, latency = instance.class_links
         self.seconds_per_byte: Floats = np.where(np.isinf(latency), math.inf, seconds_per_byte)
         if sets:
-            class_of = {machine: kind for kind, members in enumerate(instance.classes) for machine in members}
+            class_of = {machine: index for index, members in enumerate(instance.classes) for machine in members}
             ends = [[class_of[machine] for machine in machines] for machines in first] + [[len(instance.classes)]]
-            rows = np.stack([self.seconds_per_byte[kinds].max(axis=0) for kinds in ends])
-            self.seconds_per_byte = np.stack([rows[:, kinds].max(axis=1) for kinds in ends], axis=1)
+            rows = np.stack([self.seconds_per_byte[classes].max(axis=0) for classes in ends])
+            self.seconds_per_byte = np.stack([rows[:, classes].max(axis=1) for classes in ends], axis=1)
         self.speeds = np.unique(self.seconds, axis=1, return_inverse=True)[1].ravel()
         links = self.seconds_per_byte[:-1].copy()
         alone = np.flatnonzero(self.counts == 1)  # a link to itself says nothing
@@ -117,7 +121,7 @@ class OrderCosts:
                     _rectangle(table, 0, source + 1, source + 1, length + 1, value)
         for table in (self.received, self.sent, self.from_client, self.to_client, self.tensors):
             np.cumsum(np.cumsum(table, axis=0, out=table), axis=1, out=table)
-            table[table < 1e-9 * table.max(initial=0.0)] = 0.0  # rounding errors of the differences
+            table[table < TOLERANCE * table.max(initial=0.0)] = 0.0  # rounding errors of the differences
         self.bytes = self.received + self.sent + self.from_client + self.to_client
         self.weights = np.concatenate([[0.0], np.cumsum(instance.weights[self.order])])
         self.activations = instance.activations[self.order]
@@ -154,21 +158,22 @@ class Stretches:
 
     def __init__(self, seconds: Floats) -> None:
         blocked = np.isinf(seconds.T)
-        kinds, length = blocked.shape
-        start = np.zeros((kinds, 1))
+        class_count, length = blocked.shape
+        start = np.zeros((class_count, 1))
         self.prefix: Floats = np.concatenate([start, np.cumsum(np.where(blocked, 0.0, seconds.T), axis=1)], axis=1)
         # The first cut, at or after each cut, whose next piece cannot run; the last cut if there is none.
-        ends = np.concatenate([np.where(blocked, np.arange(length), length), np.full((kinds, 1), length)], axis=1)
+        ends = np.concatenate([np.where(blocked, np.arange(length), length), np.full((class_count, 1), length)], axis=1)
         self._ends = np.minimum.accumulate(ends[:, ::-1], axis=1)[:, ::-1]
 
-    def end(self, kind: int, start: int, period: float) -> int:
+    def end(self, class_index: int, start: int, period: float) -> int:
         """Return the last cut up to which all pieces from ``start`` compute within the period on one class."""
-        limit = self.prefix[kind, start] + period * (1 + 1e-12)
-        return int(min(np.searchsorted(self.prefix[kind], limit, side="right") - 1, self._ends[kind, start]))
+        limit = self.prefix[class_index, start] + period * (1 + ROUNDING)
+        fitting = np.searchsorted(self.prefix[class_index], limit, side="right") - 1
+        return int(min(fitting, self._ends[class_index, start]))
 
     def reach(self, period: float) -> npt.NDArray[np.intp]:
         """Return (K, P): for each cut, the last cut up to which all pieces between them compute within the period."""
-        limit = period * (1 + 1e-12)
+        limit = period * (1 + ROUNDING)
         longest = np.stack([np.searchsorted(prefix, prefix + limit, side="right") - 1 for prefix in self.prefix])
         return np.asarray(np.minimum(longest, self._ends), dtype=np.intp)
 
@@ -180,10 +185,10 @@ STEP_WORK = 500
 
 @dataclass(frozen=True)
 class _Partial:
-    """A partial plan: pieces up to ``end`` are placed; ``kind`` is the last stage's class of machines, or K."""
+    """A partial plan: pieces up to ``end`` are placed; ``class_index`` is the last stage's class, or K."""
 
     end: int
-    kind: int
+    class_index: int
     left: Counts
     waste: float
     before: _Partial | None
@@ -226,7 +231,7 @@ class StageBeam:
                     if grown.end == self._length:
                         return self._placed(grown)
                     left = np.bincount(machines.speeds, grown.left).tobytes()
-                    key = grown.end, int(machines.places[grown.kind]), left
+                    key = grown.end, int(machines.places[grown.class_index]), left
                     if key not in following or grown.waste < following[key].waste:
                         following[key] = grown
             partials = sorted(following.values(), key=lambda partial: partial.waste)[: self._width]
@@ -249,7 +254,7 @@ class StageBeam:
             compute = compute + machines.transfer_seconds_per_byte[:, None] * size
         possible = (compute <= period) & (np.arange(start + 1, reach + 1) <= self._reach[:, start, None])
         if instance.memory.min() < math.inf:
-            possible &= costs.held(start, reach) <= machines.memory[:, None] * (1 + 1e-12)
+            possible &= costs.held(start, reach) <= machines.memory[:, None] * (1 + ROUNDING)
         for sizes, client, best in (
             (costs.received, costs.from_client[start, columns], (links[-1, :-1], self._into)),
             (costs.sent, costs.to_client[start, columns], (links[:-1, -1], self._outof)),
@@ -261,19 +266,19 @@ class StageBeam:
     def _grown(self, partial: _Partial, period: float) -> list[_Partial]:
         """Return the partial plans with one more stage: the longest possible one on each class that is left."""
         start, costs = partial.end, self._costs
-        kinds = np.flatnonzero((partial.left > 0) & (self._reach[:, start] > start))
-        if not len(kinds):
+        classes = np.flatnonzero((partial.left > 0) & (self._reach[:, start] > start))
+        if not len(classes):
             return []
         table = self._table(start, period)
         columns = slice(start + 1, start + 1 + table.shape[1])
-        possible = table[kinds]
-        if partial.kind < len(self._price):
-            arriving = self._machines.seconds_per_byte[partial.kind, kinds]
+        possible = table[classes]
+        if partial.class_index < len(self._price):
+            arriving = self._machines.seconds_per_byte[partial.class_index, classes]
             possible &= _wire(costs.received[start, columns], arriving) <= period
         longest = table.shape[1] - possible[:, ::-1].argmax(axis=1)
         able = possible.any(axis=1)
-        kinds, ends = kinds[able], start + longest[able]
-        waste = partial.waste + self._price[kinds] * period - (self._value[ends] - self._value[start])
+        classes, ends = classes[able], start + longest[able]
+        waste = partial.waste + self._price[classes] * period - (self._value[ends] - self._value[start])
         chosen = np.argsort(waste, kind="stable")[: 2 * self._width]
         done = np.flatnonzero(ends == self._length)
         if len(done):
@@ -281,8 +286,8 @@ class StageBeam:
         partials = []
         for at in chosen.tolist():
             remaining = partial.left.copy()
-            remaining[kinds[at]] -= 1
-            partials.append(_Partial(int(ends[at]), int(kinds[at]), remaining, float(waste[at]), partial))
+            remaining[classes[at]] -= 1
+            partials.append(_Partial(int(ends[at]), int(classes[at]), remaining, float(waste[at]), partial))
         return partials
 
     def _placed(self, last: _Partial) -> list[Placement]:
@@ -293,7 +298,7 @@ class StageBeam:
         placements = []
         for before, step in itertools.pairwise(reversed(steps)):
             held = sorted(self._costs.order[before.end : step.end].tolist())
-            placements.append(Placement(next(waiting[step.kind]), tuple(held)))
+            placements.append(Placement(next(waiting[step.class_index]), tuple(held)))
         return placements
 
 

@@ -19,6 +19,7 @@ from functools import partial
 
 import numpy as np
 
+from tvm_split.planner.problem import TOLERANCE
 from tvm_split.planner.search.instance import Flags, Floats, Instance
 
 MOST_IDEALS = 1200
@@ -69,12 +70,12 @@ class Groups:
 def groups_of(instance: Instance, *, replicas: bool) -> Groups:
     """Return the groups that may hold a stage: single machines, and with ``replicas`` also all larger sets."""
     classes, counts = instance.classes, _group_counts(instance, replicas)
-    kinds = [*([kind for kind, count in enumerate(group) if count] for group in counts), [len(classes)]]
+    ends = [*([index for index, count in enumerate(group) if count] for group in counts), [len(classes)]]
     slow, lag = instance.class_links
-    shape = (len(kinds), len(kinds))
+    shape = (len(ends), len(ends))
     seconds_per_byte, latency = np.zeros(shape), np.zeros(shape)
-    for source, end in itertools.product(range(len(kinds)), repeat=2):
-        pairs = np.ix_(kinds[source], kinds[end])
+    for source, end in itertools.product(range(len(ends)), repeat=2):
+        pairs = np.ix_(ends[source], ends[end])
         seconds_per_byte[source, end], latency[source, end] = slow[pairs].max(), lag[pairs].max()
     return Groups(classes, counts, seconds_per_byte, latency)
 
@@ -82,7 +83,7 @@ def groups_of(instance: Instance, *, replicas: bool) -> Groups:
 def _group_counts(instance: Instance, replicas: bool) -> tuple[Counts, ...]:
     sizes = [range(len(members) + 1) for members in instance.classes]
     if not replicas:
-        return tuple(tuple(int(kind == column) for column in range(len(sizes))) for kind in range(len(sizes)))
+        return tuple(tuple(int(row == column) for column in range(len(sizes))) for row in range(len(sizes)))
     return tuple(counts for counts in itertools.product(*sizes) if 0 < sum(counts) <= instance.machine_limit)
 
 
@@ -123,7 +124,8 @@ def stage_costs(instance: Instance, groups: Groups, ideals: Flags) -> StageCosts
     for machine in (members_of_class[0] for members_of_class in groups.classes):
         allowed = np.isfinite(instance.seconds[:, machine])
         seconds = _difference(members @ np.where(allowed, instance.seconds[:, machine], 0.0))
-        possible = inside & (_difference(members @ ~allowed) == 0) & (memory <= instance.memory[machine] * (1 + 1e-9))
+        fits = memory <= instance.memory[machine] * (1 + TOLERANCE)
+        possible = inside & (_difference(members @ ~allowed) == 0) & fits
         compute = seconds * instance.contention[machine] + tensors * instance.transfer_seconds[machine]
         compute += exchanged * instance.transfer_seconds_per_byte[machine]
         alone.append(np.where(possible, seconds, math.inf))
@@ -132,18 +134,18 @@ def stage_costs(instance: Instance, groups: Groups, ideals: Flags) -> StageCosts
     rest = Transfers(np.maximum(received.bytes - crossing.bytes, 0.0), received.tensors - crossing.tensors)
     period, latency, computing = [], [], []
     for number, group in enumerate(groups.counts):
-        kinds = [kind for kind, count in enumerate(group) if count]
-        ends = [groups.classes[kind][0] for kind in kinds]
+        held_by = [index for index, count in enumerate(group) if count]
+        ends = [groups.classes[index][0] for index in held_by]
         into, outof = (_best_link(instance, ends, incoming) for incoming in (True, False))
         home_in, home_out = (
             (float(groups.seconds_per_byte[ends]), float(groups.latency[ends])) for ends in ((-1, number), (number, -1))
         )
         receive = received.stream_seconds(into) + from_client.stream_seconds(home_in)
         send = sent.stream_seconds(outof) + to_client.stream_seconds(home_out)
-        compute = _shared([(full[kind], group[kind]) for kind in kinds])
+        compute = _shared([(full[index], group[index]) for index in held_by])
         computing.append(compute)
         period.append(np.maximum(np.maximum(compute, receive), send))
-        slowest = np.maximum.reduce([alone[kind] for kind in kinds])
+        slowest = np.maximum.reduce([alone[index] for index in held_by])
         latency.append(slowest + rest.seconds(into) + from_client.seconds(home_in) + to_client.seconds(home_out))
     work = tuple(
         tuple(map(partial(_core_seconds, instance, sharing, groups.classes), groups.counts, computing))

@@ -122,7 +122,7 @@ class StageTable:
             end = start
         unused = [iter(members) for members in self._costs.groups.classes]
         return [
-            Placement(tuple(next(unused[kind]) for kind, number in enumerate(held) for _ in range(number)), pieces)
+            Placement(tuple(next(unused[index]) for index, number in enumerate(held) for _ in range(number)), pieces)
             for held, pieces in reversed(parts)
         ]
 
