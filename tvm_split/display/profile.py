@@ -20,7 +20,7 @@ def profile_as_json(profile: ModelProfile) -> dict[str, Any]:
     """Return the times, operations and bytes of each call of a kernel, with the machine's peaks, as JSON values."""
     return {
         **asdict(profile),
-        "ceilings": {name: rate for name, rate in asdict(profile.ceilings).items() if name != "call_seconds"},
+        "peaks": {name: rate for name, rate in asdict(profile.peaks).items() if name != "call_seconds"},
         "kernel_seconds": profile.kernel_seconds,
         "other_seconds": profile.other_seconds,
         "operations": profile.operations,
@@ -43,7 +43,7 @@ def view_of_kernels(profile: ModelProfile, *, details: bool = False) -> View:
 
     Each row has the kernel's share of the machine's peaks.
     """
-    peak, bandwidth = profile.ceilings.operations_per_second, profile.ceilings.bytes_per_second
+    peak, bandwidth = profile.peaks.operations_per_second, profile.peaks.bytes_per_second
     threads = count_text(profile.threads, "thread")
     title = f"{profile.model}: {profile.seconds * 1e3:.2f} ms, one input at a time, {threads}"
     calls: dict[int | str, list[KernelProfile]] = {}

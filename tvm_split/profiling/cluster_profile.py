@@ -204,7 +204,7 @@ class ModelProfile(Shown):
     seconds: float
     kernels: tuple[KernelProfile, ...]
     untimed: int
-    ceilings: Roofline
+    peaks: Roofline
 
     @property
     def kernel_seconds(self) -> float:
@@ -228,7 +228,7 @@ class ModelProfile(Shown):
 
     def share_of_peak(self, operations: float, seconds: float) -> float:
         """Return the share of the measured multiply-add peak; over 1 if an algorithm saves operations."""
-        return operations / seconds / self.ceilings.operations_per_second
+        return operations / seconds / self.peaks.operations_per_second
 
 
 def profile(
