@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import tvm_split
 from rpc_runtime.option import option
+from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.runner import Outputs
 from tvm_split.cli import options
 from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
 from tvm_split.cli.options import HIDDEN, WrongUseError
-from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_and_cluster, bundle_on_machines
+from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_on_machines, is_bundle, planned
 from tvm_split.display.console import print_json, print_note, transfer_progress
 from tvm_split.display.view import Table, print_parts, show
 from tvm_split.planner.request import PlanRequest
@@ -63,11 +65,33 @@ class RunOptions(DeployOptions):
         if self.inputs is not None and self.random is not None:
             raise WrongUseError("give one of them", "--inputs, --random")
 
-    def micro_batches(self, bundle: tvm_split.Bundle, default: int) -> MicroBatches:
-        """Return the micro-batches of the file, or ``default`` random ones unless their number is given."""
+    def prepared(
+        self, source: str, shapes: ModelOptions, request: PlanRequest, machines: MachineOptions, default: int
+    ) -> tuple[tvm_split.Bundle, tvm_split.Cluster, MicroBatches]:
+        """Return the bundle that the argument names, or the model planned and compiled, its cluster, and its inputs.
+
+        The inputs are those of the file, else ``default`` random ones unless their number is given. They are compared
+        with the model as soon as it is imported, because planning and compiling can take minutes.
+        """
+        if is_bundle(source):
+            if shapes != ModelOptions() or request != PlanRequest():
+                raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")
+            bundle, cluster = bundle_on_machines(source, self.rename, machines)
+            return bundle, cluster, self._micro_batches(bundle.program.inputs, default)
+        if Path(source).is_dir() and not (Path(source) / "saved_model.pb").exists():
+            raise WrongUseError(f"{source!r} is a folder without a bundle", "BUNDLE|MODEL")
+        if self.rename:
+            raise WrongUseError("it renames machines of a bundle, and a model is planned for the cluster", "--rename")
+        asked = machines.asked(request, deploys=True)
+        model = shapes.load(source)
+        batches = self._micro_batches(model.inputs, default)
+        bundle = tvm_split.compile(model, planned(model, asked, request), database=request.database)
+        return bundle, asked.cluster, batches
+
+    def _micro_batches(self, expected: Sequence[TensorSpec], default: int) -> MicroBatches:
         if self.inputs is not None:
-            return inputs_from_file(bundle.program.inputs, self.inputs)
-        return random_inputs(bundle.program.inputs, self.random or default)
+            return inputs_from_file(expected, self.inputs)
+        return random_inputs(expected, self.random or default)
 
 
 def run(
@@ -86,8 +110,7 @@ def run(
 
     Example: tvm-split run bundle --cluster lab.yaml --inputs images.npz --output scores.npz
     """
-    bundle, cluster = bundle_and_cluster(source, shapes, request, machines, running.rename)
-    batches = running.micro_batches(bundle, 1)
+    bundle, cluster, batches = running.prepared(source, shapes, request, machines, 1)
     with running.deploy(bundle, cluster, running.in_flight)[0] as deployment:
         results, seconds = _stream(deployment, batches, repeat, keep=output is not None)
         statistics = deployment.stats()
@@ -147,8 +170,7 @@ def bench(
 
     Example: tvm-split bench bundle --cluster lab.yaml --json > report.json
     """
-    bundle, cluster = bundle_and_cluster(source, shapes, request, machines, running.rename)
-    inputs = running.micro_batches(bundle, 8)
+    bundle, cluster, inputs = running.prepared(source, shapes, request, machines, 8)
     with (
         running.deploy(bundle, cluster, running.in_flight)[0] as deployment,
         step_progress("warming up") as bar,

@@ -237,23 +237,6 @@ def _machines_of(folder: str | Path) -> set[str]:
         return set()
 
 
-def bundle_and_cluster(
-    source: str, shapes: ModelOptions, request: PlanRequest, machines: MachineOptions, rename: Sequence[str]
-) -> tuple[tvm_split.Bundle, tvm_split.Cluster]:
-    """Return the bundle that the argument names, or the model planned and compiled, and the cluster that runs it."""
-    if is_bundle(source):
-        if shapes != ModelOptions() or request != PlanRequest():
-            raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")
-        return bundle_on_machines(source, rename, machines)
-    if Path(source).is_dir() and not (Path(source) / "saved_model.pb").exists():
-        raise WrongUseError(f"{source!r} is a folder without a bundle", "BUNDLE|MODEL")
-    if rename:
-        raise WrongUseError("it renames machines of a bundle, and a model is planned for the cluster", "--rename")
-    asked = machines.asked(request, deploys=True)
-    model = shapes.load(source)
-    return tvm_split.compile(model, planned(model, asked, request), database=request.database), asked.cluster
-
-
 def _cluster_here(bundle: tvm_split.Bundle, machines: MachineOptions) -> tvm_split.Cluster:
     """Return the cluster of this host that the options choose, with the bundle's machine names.
 

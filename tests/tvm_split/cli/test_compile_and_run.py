@@ -79,6 +79,16 @@ def test_run_a_model_at_once(invoke_json, onnx_path):
     assert (report["micro_batches"], report["inputs"], len(report["stages"])) == (2, "random", 1)
 
 
+@pytest.mark.parametrize("arrays", [{"picture": np.zeros(INPUT_SHAPE)}, {"image": np.zeros((2, 3))}])
+def test_wrong_inputs_are_refused_before_planning(invoke, onnx_path, tmp_path, arrays):
+    np.savez(tmp_path / "wrong.npz", **{name: values.astype(np.float32) for name, values in arrays.items()})
+    inputs = ("--inputs", tmp_path / "wrong.npz")
+    for command in ("run", "bench"):
+        error = invoke(command, onnx_path, *inputs, "--split", "machine-a=no_such_layer", code=2).stderr
+        assert "wrong.npz" in error
+        assert "no_such_layer" not in error
+
+
 def test_a_bundle_for_machines_of_other_names(invoke, invoke_json, bundle, images, expected_outputs, tmp_path):
     path, values = images
     renamed = ("--rename", "machine-a=ta", "--rename", "machine-b=machine-a")
