@@ -105,8 +105,12 @@ def tune(
         raise TuningUseError(f"trials={trials} was asked for; give 0 or more")
     model, where = as_model(model), where if isinstance(where, Plan) else as_cluster(where)
     folder = usable_folder(database)
-    where_measured = ask_first(where, folder, tracker, key, device_timeout_seconds)
-    planned = where if isinstance(where, Plan) else make_plan(model, where)
+    where_measured = _tracker(tracker, key, device_timeout_seconds)
+    if isinstance(where, Plan):
+        planned = where
+    else:  # planning takes long
+        ask_first(where, folder, tracker, key, device_timeout_seconds)
+        planned = make_plan(model, where)
     machines = _machines_to_tune(planned, machine)
     target = machines[0].target
     built_for = tvm_target(target)
@@ -141,9 +145,9 @@ def tune(
 
 
 def ask_first(
-    where: Plan | Cluster, folder: Path, tracker: str | None, key: str | None, device_timeout_seconds: float = 30.0
-) -> tuning.Tracker | None:
-    """Check early whether `tune` can measure and write; return the tracker to measure through; None for this machine.
+    cluster: Cluster, folder: Path, tracker: str | None, key: str | None, device_timeout_seconds: float = 30.0
+) -> None:
+    """Check before planning whether `tune` can measure kernels for the cluster and write them.
 
     Raises:
         TuningUseError: a tracker is given without a key, a key without a tracker, or the address is invalid.
@@ -151,8 +155,8 @@ def ask_first(
             the database folder cannot be written now.
     """
     measured = _tracker(tracker, key, device_timeout_seconds)
-    targets = [machine.target for machine in where.machines]
-    first = targets[0] if targets else None
+    targets = [machine.target for machine in cluster.machines]
+    first = targets[0]
     # With several targets, the plan decides which one is tuned, and there may be no plan yet.
     with _errors():
         if first is not None and first["kind"] == "cuda" and all(target == first for target in targets):
@@ -162,7 +166,6 @@ def ask_first(
         tuning.DatabaseWriter(folder).close()
         if measured is not None:
             measured.wait_for_devices()
-    return measured
 
 
 def _require_measurable_here(target: Mapping[str, Any]) -> None:
