@@ -19,6 +19,7 @@ from relay_passes.ir import Builder, bindings_of, constant, operator_name, shape
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier
+from tvm_split.frontends.operators import is_float, numbers_of
 from tvm_split.frontends.reference import Arranged
 from tvm_split.model import Model, Reference
 
@@ -151,7 +152,7 @@ class ModelBuilder(Builder):
     def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Expr:
         """Bind a call to a variable of the current layer; return a call on constants as a constant."""
         expr = self._compilable(self.normalize(expr))
-        if not isinstance(expr, relax.Call | relax.TupleGetItem) or _is_null(expr):
+        if not isinstance(expr, relax.Call | relax.TupleGetItem) or operator_name(expr) == "relax.null_value":
             return expr
         value = self._constant(expr)
         return self._bound(expr) if value is None else value
@@ -183,15 +184,21 @@ class ModelBuilder(Builder):
     def _compilable(self, expr: relax.Expr) -> relax.Expr:
         """Return a call in a dtype for which TVM has its operator, converted back to the dtype of ``expr``.
 
-        The extreme of no elements, for which TVM's kernels write nothing, is a constant.
+        A reduction of no elements, which TVM's kernels may not write, is a constant. Instead of dividing by the number
+        0, which TVM refuses, floats are multiplied by infinity.
         """
         tensors = expr.args if isinstance(expr, relax.Call) else ()
-        if operator_name(expr) in _EXTREMES and 0 in shape_of(expr.args[0]):
+        operator = operator_name(expr)
+        if operator in _REDUCTIONS and 0 in shape_of(expr.args[0]):
             dtype = str(expr.ty.dtype)
-            return constant(np.full(shape_of(expr), extreme_of_nothing(operator_name(expr), dtype), dtype))
+            return constant(np.full(shape_of(expr), result_of_nothing(operator, dtype), dtype))
+        divisor = numbers_of(expr.args[1]) if operator in _QUOTIENTS else None
+        if divisor is not None and divisor.ndim == 0 and divisor == 0 and is_float(divisor.dtype.name):
+            infinity = np.copysign(np.inf, divisor).astype(divisor.dtype)
+            return self.normalize(relax.op.multiply(expr.args[0], constant(infinity)))
         dtype = str(getattr(tensors[0].ty, "dtype", "")) if tensors else ""
         operators, wider = _WITHOUT_CODE.get(dtype, ((), ""))
-        if operator_name(expr) not in operators:
+        if operator not in operators:
             return expr
         operands = [self.emit(relax.op.astype(tensor, wider)) for tensor in tensors]
         result = self.normalize(relax.Call(expr.op, operands, expr.attrs, expr.ty_args, expr.span))
@@ -230,8 +237,10 @@ class ModelBuilder(Builder):
         return fields
 
 
-def extreme_of_nothing(operator: str, dtype: str) -> float:
-    """Return the ``relax.max`` or ``relax.min`` of no elements: the least, or the greatest, number of a dtype."""
+def result_of_nothing(operator: str, dtype: str) -> float:
+    """Return a reduction of no elements: 0 for a sum, NaN for a mean, the least number of a dtype for a maximum."""
+    if operator in _OF_NOTHING:
+        return _OF_NOTHING[operator]
     is_least = operator == "relax.max"
     if dtype == "bool":
         return not is_least
@@ -240,15 +249,13 @@ def extreme_of_nothing(operator: str, dtype: str) -> float:
     return -np.inf if is_least else np.inf
 
 
-_EXTREMES = ("relax.max", "relax.min")
+_OF_NOTHING = {"relax.sum": 0, "relax.prod": 1, "relax.mean": np.nan}
+_REDUCTIONS = (*_OF_NOTHING, "relax.max", "relax.min")
+_QUOTIENTS = ("relax.divide", "relax.floor_divide")
 _PLACES = ("relax.argmax", "relax.argmin")
 _COMPARING = "max min maximum minimum equal not_equal less less_equal greater greater_equal"
 _WITHOUT_CODE: Mapping[str, tuple[Sequence[str], str]] = {
     "bool": ((*_PLACES, *(f"relax.{name}" for name in _COMPARING.split())), "int8"),
-    "bfloat16": (_PLACES, "float32"),
+    "bfloat16": ((*_PLACES, "relax.mod"), "float32"),
 }
-"""Dtype → the operators for which TVM has no code in it, and a dtype with the same order for which it has."""
-
-
-def _is_null(value: relax.Expr) -> bool:
-    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == "relax.null_value"
+"""Dtype → the operators for which TVM has no code in it, and a dtype, with all its numbers, for which it has."""

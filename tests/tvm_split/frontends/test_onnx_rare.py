@@ -82,6 +82,11 @@ RARE: dict[str, list[tuple[str, tuple[np.ndarray, ...], dict[str, Any]]]] = {
     "norms of zeros": [
         ("LpNormalization", (ZEROS_IN_A_ROW,), {"axis": 1, "p": order, "opset": 22}) for order in (1, 2)
     ],
+    "division by the number 0": [
+        (operator, (np.array([1.5, -2, 0, NAN, INFINITY], dtype),), {"constants": [np.array(zero, dtype)], **options})
+        for operator, options in (("Div", {}), ("Mod", {"fmod": 1}))
+        for dtype, zero in itertools.product(("float16", "float32", "float64"), (0.0, -0.0))
+    ],
     "padding with infinity": [("Pad", (random(2, 3),), {"constants": [i64(1, 0, 2, 1), np.float32(-INFINITY)]})],
 }  # fmt: skip
 

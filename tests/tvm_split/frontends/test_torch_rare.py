@@ -204,6 +204,26 @@ def test_tensors_without_elements() -> None:
     check(joined, torch.randn(2, 2))
 
 
+def test_reductions_of_no_elements() -> None:
+    def reduced(x: Any) -> Any:
+        nothing = x[:, :0]
+        return nothing.mean(1), nothing.mean(), nothing.var(1), x[:, :1].var(1), x / nothing.sum()
+
+    with together() as check:
+        for dtype in FLOATS:
+            check(reduced, torch.randn(2, 3).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_division_by_the_number_0(dtype: torch.dtype) -> None:
+    def divided(x: Any) -> Any:
+        zero = torch.tensor(0.0, dtype=dtype)
+        rounded = [torch.div(x, 0, rounding_mode=mode) for mode in ("floor", "trunc")]
+        return x / 0, x / -0.0, x / zero, x.sum() / 0, *rounded, x % 0, x % zero, torch.fmod(x, 0), x % 2
+
+    check(divided, torch.tensor([1.5, -2, 0, -0.0, math.nan, math.inf, -math.inf]).to(dtype))
+
+
 def test_parts_without_elements() -> None:
     with together() as check:
         for sizes in ([0, 2], [2, 0], [1, 0, 0, 1]):

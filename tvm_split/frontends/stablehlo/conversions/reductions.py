@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 from tvm import relax
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.building import extreme_of_nothing
+from tvm_split.frontends.building import result_of_nothing
 from tvm_split.frontends.compositions import sorted_elements, sorted_places
 from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
@@ -18,7 +18,6 @@ from tvm_split.frontends.stablehlo.conversions.shapes import padded, reversed_al
 from tvm_split.frontends.stablehlo.modules import Array, comparison, integer, integers, pairs
 
 _OVER_AXES = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "and": "min", "or": "max"}
-_NEUTRAL = {"add": 0, "or": 0, "multiply": 1, "and": 1}
 
 
 def combined_by(operation: ir.Operation) -> str:
@@ -38,10 +37,8 @@ def combined_by(operation: ir.Operation) -> str:
 
 
 def neutral(kind: str, dtype: str) -> float:
-    """The neutral element of a reduction: 0 for a sum, the least number for a maximum."""
-    if kind in _NEUTRAL:
-        return _NEUTRAL[kind]
-    return extreme_of_nothing(f"relax.{_OVER_AXES[kind]}", dtype)
+    """Return the neutral element of a reduction: 0 for a sum, the least number for a maximum."""
+    return result_of_nothing(f"relax.{_OVER_AXES[kind]}", dtype)
 
 
 def _is_neutral(initial: Array | None, kind: str, dtype: str) -> bool:
