@@ -1,10 +1,10 @@
 """Machines and links, and the validation of both."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
@@ -15,6 +15,7 @@ from rpc_runtime.transports.transport import AUTO, TRANSPORTS, memory_of, transp
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import require_options
+from tvm_split.cluster.faults import Fault, link_faults, repeated_names, unknown_name
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.units import MOST_AMOUNT, SLOWEST, ShownFields, short_list
@@ -185,17 +186,6 @@ class Link(ShownFields):
         return self.bytes_per_second == 0
 
 
-class Fault(NamedTuple):
-    """A contradiction in a cluster, with its path in a cluster file, such as ``("links", 2, "from")``.
-
-    ``first`` is the path of the other entry, if two entries contradict each other.
-    """
-
-    location: tuple[int | str, ...]
-    text: str
-    first: tuple[int | str, ...] | None = None
-
-
 def faults(
     machines: Sequence[Machine],
     links: Sequence[Link] | None,
@@ -207,29 +197,24 @@ def faults(
 
     Messages about an unknown name also suggest ``groups``.
     """
-    named: dict[str, int] = {}
+    names = dict.fromkeys(machine.name for machine in machines)
+    known, pairs = {**names, CLIENT: None}, [(link.source, link.destination) for link in links or ()]
+    yield from repeated_names("machine", (machine.name for machine in machines))
     machine_at: dict[str, int] = {}
     for index, machine in enumerate(machines):
-        place = ("machines", index)
-        first = named.setdefault(machine.name, index)
-        if first != index:
-            text = f"two machines are named {machine.name!r}; give each a name of its own"
-            yield Fault((*place, "name"), text, ("machines", first, "name"))
         first = index if machine.address is None else machine_at.setdefault(machine.address, index)
         if first != index:
             text = f"machines {machines[first].name!r} and {machine.name!r} have the same address {machine.address}"
-            yield Fault((*place, "address"), f"{text}; each needs a worker of its own", ("machines", first, "address"))
+            where = ("machines", index, "address")
+            yield Fault(where, f"{text}; each needs a worker of its own", ("machines", first, "address"))
     for index, shared in enumerate(shared_cores):
-        for end in shared.machines:
-            if end not in named and end != CLIENT:
-                yield Fault(("shared_cores", index, "machines"), _unknown(end, named, groups))
+        for name in shared.machines:
+            yield from unknown_name("machine", name, known, ("shared_cores", index, "machines"), groups)
         if not 1 <= shared.cores <= MOST_CORES:
             text = f"{short_list(shared.machines)} share {shared.cores} cores; give at least 1, at most {MOST_CORES}"
             yield Fault(("shared_cores", index, "cores"), text)
-    joining: dict[tuple[str, str], int] = {}
     without_gpu = {machine.name for machine in machines if not machine.has_gpu}
-    for index, link in enumerate(links or ()):
-        ends = (link.source, link.destination)
+    for index, (link, ends) in enumerate(zip(links or (), pairs, strict=True)):
         lacking = [end for end in ends if end in without_gpu]
         if lacking and memory_of(link.transport) == "device":
             text = f"{' and '.join(map(repr, lacking))} {'have' if len(lacking) > 1 else 'has'} no target with a GPU"
@@ -238,26 +223,13 @@ def faults(
                 f"the link from {ends[0]!r} to {ends[1]!r} has the transport {link.transport}, and {text}: "
                 "leave it auto",
             )
-        for key, end in zip(("from", "to"), ends, strict=True):
-            if end not in named and end != CLIENT:
-                yield Fault(("links", index, key), _unknown(end, named, groups))
-        if link.source == link.destination:
-            text = f"the link from {link.source!r} joins a machine to itself; tensors inside a machine need no link"
-            yield Fault(("links", index), text)
-        first = joining.setdefault(ends, index)
-        if first != index:
-            text = f"a second link from {ends[0]!r} to {ends[1]!r}; leave one, or turn one round for the way back"
-            yield Fault(("links", index), text, ("links", first))
-    missing = [pair for pair in combinations(named, 2) if links is not None and not {pair, pair[::-1]} & joining.keys()]
+    yield from link_faults(pairs, known, groups)
+    joined = {frozenset(pair) for pair in pairs}
+    missing = [pair for pair in combinations(names, 2) if links is not None and frozenset(pair) not in joined]
     if missing:
-        pairs = short_list([f"{first!r} and {second!r}" for first, second in missing])
+        shown = short_list([f"{first!r} and {second!r}" for first, second in missing])
         yield Fault(
             ("links",),
-            f"no link between {pairs}; give the pair a link: with bytes_per_second, without it to have the speed "
+            f"no link between {shown}; give the pair a link: with bytes_per_second, without it to have the speed "
             "measured, or with bytes_per_second: 0 if nothing may pass between the two",
         )
-
-
-def _unknown(name: str, machines: Iterable[str], groups: Sequence[str]) -> str:
-    listed = f", and the groups {short_list(groups)}" if groups else ""
-    return f"no machine is named {name!r}; there are {short_list(list(machines))}{listed}"

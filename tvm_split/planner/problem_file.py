@@ -39,7 +39,7 @@ def read_problem_file(path: Path) -> Problem:
     if kind:
         raise PlanError(f"{path} is {kind}, and no planning problem, as `tvm-split plan --write-problem` writes one")
     problem = document.value(Problem)
-    if wrong := list(faults(problem)):
+    if wrong := [(fault.location, fault.text) for fault in faults(problem)]:
         raise document.complaint(wrong)
     return problem
 
