@@ -25,7 +25,7 @@ from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece
 from tvm_split.profiling.kernel_timing import DEFAULT_TIMEOUT_SECONDS, time_kernels
 from tvm_split.profiling.kernels import KernelCall, TargetCode, shared_weight_bytes, target_code
 from tvm_split.profiling.link_probing import probe_links
-from tvm_split.profiling.machines import CallSeconds, MachineTimes
+from tvm_split.profiling.machine_times import CallSeconds, MachineTimes
 from tvm_split.profiling.store import default_folder
 from tvm_split.progress import StepProgress, Steps
 from tvm_split.units import Shown

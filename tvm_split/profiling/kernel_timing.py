@@ -26,9 +26,11 @@ from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.build_cache import BlobFolder
 from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import ProfileError
-from tvm_split.profiling.kernels import PEAK_EFFORT, TargetCode, peak_code
-from tvm_split.profiling.machines import MachineFacts, MachineTimes, machine_facts
-from tvm_split.profiling.rounds import ROUNDS, WITHIN, confirmed_fastest, first_of
+from tvm_split.profiling.kernels import TargetCode
+from tvm_split.profiling.machine_facts import MachineFacts, machine_facts
+from tvm_split.profiling.machine_times import MachineTimes
+from tvm_split.profiling.peaks import PEAK_EFFORT, peak_code
+from tvm_split.profiling.rounds import ROUNDS, WITHIN, confirmed_fastest, first_and_last
 from tvm_split.profiling.store import Store, default_folder
 from tvm_split.progress import StepProgress, Steps
 
@@ -43,7 +45,7 @@ OVERLAP = 1.25
 It is longer, so that faster machines still compute while the slowest finishes.
 """
 
-KIND = attrgetter("kind")
+DEVICE_CLASS = attrgetter("device_class")
 KernelSession = KernelTimer | RemoteKernels
 Times = Mapping[str, tuple[KernelTime, ...]]
 """Times of kernels by machine."""
@@ -87,23 +89,23 @@ class HostTiming:
 
     @property
     def steps(self) -> int:
-        count = sum(bool(self.wanted[machine.name]) for machine in first_of(self._machines, KIND))
+        count = sum(bool(self.wanted[machine.name]) for machine in first_and_last(self._machines, DEVICE_CLASS))
         return ROUNDS[0] * (count + 1 if count > 1 else count)
 
     def check(self) -> None:
-        """Time one cached kernel on two machines of every kind; discard the times of a kind that has changed."""
+        """Time one cached kernel on two machines of each device class; discard the times of classes that changed."""
         kernels = {machine: digest for machine in self._machines if (digest := machine.checked_kernel) is not None}
         changed = set()
-        for machine in first_of(list(kernels), KIND):
+        for machine in first_and_last(list(kernels), DEVICE_CLASS):
             self._on_step(f"checking cached times of {machine.name}")
             with contextlib.closing(self._open_session(machine.machine)) as session:
                 digest = kernels[machine]
                 self._load(session, machine, machine.code, frozenset({digest}))
                 is_consistent = machine.is_consistent(digest, session.measure(CHECK_EFFORT)[0])
                 if not is_consistent and self._has_changed(machine, digest, session):
-                    changed.add(machine.kind)
+                    changed.add(machine.device_class)
         for machine in kernels:
-            if machine.kind in changed:
+            if machine.device_class in changed:
                 machine.forget()
 
     def _load(self, session: KernelSession, machine: MachineTimes, code: TargetCode, digests: frozenset[str]) -> None:
@@ -121,11 +123,11 @@ class HostTiming:
     def measure(self) -> None:
         """Measure the missing times."""
         lacking = [machine for machine in self._machines if self.wanted[machine.name] or machine.lacks_peaks]
-        timed = first_of(lacking, KIND)
+        timed = first_and_last(lacking, DEVICE_CLASS)
         self._time(timed)
         for machine in lacking:
             if machine not in timed:
-                identical = (candidate for candidate in timed if candidate.kind == machine.kind)
+                identical = (candidate for candidate in timed if candidate.device_class == machine.device_class)
                 machine.copy_from(min(identical, key=lambda candidate: candidate.whole_seconds))
 
     def _time(self, machines: Sequence[MachineTimes]) -> None:

@@ -34,8 +34,8 @@ MOST_OVER_ARRIVED = 4.0
 """Limit of a link's bandwidth, relative to the rate at which its largest tensors arrived."""
 SHORTEST_SECONDS = 1e-9
 """Resolution of clocks, in seconds."""
-ALIKE_SECONDS = 2e-4
-"""Difference in seconds that is always noise between similar machines or links: the variation of thread wake-ups."""
+WAKE_UP_SECONDS = 2e-4
+"""Difference in seconds between two transfers that is always noise: the variation of thread wake-ups."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class ProbedLink:
     transport: str
 
 
-def are_alike(first: float, second: float) -> bool:
+def are_close(first: float, second: float) -> bool:
     """Whether the times of two transfers are equal within noise."""
-    return abs(first - second) <= ALIKE_SECONDS or max(first, second) <= DISAGREEMENT * min(first, second)
+    return abs(first - second) <= WAKE_UP_SECONDS or max(first, second) <= DISAGREEMENT * min(first, second)
 
 
 def probe_sizes(tensor_sizes: Sequence[int]) -> tuple[int, int, int]:

@@ -33,14 +33,14 @@ from tvm_split.profiling.link_model import (
     LinkSample,
     ProbedLink,
     ProbePrograms,
-    are_alike,
+    are_close,
     fitted_line,
     probe_sizes,
     transfer_cost,
     worthwhile_size,
 )
-from tvm_split.profiling.machines import bus_of
-from tvm_split.profiling.rounds import first_of, rounds_of
+from tvm_split.profiling.machine_facts import bus_of
+from tvm_split.profiling.rounds import first_and_last, rounds_of
 from tvm_split.profiling.store import Store, entry_key
 from tvm_split.progress import StepProgress, Steps
 
@@ -136,7 +136,7 @@ class _Probing:
         links = list(permutations((CLIENT, *self._cluster.machine_names), 2))
         of_client = [ends for ends in links if CLIENT in ends]
         pairs = [ends for ends in links if CLIENT not in ends and self._is_measured(ends)]
-        groups = [(first_of(group, self._kind), group) for group in (of_client, pairs)]
+        groups = [(first_and_last(group, self._class), group) for group in (of_client, pairs)]
         self._steps.total = sum(len(list(rounds_of(probed, self._hosts))) for probed, _ in groups)
         estimated: set[Ends] = set()
         for probed, group in groups:  # pairs need the round trips of their machines
@@ -145,9 +145,9 @@ class _Probing:
                 with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
                     self._probes.update(zip(together, threads.map(self._known_or_probed, together), strict=True))
             slowest_first = sorted(probed, key=lambda ends: -self._probes[ends].samples[0].single_seconds)
-            fastest = {self._kind(ends): self._probes[ends] for ends in slowest_first}
+            fastest = {self._class(ends): self._probes[ends] for ends in slowest_first}
             unprobed = [ends for ends in group if ends not in self._probes]
-            self._probes.update({ends: fastest[self._kind(ends)] for ends in unprobed})
+            self._probes.update({ends: fastest[self._class(ends)] for ends in unprobed})
             estimated.update(unprobed)
         self._steps.done()
         streaming = {
@@ -163,7 +163,7 @@ class _Probing:
         link = self._cluster.link(*ends)
         return link is None or link.bytes_per_second is None
 
-    def _kind(self, ends: Ends) -> Hashable:
+    def _class(self, ends: Ends) -> Hashable:
         """Return a key that is equal for links between similar machines of the same hosts."""
         return *map(self._place, ends), self._settings.get(ends)
 
@@ -196,7 +196,7 @@ class _Probing:
         probe = None if self._refresh else self._store.get(key, _PROBED_LINK)
         if probe is not None and ends[0] == CLIENT:
             half = self._pass(ends, SMALLEST_BYTES)[0].single_seconds / 2
-            if not are_alike(half, probe.samples[0].single_seconds):
+            if not are_close(half, probe.samples[0].single_seconds):
                 self._refresh, probe = True, None
         if probe is None:
             probe = self._probe(ends)

@@ -16,8 +16,6 @@ WITHIN = 0.05
 """Largest relative difference between two undisturbed measurements of the same thing."""
 ROUNDS = (3, 9)
 """Number of rounds for every measurement, and largest number for unconfirmed ones."""
-
-
 PARALLEL_PAIRS = 4
 """Most pairs of machines whose links are measured at the same time."""
 
@@ -59,12 +57,12 @@ def _is_confirmed(samples: list[Measured], seconds_of: Callable[[Measured], floa
     return bool(slower) and slower[0] <= fastest * (1 + WITHIN)
 
 
-def first_of(items: Iterable[Item], kind_of: Callable[[Item], Hashable]) -> list[Item]:
-    """Return the items to measure: the first and the last of every kind, the two most likely to differ."""
-    kinds: dict[Hashable, list[Item]] = {}
+def first_and_last(items: Iterable[Item], class_of: Callable[[Item], Hashable]) -> list[Item]:
+    """Return the items to measure: the first and the last of every class, the two most likely to differ."""
+    classes: dict[Hashable, list[Item]] = {}
     for item in items:
-        kinds.setdefault(kind_of(item), []).append(item)
-    return [item for kind in kinds.values() for item in dict.fromkeys((kind[0], kind[-1]))]
+        classes.setdefault(class_of(item), []).append(item)
+    return [item for members in classes.values() for item in dict.fromkeys((members[0], members[-1]))]
 
 
 def rounds_of(pairs: Sequence[tuple[str, str]], hosts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:

@@ -5,7 +5,7 @@ import pytest
 
 from tvm_split.cli.doctor import Verdict, all_checks
 from tvm_split.compiler.targets import host_target, target_text
-from tvm_split.profiling.machines import CachedTime
+from tvm_split.profiling.machine_times import CachedTime
 from tvm_split.profiling.store import Store, default_folder
 
 

@@ -1,21 +1,13 @@
-from dataclasses import replace
-
 import torch
 import tvm
 from torch import nn
 from tvm import te, tirx
 
 import tvm_split
-from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.remote_kernels import RemoteKernels
-from rpc_runtime.program.measurements import KernelSet
-from tvm_split.compiler.build_cache import BlobFolder
-from tvm_split.compiler.targets import host_target, target_text
+from tvm_split.compiler.targets import host_target
 from tvm_split.profiling.kernels import (
-    PEAK_EFFORT,
     is_safe_to_time,
     kernel_digest,
-    peak_code,
     shared_weight_bytes,
     target_code,
 )
@@ -61,16 +53,3 @@ def test_calls_know_their_operands_weights_and_consumers() -> None:
     assert first.activation_bytes == 2 * 4 * 2 * 16
     assert first.timed.arguments[-1].shape == (2, 16)
     assert [after for call in code.calls for after in call.consumers] == list(range(1, len(code.calls)))
-
-
-def test_a_worker_times_the_kernels_of_the_peaks() -> None:
-    code, blobs = peak_code(host_target(1), 1), BlobFolder.temporary()
-    library = code.build(frozenset(code.distinct), blobs)
-    kernels = tuple(call.timed for call in code.calls)
-    with LocalWorkers(["here"]) as workers, RemoteKernels(workers.endpoints["here"], 60.0) as session:
-        session.load(KernelSet("here", "cpu", library, kernels, 0, target_text(code.target)), blobs.path)
-        adding, reading = session.measure(replace(PEAK_EFFORT, minimum_rounds=2))
-    assert (adding.error, reading.error) == ("", "")
-    added, read = (call.kernel for call in code.calls)
-    assert added.operations / adding.seconds > 1e8
-    assert read.moved_bytes / reading.seconds > 1e7

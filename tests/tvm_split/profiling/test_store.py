@@ -13,7 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tvm_split.errors import CacheWarning
-from tvm_split.profiling.machines import CachedTime
+from tvm_split.profiling.machine_times import CachedTime
 from tvm_split.profiling.store import Store, store_files
 
 MACHINE = {"hostname": "box", "machine": "machine-a", "threads": 1}
