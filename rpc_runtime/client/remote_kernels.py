@@ -24,12 +24,9 @@ class RemoteKernels(Closing):
 
     def __init__(self, endpoint: WorkerEndpoint, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
-        self._deployment = secrets.token_hex(16)
-        self._connection = WorkerClient(endpoint)
+        self._connection = WorkerClient(endpoint, secrets.token_hex(16))
         clients = {endpoint.machine: self._connection}
-        self._watch = WorkerWatch(
-            self._deployment, clients, lambda error: self._connection.close(), model="kernels to time"
-        )
+        self._watch = WorkerWatch(clients, lambda error: self._connection.close(), model="kernels to time")
         try:
             self._watch.start()
         except BaseException:
@@ -38,15 +35,15 @@ class RemoteKernels(Closing):
 
     def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
         """Send the library if it is missing, and load the kernels; return the bytes allocated for their arguments."""
-        client, deployment, seconds = self._connection, self._deployment, self._timeout_seconds
+        seconds = self._timeout_seconds
         with self._explained():
-            client.send_blobs(deployment, [kernels.library], blob_path, seconds, lambda sent, total: None)
-            return client.load_kernels(deployment, kernels, seconds)
+            self._connection.send_blobs([kernels.library], blob_path, seconds, lambda sent, total: None)
+            return self._connection.load_kernels(kernels, seconds)
 
     def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
         """Return the time of each loaded kernel, in order."""
         with self._explained():
-            return self._connection.time_kernels(self._deployment, effort, self._timeout_seconds)
+            return self._connection.time_kernels(effort, self._timeout_seconds)
 
     def close(self) -> None:
         """Free the kernels on the worker by ending the watch that keeps them. Idempotent."""

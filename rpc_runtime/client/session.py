@@ -83,7 +83,7 @@ class Session(Runner):
         self._settings = links
         self.deployment = secrets.token_hex(16)
         self._endpoints = {machine: endpoints[machine] for machine in program.machines}
-        self._clients = {machine: WorkerClient(endpoint) for machine, endpoint in self._endpoints.items()}
+        self._clients = {name: WorkerClient(endpoint, self.deployment) for name, endpoint in self._endpoints.items()}
         parts = {machine: program.on(machine) for machine in program.machines}
         # The two ends of a link share a secret, so that no worker needs another worker's token.
         ends = dict.fromkeys(chain.from_iterable(part.links for part in parts.values()))
@@ -97,7 +97,6 @@ class Session(Runner):
         }
         self._dispatcher = Dispatcher(program, timeout_seconds, in_flight, self._waited_for, timeouts)
         self._watch = WorkerWatch(
-            self.deployment,
             self._clients,
             self._fail,
             on_activity=self._dispatcher.moved,
@@ -149,11 +148,11 @@ class Session(Runner):
 
             client = self._clients[machine]
             blobs = [blob for stage in self.program.stages_on(machine) for blob in stage.blobs]
-            sent = client.send_blobs(self.deployment, blobs, blob_path, self._timeout_seconds, progress)
+            sent = client.send_blobs(blobs, blob_path, self._timeout_seconds, progress)
             with progress_lock:
                 self.blob_bytes_sent += sent
             secrets = {link: secret for link, secret in self.link_secrets.items() if machine in link}
-            return client.load(self.deployment, self.program, secrets, self._timeout_seconds)
+            return client.load(self.program, secrets, self._timeout_seconds)
 
         return self._on_every_machine(load)
 
@@ -166,7 +165,7 @@ class Session(Runner):
                 setting = self._settings.get((machine, name), DEFAULT)
                 peers[name] = replace(peer, address=setting.address or peer.address, transport=setting.wanted)
             seconds = min(self._timeout_seconds, MAXIMUM_CONNECT_SECONDS)
-            return self._clients[machine].connect(self.deployment, peers, seconds)
+            return self._clients[machine].connect(peers, seconds)
 
         return tuple(chain.from_iterable(self._on_every_machine(connect).values()))
 
@@ -220,7 +219,7 @@ class Session(Runner):
 
         def ask(machine: str) -> tuple[StageStatistics, ...]:
             try:
-                return self._clients[machine].statistics(self.deployment, seconds)
+                return self._clients[machine].statistics(seconds)
             except TvmSplitError as error:
                 # A machine that does not answer has failed, even if the watch has not noticed it yet.
                 if self._dispatcher.has_failed or isinstance(error, WorkerUnavailableError | DeadlineError):
@@ -239,14 +238,12 @@ class Session(Runner):
     def processor_seconds(self) -> dict[str, float]:
         """Return the total CPU seconds of each machine's worker since it started."""
         self._dispatcher.require_usable()
-        return self._on_every_machine(lambda machine: self._clients[machine].processor_seconds(self.deployment))
+        return self._on_every_machine(lambda machine: self._clients[machine].processor_seconds())
 
     def trace(self) -> tuple[TraceEvent, ...]:
         """Return the last events of every machine, by their start, in this process's monotonic clock."""
         self._dispatcher.require_usable()
-        answers = self._on_every_machine(
-            lambda machine: self._clients[machine].trace(self.deployment, self._clock_offsets[machine])
-        )
+        answers = self._on_every_machine(lambda machine: self._clients[machine].trace(self._clock_offsets[machine]))
         return tuple(sorted(chain.from_iterable(answers.values()), key=lambda event: event.start_nanoseconds))
 
     def close(self) -> None:
@@ -255,7 +252,7 @@ class Session(Runner):
             return
         if self._dispatcher.close() and self._is_watched:
             with contextlib.suppress(TvmSplitError):
-                self._on_every_machine(lambda machine: self._clients[machine].unload(self.deployment, UNLOAD_SECONDS))
+                self._on_every_machine(lambda machine: self._clients[machine].unload(UNLOAD_SECONDS))
         self._watch.close()
         for call in self._calls:
             call.close()

@@ -97,7 +97,6 @@ class WorkerWatch:
 
     def __init__(
         self,
-        deployment: str,
         connections: Mapping[str, WorkerClient],
         on_failure: Callable[[TvmSplitError], None],
         *,
@@ -109,7 +108,6 @@ class WorkerWatch:
     ) -> None:
         self._beat_seconds = timeouts.beat_seconds
         self._timeouts = replace(timeouts, silence_seconds=timeouts.silence_seconds + timeouts.beat_seconds)
-        self._deployment = deployment
         self._connections = connections
         self._model = model
         self._stages = stages
@@ -137,7 +135,7 @@ class WorkerWatch:
         """
         for machine, connection in self._connections.items():
             self._lives[machine].hear()
-            self._calls[machine] = connection.watch(self._deployment, self._model)
+            self._calls[machine] = connection.watch(self._model)
             self._begin(self._read, machine)
         self._begin(self._judge)
         with self._lock:

@@ -182,10 +182,14 @@ def raise_errors(errors: Sequence[BaseException]) -> None:
 
 
 class WorkerClient:
-    """A control connection to one worker. Every call has a deadline, and its errors name the worker."""
+    """A control connection to one worker. Every call has a deadline, and its errors name the worker.
 
-    def __init__(self, endpoint: WorkerEndpoint) -> None:
+    All calls but `describe` are about ``deployment``, the random name of one.
+    """
+
+    def __init__(self, endpoint: WorkerEndpoint, deployment: str = "") -> None:
         self.endpoint = endpoint
+        self.deployment = deployment
         self.token = Token(endpoint.token) if endpoint.token else find_token(endpoint.address)
         self._metadata = self.token.metadata if self.token else None
         self._channel = open_channel(endpoint.address, endpoint.tls)
@@ -222,14 +226,13 @@ class WorkerClient:
             raise ProtocolError(f"{self.endpoint} says that it has a quota of {reply.core_quota} cores")
         return value_of(WorkerDescription, reply, round_trip_seconds=round_trip * 1e-9, clock_offset_nanoseconds=offset)
 
-    def watch(self, deployment: str, model: str = "") -> Any:
+    def watch(self, model: str = "") -> Any:
         """Open the stream of ``WatchEvent``; the deployment ends when the stream ends. ``model`` is for `describe`."""
-        request = pb.WatchRequest(deployment=deployment, model=model, owner=_own_name())
+        request = pb.WatchRequest(deployment=self.deployment, model=model, owner=_own_name())
         return self._stub.Watch(request, metadata=self._metadata)
 
     def send_blobs(
         self,
-        deployment: str,
         blobs: Iterable[BlobSpec],
         blob_path: Callable[[str], Path],
         timeout_seconds: float,
@@ -237,10 +240,8 @@ class WorkerClient:
     ) -> int:
         """Send blobs that the worker lacks; return the bytes sent. Call ``on_progress(bytes sent, total bytes)``."""
         by_sha256 = {blob.sha256: blob for blob in blobs}
-        request = pb.MissingBlobsRequest(
-            deployment=deployment, blobs=[message_of(pb.Blob, blob) for blob in by_sha256.values()]
-        )
-        reply = self._call(request, timeout_seconds)
+        listed = [message_of(pb.Blob, blob) for blob in by_sha256.values()]
+        reply = self._call(pb.MissingBlobsRequest(deployment=self.deployment, blobs=listed), timeout_seconds)
         missing = [by_sha256[sha256] for sha256 in reply.sha256 if sha256 in by_sha256]
         total = sum(blob.size_bytes for blob in missing)
         on_progress(0, total)
@@ -248,7 +249,7 @@ class WorkerClient:
             return 0
         files = [(blob, blob_path(blob.sha256)) for blob in missing]
         problems: list[BlobError] = []
-        requests = _upload(deployment, files, lambda sent: on_progress(sent, total), problems)
+        requests = _upload(self.deployment, files, lambda sent: on_progress(sent, total), problems)
         timeout = timeout_seconds + total / SLOWEST_LINK_BYTES_PER_SECOND + len(missing) * BLOB_SECONDS
         try:
             self._stub.PutBlob(requests, timeout=timeout, metadata=self._metadata)
@@ -260,13 +261,7 @@ class WorkerClient:
             raise problems[0]
         return total
 
-    def load(
-        self,
-        deployment: str,
-        program: Program,
-        link_secrets: Mapping[tuple[str, str], bytes],
-        timeout_seconds: float,
-    ) -> int:
+    def load(self, program: Program, link_secrets: Mapping[tuple[str, str], bytes], timeout_seconds: float) -> int:
         """Load the worker's stages of a program; return the bytes of the weights that it holds for them.
 
         ``link_secrets`` are the secrets of the worker's links, by (source, destination).
@@ -274,14 +269,12 @@ class WorkerClient:
         machine = self.endpoint.machine
         blobs = {blob.sha256: blob.size_bytes for stage in program.stages_on(machine) for blob in stage.blobs}
         timeout = timeout_seconds + TRIAL_START_SECONDS + sum(blobs.values()) / SLOWEST_LOAD_BYTES_PER_SECOND
-        return int(self._call(load_request(deployment, program, machine, link_secrets), timeout).weight_bytes)
+        return int(self._call(load_request(self.deployment, program, machine, link_secrets), timeout).weight_bytes)
 
-    def connect(
-        self, deployment: str, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float
-    ) -> tuple[LinkStatistics, ...]:
+    def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> tuple[LinkStatistics, ...]:
         """Make the worker open its links to other workers; return their transports."""
         request = pb.ConnectRequest(
-            deployment=deployment,
+            deployment=self.deployment,
             timeout_seconds=timeout_seconds,
             peers=[
                 pb.Peer(machine=name, address=peer.address, tls=peer.tls is not None, transport=peer.transport)
@@ -291,26 +284,26 @@ class WorkerClient:
         reply = self._call(request, timeout_seconds + 1.0)
         return tuple(value_of(LinkStatistics, link) for link in reply.links)
 
-    def unload(self, deployment: str, timeout_seconds: float) -> None:
-        self._call(pb.UnloadRequest(deployment=deployment), timeout_seconds)
+    def unload(self, timeout_seconds: float) -> None:
+        self._call(pb.UnloadRequest(deployment=self.deployment), timeout_seconds)
 
-    def statistics(self, deployment: str, timeout_seconds: float) -> tuple[StageStatistics, ...]:
+    def statistics(self, timeout_seconds: float) -> tuple[StageStatistics, ...]:
         """Return what the worker has counted of each of its stages since they were loaded.
 
         Raises:
             TvmSplitError: the worker does not know the deployment, or does not answer in time.
         """
-        reply = self._call(pb.StatisticsRequest(deployment=deployment), timeout_seconds)
+        reply = self._call(pb.StatisticsRequest(deployment=self.deployment), timeout_seconds)
         return tuple(value_of(StageStatistics, stage, machine=self.endpoint.machine) for stage in reply.stages)
 
-    def processor_seconds(self, deployment: str) -> float:
+    def processor_seconds(self) -> float:
         """Return the CPU seconds of all threads of the worker's process since it started."""
-        reply = self._call(pb.StatisticsRequest(deployment=deployment), MEASUREMENT_SECONDS)
+        reply = self._call(pb.StatisticsRequest(deployment=self.deployment), MEASUREMENT_SECONDS)
         return float(reply.processor_seconds)
 
-    def trace(self, deployment: str, clock_offset_nanoseconds: int) -> tuple[TraceEvent, ...]:
+    def trace(self, clock_offset_nanoseconds: int) -> tuple[TraceEvent, ...]:
         """Return the latest events, in a clock that is ``clock_offset_nanoseconds`` behind that of the worker."""
-        reply = self._call(pb.TraceRequest(deployment=deployment), MEASUREMENT_SECONDS)
+        reply = self._call(pb.TraceRequest(deployment=self.deployment), MEASUREMENT_SECONDS)
         return tuple(
             value_of(
                 TraceEvent,
@@ -322,15 +315,15 @@ class WorkerClient:
             for event in reply.events
         )
 
-    def load_kernels(self, deployment: str, kernels: KernelSet, timeout_seconds: float) -> int:
+    def load_kernels(self, kernels: KernelSet, timeout_seconds: float) -> int:
         """Load kernels to time, whose library the worker has; return the bytes allocated for their arguments."""
         timeout = timeout_seconds + TRIAL_START_SECONDS + kernels.weight_bytes / SLOWEST_LOAD_BYTES_PER_SECOND
-        reply = self._call(message_of(pb.LoadKernelsRequest, kernels, deployment=deployment), timeout)
+        reply = self._call(message_of(pb.LoadKernelsRequest, kernels, deployment=self.deployment), timeout)
         return int(reply.allocated_bytes)
 
-    def time_kernels(self, deployment: str, effort: TimingEffort, timeout_seconds: float) -> tuple[KernelTime, ...]:
+    def time_kernels(self, effort: TimingEffort, timeout_seconds: float) -> tuple[KernelTime, ...]:
         """Time the loaded kernels; ``timeout_seconds`` is added to ``effort.limit_seconds`` for the answer."""
-        request = message_of(pb.TimeKernelsRequest, effort, deployment=deployment)
+        request = message_of(pb.TimeKernelsRequest, effort, deployment=self.deployment)
         reply = self._call(request, effort.limit_seconds + timeout_seconds)
         return tuple(value_of(KernelTime, time) for time in reply.times)
 

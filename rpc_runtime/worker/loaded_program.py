@@ -46,7 +46,7 @@ CONNECT_WAIT_SECONDS = 10.0
 
 
 class LoadedProgram:
-    """A worker's part of one program. Thread-safe. Call order: `keep`, `load`, `connect`, `close`.
+    """A worker's part of one program. Thread-safe. Call order: `pin`, `load`, `connect`, `close`.
 
     Between `load` and `connect` its stages are loaded, and nothing is sent or received.
     """

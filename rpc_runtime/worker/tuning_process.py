@@ -45,7 +45,6 @@ MAXIMUM_GREETING_BYTES = 4 * MAXIMUM_KEY_LETTERS
 UNKNOWN_CACHE_BYTES = 128 << 20
 """Assumed L2 cache size if a GPU does not report it: more than any GPU had when this was written."""
 _TIMEOUT_OPTION = "-timeout="
-_LENGTH = struct.Struct("<i")
 
 
 class Offer:
@@ -188,10 +187,10 @@ def _greet(connection: socket.socket, expected: str | None, own_key: str) -> lis
         raise ValueError("it does not speak TVM's RPC")
     greeting, *options = receive_exactly(connection, size, deadline).decode().split() or [""]
     if expected is None or greeting != expected:
-        connection.sendall(_LENGTH.pack(RPC_MISMATCH))
+        connection.sendall(struct.pack("<i", RPC_MISMATCH))
         return None
     key = own_key.encode()
-    connection.sendall(_LENGTH.pack(RPC_MAGIC) + _LENGTH.pack(len(key)) + key)
+    connection.sendall(struct.pack("<ii", RPC_MAGIC, len(key)) + key)
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # detects a client that was switched off
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)

@@ -42,15 +42,15 @@ class Victim:
     """A deployment for the trials, of the same program as the valid one; it may be loaded or not."""
 
     def __init__(self, standing: Standing, loaded: bool) -> None:
-        self.connection = WorkerClient(standing.endpoint)
         self.deployment = secrets.token_hex(16)
-        self._watch = self.connection.watch(self.deployment)
+        self.connection = WorkerClient(standing.endpoint, self.deployment)
+        self._watch = self.connection.watch()
         next(self._watch)
         if loaded:
             program, maker = standing.honest.program, standing.maker
             blobs = [blob for stage in program.stages_on(A) for blob in stage.blobs]
-            send_blobs(self.connection, self.deployment, blobs, maker)
-            self.connection.load(self.deployment, program, secrets_of(program), PATIENCE_SECONDS)
+            send_blobs(self.connection, blobs, maker)
+            self.connection.load(program, secrets_of(program), PATIENCE_SECONDS)
 
     def close(self) -> None:
         self._watch.cancel()

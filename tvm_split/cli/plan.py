@@ -34,7 +34,7 @@ class PlanOutput:
     )
     picture: Path | None = options.output(None, "Draw the graph of layers, coloured by machine.", metavar="FILE.svg")
     details: bool = option(False, "Also show every stage, how sure the plan is, and what it beats.")
-    json: bool = option(False, "Write the result as JSON, and nothing else, to stdout.")
+    json: bool = options.JSON
 
     def require_possible(self, source: str) -> None:
         """Raise a `WrongUseError` for an output that the model that ``source`` names cannot have."""

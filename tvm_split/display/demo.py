@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.rule import Rule
 from rich.syntax import Syntax
 from rich.text import Text
@@ -60,28 +60,28 @@ def write_files(demo: Demonstration, folder: Path) -> None:
     values.write(content_of(demo, folder), folder / "report.json")
 
 
-def print_report(demo: Demonstration, folder: Path, console: Console = STDOUT) -> None:
+def print_report(demo: Demonstration, folder: Path) -> None:
     """Print the report, from the IR of each machine to the timeline."""
     machines = demo.bundle.program.machines
-    console.print(Rule("What each machine does"))
+    STDOUT.print(Rule("What each machine does"))
     for machine in machines:
         text = f"# {machine}\n{short_form(demo.bundle.ir[machine])}"
-        console.print(Syntax(text, "python", background_color="default", padding=(0, 0, 1, 0), word_wrap=True))
-    console.print(
+        STDOUT.print(Syntax(text, "python", background_color="default", padding=(0, 0, 1, 0), word_wrap=True))
+    STDOUT.print(
         "Shortened: every line is one binding of the IR, without attributes and devices. In full:", style="dim"
     )
-    console.print(f"{folder}/bundle/ir", style="dim", soft_wrap=True)
-    console.print(Rule("What was compiled"))
-    show(demo.bundle, console)
-    console.print(Rule("What came out"))
-    console.print(_outcome(demo))
+    STDOUT.print(f"{folder}/bundle/ir", style="dim", soft_wrap=True)
+    STDOUT.print(Rule("What was compiled"))
+    show(demo.bundle)
+    STDOUT.print(Rule("What came out"))
+    STDOUT.print(_outcome(demo))
     title = f"{demo.ran.statistics[0].micro_batches} micro-batches in all"
-    print_parts([statistics_table(demo.ran.statistics, title)], console)
-    console.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
-    columns = columns_in(console.width, machines)
-    console.print(drawn_timeline(demo.ran.first_events, machines, columns), no_wrap=True, overflow="crop")
-    console.print(Text(_overlap(demo)))
-    console.print(f"As a picture: {folder}/timeline.png and timeline.svg", style="dim", soft_wrap=True)
+    print_parts([statistics_table(demo.ran.statistics, title)])
+    STDOUT.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
+    columns = columns_in(STDOUT.width, machines)
+    STDOUT.print(drawn_timeline(demo.ran.first_events, machines, columns), no_wrap=True, overflow="crop")
+    STDOUT.print(Text(_overlap(demo)))
+    STDOUT.print(f"As a picture: {folder}/timeline.png and timeline.svg", style="dim", soft_wrap=True)
 
 
 def short_form(ir: str) -> str:

@@ -51,18 +51,18 @@ def deployments_left(endpoint: WorkerEndpoint) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def watched(endpoint: WorkerEndpoint) -> Iterator[tuple[WorkerClient, str]]:
-    """Open a deployment without stages while it is watched; yield the caller and its name."""
-    connection, deployment = WorkerClient(endpoint), secrets.token_hex(16)
-    watch = connection.watch(deployment)
+def watched(endpoint: WorkerEndpoint) -> Iterator[WorkerClient]:
+    """Open a deployment without stages while it is watched; yield the caller."""
+    connection = WorkerClient(endpoint, secrets.token_hex(16))
+    watch = connection.watch()
     next(watch)
     try:
-        yield connection, deployment
+        yield connection
     finally:
         watch.cancel()
         connection.close()
 
 
-def send_blobs(connection: WorkerClient, deployment: str, blobs: Sequence[BlobSpec], maker: ProgramMaker) -> int:
+def send_blobs(connection: WorkerClient, blobs: Sequence[BlobSpec], maker: ProgramMaker) -> int:
     """Returns how many bytes were missing on the worker and are sent."""
-    return connection.send_blobs(deployment, blobs, maker.blob_path, PATIENCE_SECONDS, lambda sent, total: None)
+    return connection.send_blobs(blobs, maker.blob_path, PATIENCE_SECONDS, lambda sent, total: None)

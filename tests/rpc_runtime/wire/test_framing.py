@@ -120,8 +120,8 @@ def test_a_watched_failure_is_cleaned(kind: Any) -> None:
     raised: list[TvmSplitError] = []
     with (
         HostileWorker("box", {METHODS["Watch"].path: watch}) as worker,
-        contextlib.closing(WorkerClient(worker.endpoint)) as connection,
-        contextlib.closing(WorkerWatch("0" * 32, {"box": connection}, raised.append)) as watching,
+        contextlib.closing(WorkerClient(worker.endpoint, "0" * 32)) as connection,
+        contextlib.closing(WorkerWatch({"box": connection}, raised.append)) as watching,
     ):
         try:
             watching.start()

@@ -84,12 +84,12 @@ def test_a_library_that_hangs(worker: LocalWorkers, maker: ProgramMaker) -> None
 def test_a_trial_ends_with_its_caller(worker: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
     """A trial that would take minutes is ended, and the next caller is served."""
     program = one_stage(maker)
-    with RawCaller(worker.endpoints[A]) as caller, watched(worker.endpoints[A]) as (connection, deployment):
+    with RawCaller(worker.endpoints[A]) as caller, watched(worker.endpoints[A]) as connection:
         hanging = with_library(program, compiled(maker, HANG))
         plan = hanging.on(A)
         blobs = [blob for stage in plan.stages for blob in stage.blobs]
-        send_blobs(connection, deployment, blobs, maker)
-        request = load_request(deployment, hanging, A, {}).SerializeToString()
+        send_blobs(connection, blobs, maker)
+        request = load_request(connection.deployment, hanging, A, {}).SerializeToString()
         call = caller.begin(METHODS["LoadStages"].path, [request], 1000)
         process = psutil.Process(worker.process_ids[A])
         eventually(lambda: any(child.children() for child in process.children()), "a trial runs")

@@ -25,11 +25,11 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 def test_a_blob_belongs_to_a_deployment(workers: LocalWorkers, maker: ProgramMaker, honest: None) -> None:
     blob = maker.blob(b"a blob of its own")
     chunk = pb.PutBlobRequest(chunk=b"a blob of its own").SerializeToString()
-    with RawCaller(workers.endpoints[A]) as caller, watched(workers.endpoints[A]) as (connection, deployment):
+    with RawCaller(workers.endpoints[A]) as caller, watched(workers.endpoints[A]) as connection:
         code, words = caller.answer(METHODS["PutBlob"].path, [begin_upload("0" * 32, blob), chunk])
         assert (code, "watch it first" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
-        assert send_blobs(connection, deployment, [blob], maker) == 17
-        assert send_blobs(connection, deployment, [blob], maker) == 0
+        assert send_blobs(connection, [blob], maker) == 17
+        assert send_blobs(connection, [blob], maker) == 0
 
 
 def test_blobs_that_come_in_one_call(workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -37,17 +37,17 @@ def test_blobs_that_come_in_one_call(workers: LocalWorkers, maker: ProgramMaker)
     contents = [b"l" * (CHUNK_BYTES + 7), b"", b"small"]
     blobs = [maker.blob(content + bytes([1]) if content else content) for content in contents]
     sent: list[int] = []
-    with watched(workers.endpoints[A]) as (connection, deployment):
+    with watched(workers.endpoints[A]) as connection:
         on_progress = lambda size, total: sent.append(size)  # noqa: E731
-        total = connection.send_blobs(deployment, blobs, maker.blob_path, PATIENCE_SECONDS, on_progress)
+        total = connection.send_blobs(blobs, maker.blob_path, PATIENCE_SECONDS, on_progress)
         assert total == sum(blob.size_bytes for blob in blobs) == sent[-1]
         assert sent == sorted(sent)
-        assert send_blobs(connection, deployment, blobs, maker) == 0
+        assert send_blobs(connection, blobs, maker) == 0
         first, lost, last = (maker.blob(content) for content in (b"first", b"lost", b"last"))
         maker.blob_path(lost.sha256).unlink()
         with pytest.raises(BlobError, match=f"cannot read blob {lost.sha256[:12]} from .*No such file"):
-            send_blobs(connection, deployment, [first, lost, last], maker)
-        assert send_blobs(connection, deployment, [first, last], maker) == 4
+            send_blobs(connection, [first, lost, last], maker)
+        assert send_blobs(connection, [first, last], maker) == 4
         assert connection.describe(PATIENCE_SECONDS)
 
 
@@ -56,37 +56,39 @@ def test_loading_stops_when_nobody_waits_any_more(workers: LocalWorkers, maker: 
     (stage,) = program.stages
     more = tuple(replace(stage, name=f"s{n}", outputs=(replace(stage.outputs[0], name=f"o{n}"),)) for n in range(255))
     program = replace(program, stages=(stage, *more))
-    with watched(workers.endpoints[A]) as (connection, deployment):
-        send_blobs(connection, deployment, stage.blobs, maker)
+    with watched(workers.endpoints[A]) as connection:
+        send_blobs(connection, stage.blobs, maker)
         with pytest.raises(DeadlineError):
-            connection._call(load_request(deployment, program, A, {}), 0.03)
+            connection._call(load_request(connection.deployment, program, A, {}), 0.03)
         time.sleep(1.0)
         with pytest.raises(ProtocolError, match="no stages loaded"):
-            connection.statistics(deployment, PATIENCE_SECONDS)
+            connection.statistics(PATIENCE_SECONDS)
 
 
 def test_what_is_loaded_stands_by_until_it_is_connected(workers: LocalWorkers, maker: ProgramMaker) -> None:
     """A spare has its weights and statistics, waits for inputs, and can be connected once."""
     program = chain(maker)
     part = replace(program, stages=tuple(replace(stage, machine=A) for stage in program.stages))
-    with watched(workers.endpoints[A]) as (connection, deployment):
-        send_blobs(connection, deployment, [blob for stage in part.stages for blob in stage.blobs], maker)
-        assert connection.load(deployment, part, {}, PATIENCE_SECONDS) == 64
+    with watched(workers.endpoints[A]) as connection:
+        send_blobs(connection, [blob for stage in part.stages for blob in stage.blobs], maker)
+        assert connection.load(part, {}, PATIENCE_SECONDS) == 64
         with pytest.raises(WorkerError, match="is loaded already"):
-            connection.load(deployment, part, {}, PATIENCE_SECONDS)
-        assert [stage.micro_batches for stage in connection.statistics(deployment, PATIENCE_SECONDS)] == [0, 0, 0]
-        assert connection.connect(deployment, {}, PATIENCE_SECONDS) == ()
+            connection.load(part, {}, PATIENCE_SECONDS)
+        assert [stage.micro_batches for stage in connection.statistics(PATIENCE_SECONDS)] == [0, 0, 0]
+        assert connection.connect({}, PATIENCE_SECONDS) == ()
         with pytest.raises(WorkerError, match="is connected already"):
-            connection.connect(deployment, {}, PATIENCE_SECONDS)
+            connection.connect({}, PATIENCE_SECONDS)
 
 
 def test_a_link_waits_for_its_machine_to_be_connected(workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = one_stage(maker)
-    with watched(workers.endpoints[A]) as (connection, deployment), RawCaller(workers.endpoints[A]) as caller:
-        send_blobs(connection, deployment, program.stages[0].blobs, maker)
-        connection.load(deployment, program, {}, PATIENCE_SECONDS)
-        early = caller.begin(LINK_PATH, silence(), PATIENCE_SECONDS, ((HELLO_KEY, hello(deployment, CLIENT, A)),))
-        connection.connect(deployment, {}, PATIENCE_SECONDS)
+    with watched(workers.endpoints[A]) as connection, RawCaller(workers.endpoints[A]) as caller:
+        send_blobs(connection, program.stages[0].blobs, maker)
+        connection.load(program, {}, PATIENCE_SECONDS)
+        early = caller.begin(
+            LINK_PATH, silence(), PATIENCE_SECONDS, ((HELLO_KEY, hello(connection.deployment, CLIENT, A)),)
+        )
+        connection.connect({}, PATIENCE_SECONDS)
         assert decode(next(early)).kind is FrameKind.ACCEPT
         early.cancel()
 
