@@ -114,11 +114,6 @@ AUTO_CODEC = "auto"
 """The ``codec`` of a link whose plan chooses one."""
 
 
-def is_link_codec(codec: str) -> bool:
-    """Return whether a link may have this codec."""
-    return codec in (AUTO_CODEC, NONE) or codec in CODECS
-
-
 @dataclass(frozen=True, repr=False)
 class Link(ShownFields):
     """A one-way link: the transfer of ``b`` bytes takes ``latency_seconds + b / bytes_per_second``.
@@ -166,7 +161,7 @@ class Link(ShownFields):
                 raise ClusterError(f"{label}: {error}") from error
         if self.transport != AUTO:
             self._require_transport(label)
-        if not is_link_codec(self.codec):
+        if self.codec not in (AUTO_CODEC, NONE) and self.codec not in CODECS:
             codecs = ", ".join((AUTO_CODEC, *CODECS))
             raise ClusterError(f"{label} has codec {self.codec!r}; there are {codecs}")
         if memory_of(self.transport) == "device" and self.codec not in (AUTO_CODEC, NONE):

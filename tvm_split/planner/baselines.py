@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.by_hand import named, with_independent_layers
-from tvm_split.planner.evaluate import evaluate, keeps_demands
+from tvm_split.planner.evaluate import keeps_demands
 from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Alternative, Problem, Solution, Stage, Timed, gap_of, objective_seconds
-from tvm_split.planner.step_graph import lower
+from tvm_split.planner.problem import Alternative, Problem, Solution, Stage, Timed, objective_seconds
+from tvm_split.planner.strategy import solution_of
 from tvm_split.units import number_text, seconds_text
 
 if TYPE_CHECKING:
@@ -122,17 +122,15 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
         fewer,
         key=lambda alternative: (_machines(alternative.stages), objective_seconds(problem.objective, alternative)),
     )
-    evaluation = evaluate(problem, lower(problem, chosen.stages))
-    value = objective_seconds(problem.objective, evaluation)
-    lost = value / solution_seconds - 1 if solution_seconds > 0 else 0.0
+    method = f"{solution.method}; fewer machines preferred"
+    smaller = solution_of(problem, chosen.stages, solution.lower_bound_seconds, method)
+    seconds = objective_seconds(problem.objective, smaller.evaluation)
+    lost = seconds / solution_seconds - 1 if solution_seconds > 0 else 0.0
+    latencies = (seconds_text(plan.evaluation.latency_seconds) for plan in (solution, smaller))
     return dataclasses.replace(
-        solution,
-        stages=chosen.stages,
-        evaluation=evaluation,
-        gap=gap_of(value, solution.lower_bound_seconds),
-        method=f"{solution.method}; fewer machines preferred",
+        smaller,
         why_no_more_machines=f"{_machines(solution.stages)} machines would gain {lost:.1%} and have a latency of "
-        f"{seconds_text(solution.evaluation.latency_seconds)} instead of {seconds_text(evaluation.latency_seconds)}",
+        + " instead of ".join(latencies),
         alternatives=(
             Alternative(
                 MORE_MACHINES,

@@ -6,7 +6,7 @@ file the fields have the same names. Seconds and bytes are those of one micro-ba
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal, Protocol
 
@@ -324,4 +324,4 @@ class Solution:
     gap: float
     method: str
     why_no_more_machines: str = ""
-    alternatives: tuple[Alternative, ...] = field(default=())
+    alternatives: tuple[Alternative, ...] = ()

@@ -110,6 +110,11 @@ class Layout(NamedTuple):
     machines: tuple[str, ...]
     shares: tuple[float, ...]
 
+    @property
+    def holder(self) -> str:
+        """The machine with the largest share, the first of equal ones."""
+        return self.machines[self.shares.index(max(self.shares))]
+
 
 def whole_on(machine: str) -> Layout:
     return Layout(None, (machine,), (1.0,))
@@ -138,11 +143,6 @@ class ShardOption:
         for end, sums in self._sums.items():
             if self.begin <= first < end:
                 yield end, sums[end - self.begin] - sums[first - self.begin]
-
-    @property
-    def holder(self) -> str:
-        """The machine with the largest share, the first of equal ones."""
-        return self.machines[self.shares.index(max(self.shares))]
 
     @property
     def layout(self) -> Layout:
@@ -205,13 +205,12 @@ def cheapest(
             for option in options:
                 arrives = seconds_before + relayout_seconds(links, before.held, option.layout, alive)
                 for end, seconds in option.ends(place) if not math.isinf(arrives) else ():
-                    reach(before, Segment(place, end, option.holder, option), arrives + seconds)
+                    reach(before, Segment(place, end, option.layout.holder, option), arrives + seconds)
 
     def at_client(state: _State) -> float:
         """Seconds until the client has the results; parts are first gathered on the machine with the largest share."""
-        held = state.held
-        holder = whole_on(held.machines[held.shares.index(max(held.shares))])
-        gathered = relayout_seconds(links, held, holder, output_bytes)
+        holder = whole_on(state.held.holder)
+        gathered = relayout_seconds(links, state.held, holder, output_bytes)
         return best[state] + gathered + relayout_seconds(links, holder, whole_on(CLIENT), output_bytes)
 
     return _joined(

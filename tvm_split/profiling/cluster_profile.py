@@ -37,36 +37,24 @@ def profile_model(
     *,
     database: str | Path | None = None,
     refresh: bool = False,
-    cache_folder: str | Path | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     on_progress: StepProgress | None = None,
 ) -> MeasuredCluster:
     """Measure the pieces of a model on every machine, then the links, with the tensor sizes of this model's cuts.
 
-    Arguments and errors are those of `time_kernels` and `probe_links`. Measurements are kept in
-    ``cache_folder``, by default in the user's cache. ``database`` is the folder of tuned kernels.
+    Arguments and errors are those of `time_kernels` and `probe_links`; ``database`` is the folder of tuned kernels.
     """
-    folder = default_folder() if cache_folder is None else Path(cache_folder)
     with cluster.start() as workers:
-        measured = measured_pieces(
-            model,
-            workers,
-            database,
-            refresh=refresh,
-            cache_folder=folder,
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-        )
+        how: dict[str, Any] = {
+            "refresh": refresh,
+            "cache_folder": default_folder(),
+            "timeout_seconds": timeout_seconds,
+            "on_progress": on_progress,
+        }
+        measured = measured_pieces(model, workers, database, **how)
         profile = measured.profile
         edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
-        probe = probe_links(
-            workers,
-            sorted({int(edge.bytes) for edge in edges}),
-            timeout_seconds=timeout_seconds,
-            on_progress=on_progress,
-            cache_folder=folder,
-            refresh=refresh,
-        )
+        probe = probe_links(workers, sorted({int(edge.bytes) for edge in edges}), **how)
     machines = tuple(replace(machine, streaming=probe.streaming[machine.machine]) for machine in profile.machines)
     return replace(measured, profile=replace(profile, machines=machines, links=probe.links))
 

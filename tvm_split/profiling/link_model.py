@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from tvm import relax
@@ -133,9 +132,7 @@ def _line(series: Sequence[Sequence[tuple[int, float]]]) -> tuple[float, float]:
 class ProbePrograms:
     """Compiles pass-through stages for any processor of an architecture, once per architecture and pair of sizes."""
 
-    def __init__(
-        self, architectures: Mapping[str, str], gpus: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, architectures: Mapping[str, str], gpus: Mapping[str, Mapping[str, Any]]) -> None:
         """``architectures`` by machine, as reported (``x86_64``); ``gpus`` are targets of machines with GPUs."""
         self._architectures = architectures
         self._gpus = gpus

@@ -220,10 +220,9 @@ class ShardCandidates:
     def _plan_around(self, option: ShardOption, end: int) -> tuple[Plan, int]:
         """A plan that shards an option's blocks up to ``end``, and the position of the sharded stage."""
         ends = ((0, option.begin), (end, len(self._blocks)))
-        around = [Segment(*span, option.holder) for span in ends if span[0] < span[1]]
-        segments = sorted(
-            [*around, Segment(option.begin, end, option.holder, option)], key=lambda segment: segment.first
-        )
+        holder = option.layout.holder
+        around = [Segment(*span, holder) for span in ends if span[0] < span[1]]
+        segments = sorted([*around, Segment(option.begin, end, holder, option)], key=lambda segment: segment.first)
         return self._plan(self._stages(segments)), int(option.begin > 0)
 
     def _looked_ahead(self, option: ShardOption, end: int) -> list[float] | None:

@@ -167,7 +167,7 @@ def test_no_other_way_is_cheaper(seed: int) -> None:
                     for machine in (A, B)
                     if all(machine in b.seconds for b in chain[slice(*span)])
                 ),
-                *(Segment(*span, option.holder, option) for option in shared if option.begin <= span[0]),
+                *(Segment(*span, option.layout.holder, option) for option in shared if option.begin <= span[0]),
             ]
             for span in itertools.pairwise(bounds)
         ]

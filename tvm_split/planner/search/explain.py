@@ -57,9 +57,10 @@ def why_impossible(problem: Problem, find: Find) -> str:
         if chosen:
             return _missing_links(problem, relaxed, chosen)
     if find(dataclasses.replace(unlimited, pins=())).chosen:
+        pins = (f"{pin.piece!r} {'not on' if pin.forbidden else 'on'} {pin.machine}" for pin in problem.pins[:6])
         return (
             f"no plan keeps to the pins: with them, a machine depends on its own results in a cycle, or more "
-            f"machines are needed than are allowed; the pins are {_pin_list(problem)}"
+            f"machines are needed than are allowed; the pins are {', '.join(pins)}"
         )
     if (problem.stages, problem.maximum_machines) != (None, None):
         chosen = find(dataclasses.replace(unlimited, pins=(), stages=None, maximum_machines=None)).chosen
@@ -131,10 +132,6 @@ def _missing_links(problem: Problem, relaxed: Problem, plan: Candidate) -> str:
         f"no plan fits the links: one on {names_of([instance.machines[machine] for machine in plan.machines])} would, "
         f"but there is no link {names_of(missing)}; links are one-way, so name both directions"
     )
-
-
-def _pin_list(problem: Problem) -> str:
-    return ", ".join(f"{pin.piece!r} {'not on' if pin.forbidden else 'on'} {pin.machine}" for pin in problem.pins[:6])
 
 
 def _why_nowhere(instance: Instance, name: str) -> str:

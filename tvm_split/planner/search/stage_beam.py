@@ -22,6 +22,7 @@ from tvm_split.planner.search.bounds import Prices
 from tvm_split.planner.search.budget import Budget
 from tvm_split.planner.search.candidate import Placement
 from tvm_split.planner.search.instance import Flags, Floats, Instance
+from tvm_split.planner.search.stage_costs import shared_seconds
 from tvm_split.planner.step_graph import MachineSet
 
 ROUNDING = 1e-12
@@ -49,7 +50,9 @@ class ClassCosts:
         self.counts = np.array([len(members) for members in self.members], dtype=np.intp)
         first = [list(members[0]) for members in self.members]
         seconds = instance.seconds * instance.contention
-        self.seconds: Floats = np.stack([_shared(seconds[:, machines]) for machines in first], axis=1)
+        self.seconds: Floats = np.stack(
+            [shared_seconds([(seconds[:, machine], 1) for machine in machines]) for machines in first], axis=1
+        )
         self.memory, self.transfer_seconds, self.transfer_seconds_per_byte = (
             np.array([limit(values[machines]) for machines in first])
             for values, limit in (
@@ -71,15 +74,6 @@ class ClassCosts:
         links[alone, alone] = math.inf
         links[alone, alone] = links[alone].min(axis=1)
         self.places = np.unique(links, axis=0, return_inverse=True)[1].ravel()
-
-
-def _shared(seconds: Floats) -> Floats:
-    """Return (n,) seconds per micro-batch of pieces on machines that share micro-batches in proportion to speed."""
-    if seconds.shape[1] == 1:
-        return seconds[:, 0]
-    with np.errstate(divide="ignore"):
-        rates = np.where(np.isinf(seconds).any(axis=1, keepdims=True), 0.0, 1 / seconds)
-        return np.asarray(1 / rates.sum(axis=1))
 
 
 class OrderCosts:

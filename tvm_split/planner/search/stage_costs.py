@@ -142,7 +142,7 @@ def stage_costs(instance: Instance, groups: Groups, ideals: Flags) -> StageCosts
         )
         receive = received.stream_seconds(into) + from_client.stream_seconds(home_in)
         send = sent.stream_seconds(outof) + to_client.stream_seconds(home_out)
-        compute = _shared([(full[index], group[index]) for index in held_by])
+        compute = shared_seconds([(full[index], group[index]) for index in held_by])
         computing.append(compute)
         period.append(np.maximum(np.maximum(compute, receive), send))
         slowest = np.maximum.reduce([alone[index] for index in held_by])
@@ -268,7 +268,7 @@ def _largest(values: Floats, ideals: Flags) -> Floats:
     return largest
 
 
-def _shared(members: list[tuple[Floats, int]]) -> Floats:
+def shared_seconds(members: list[tuple[Floats, int]]) -> Floats:
     """Return the seconds per micro-batch of machines that share a stage: one over the sum of their rates.
 
     ``members`` are seconds and number of machines. Infinite if any of them cannot hold the stage.
