@@ -14,9 +14,12 @@ import pytest
 import torch
 
 import tvm_split
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from tests.helpers.waiting import eventually
+from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
+from tvm_split.launchers.ray import Ray
 
 MODULE = "rpc_runtime.worker"
 
@@ -105,6 +108,10 @@ def test_another_process_joins_and_leaves(own_ray: Any, tmp_path: Path) -> None:
     assert done.stdout == "machine-a machine-b\n", done.stderr
     with pytest.raises(DeadlineError, match=r"no room within 2 s for 2 workers with \{'CPU': 64\.0\} each"):
         tvm_split.Cluster.at("ray", workers=2, threads=64, timeout_seconds=2.0).start().endpoints()
+    machines, launcher = (Machine("machine-a"), Machine("machine-b", threads=2)), Ray(resources={"CPU": 1})
+    with tvm_split.Cluster(machines, launcher=launcher) as workers:
+        threads = [describe(endpoint, 30).threads for endpoint in workers.endpoints().values()]
+        assert threads == [1, 2]
     eventually(lambda: not workers_running(tmp_path), "no worker is left")
     eventually(lambda: own_ray.available_resources().get("CPU") == 2.0, "Ray has both CPUs back")
 

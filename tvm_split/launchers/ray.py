@@ -18,6 +18,7 @@ from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.launcher import Launcher, Started
+from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError, last_line
 from tvm_split.launchers.local import lettered_machines
 
@@ -30,11 +31,11 @@ OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 
 @dataclass(frozen=True)
 class Ray(Launcher):
-    """Workers that Ray places on its nodes, each with ``threads`` of its CPUs. Ray restarts a worker that dies.
+    """Workers that Ray places on its nodes, each with a CPU for each thread. Ray restarts a worker that dies.
 
     ``address`` is HOST:PORT of Ray's head; None is the Ray that this process is connected to, otherwise one that runs
     on this host. ``resources`` are further resources of each worker: ``{"GPU": 1, "memory": 1e9}`` (bytes), or custom
-    resources of nodes; ``CPU`` overrides ``threads``. ``strategy`` is the placement group's.
+    resources of nodes; ``CPU`` overrides the threads. ``strategy`` is the placement group's.
     """
 
     name = "ray"
@@ -51,7 +52,7 @@ class Ray(Launcher):
         return Cluster(lettered_machines(self.workers, self.threads), launcher=self)
 
     def start(self, cluster: Cluster) -> Started:
-        return RayWorkers(cluster.machine_names, self)
+        return RayWorkers(cluster.machines, self)
 
 
 class RayWorker:
@@ -69,7 +70,7 @@ class RayWorker:
 
 
 class RayWorkers(Closing):
-    """One started and answering actor for each name, in a placement group. A context manager.
+    """One started and answering actor for each machine, in a placement group. A context manager.
 
     `close` also disconnects from Ray, if this object connected to it.
 
@@ -79,27 +80,28 @@ class RayWorkers(Closing):
         DeadlineError: Ray's nodes lack the resources for this number of workers.
     """
 
-    def __init__(self, names: Sequence[str], launcher: Ray) -> None:
+    def __init__(self, machines: Sequence[Machine], launcher: Ray) -> None:
         try:
             import ray
         except ImportError as error:
             raise ClusterError("there is no Ray here: pip install 'tvm-split[ray]', as on its nodes") from error
         self._ray, self._launcher = ray, launcher
-        amounts = {"CPU": float(launcher.threads), **launcher.resources}
-        self._resources = {name: amount for name, amount in amounts.items() if amount}
+        amounts = [{"CPU": float(machine.threads), **launcher.resources} for machine in machines]
+        self._resources = [{name: amount for name, amount in needed.items() if amount} for needed in amounts]
+        self._needs = " or ".join(dict.fromkeys(map(str, amounts)))
         self._token, self._id = secrets.token_hex(16), secrets.token_hex(4)
         self._actors: dict[str, Any] = {}
         self._group: Any = None
         self._joined = _join(ray, launcher.address)
         before_end(self, self.close)
         try:
-            self._group = self._place(len(names))
-            for index, name in enumerate(names):
-                self._actors[name] = self._start(name, index)
+            self._group = self._place()
+            for index, machine in enumerate(machines):
+                self._actors[machine.name] = self._start(machine, index)
             self.endpoints()
         except ValueError as error:
             self.close()
-            raise ClusterError(f"Ray has no workers with the resources {amounts}: {last_line(error)}") from error
+            raise ClusterError(f"Ray has no workers with the resources {self._needs}: {last_line(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -135,31 +137,31 @@ class RayWorkers(Closing):
                 self._ray.shutdown()
         self._joined = False
 
-    def _place(self, workers: int) -> Any:
+    def _place(self) -> Any:
         seconds, strategy = self._launcher.timeout_seconds, self._launcher.strategy
-        group = self._ray.util.placement_group([self._resources] * workers, strategy=strategy)
+        group = self._ray.util.placement_group(self._resources, strategy=strategy)
         if not group.wait(seconds):
             self._ray.util.remove_placement_group(group)
-            available = {
-                name: amount for name, amount in self._ray.available_resources().items() if name in self._resources
-            }
+            available = self._ray.available_resources()
+            free = {name: available[name] for name in self._resources[0] if name in available}
             raise DeadlineError(
-                f"Ray found no room within {seconds:g} s for {workers} workers with {self._resources} each "
-                f"({strategy}); free are {available}: ask for less, or start more nodes"
+                f"Ray found no room within {seconds:g} s for {len(self._resources)} workers with {self._needs} each "
+                f"({strategy}); free are {free}: ask for less, or start more nodes"
             )
         return group
 
-    def _start(self, name: str, index: int) -> Any:
+    def _start(self, machine: Machine, index: int) -> Any:
+        resources = self._resources[index]
         placed = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, index)
         actor = self._ray.remote(RayWorker).options(
-            **{option: self._resources.get(key, 0) for key, option in OPTIONS.items()},
-            resources={key: amount for key, amount in self._resources.items() if key not in OPTIONS},
-            name=f"tvm-split-{self._id}-{name}",
+            **{option: resources.get(key, 0) for key, option in OPTIONS.items()},
+            resources={key: amount for key, amount in resources.items() if key not in OPTIONS},
+            name=f"tvm-split-{self._id}-{machine.name}",
             scheduling_strategy=placed,
             max_restarts=FOREVER,
             max_task_retries=FOREVER,
         )
-        return actor.remote(name, self._launcher.threads, self._token)
+        return actor.remote(machine.name, machine.threads, self._token)
 
 
 def _join(ray: Any, address: str | None) -> bool:
