@@ -55,11 +55,6 @@ class Registry(Generic[Kind]):
         self._instances = instances
         self._loaded: dict[str, Kind] = {}
 
-    @property
-    def built_in(self) -> tuple[str, ...]:
-        """The names of the built-in kinds, without a look at the installed packages, which takes 40 ms."""
-        return tuple(self._built_in)
-
     def __iter__(self) -> Iterator[str]:
         yield from self._built_in
         yield from sorted(self._plugins())
