@@ -52,15 +52,21 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'tvm_split' has no attribute {name!r}")
     value = getattr(import_module(_MODULE_OF_NAME[name]), name)
-    globals()[name] = value = _refusing_misfits(value) if isinstance(value, FunctionType) else value
+    globals()[name] = value = _validating(value) if isinstance(value, FunctionType) else value
     return value
 
 
-def _refusing_misfits(function: FunctionType) -> Any:
-    """Return the function with an `InputError` instead of a TypeError for arguments that do not fit its signature."""
+def _validating(function: FunctionType) -> Any:
+    """Return the function with an `InputError` for arguments that fit neither its signature nor its types."""
+    names = tuple(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
+        from tvm_split.parameters import fitting
+
+        fit = functools.partial(fitting, function)
+        arguments = (*map(fit, names, arguments), *arguments[len(names) :])
+        named = {name: fit(name, value) for name, value in named.items()}
         try:
             return function(*arguments, **named)
         except TypeError:
@@ -69,8 +75,7 @@ def _refusing_misfits(function: FunctionType) -> Any:
             except TypeError as misfit:
                 from rpc_runtime.errors import InputError
 
-                names = ", ".join(inspect.signature(function).parameters)
-                raise InputError(f"tvm_split.{function.__name__}: {misfit}; it takes {names}") from None
+                raise InputError(f"tvm_split.{function.__name__}: {misfit}; it takes {', '.join(names)}") from None
             raise
 
     return call

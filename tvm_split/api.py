@@ -14,6 +14,7 @@ from tvm_split.compiling import compile
 from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy_on
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
+from tvm_split.parameters import Count, Seconds, Size
 from tvm_split.planner.baselines import one_machine_advice
 from tvm_split.planner.problem import Objective
 from tvm_split.planner.request import PlanRequest
@@ -32,10 +33,10 @@ def compile_and_deploy(
     objective: Objective | None = None,
     *,
     request: PlanRequest | None = None,
-    batch: int | None = None,
+    batch: Size | None = None,
     verify: bool = True,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-    in_flight: int | None = None,
+    timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS,
+    in_flight: Count | None = None,
     on_progress: StepProgress | None = None,
     **fields: Any,
 ) -> Deployment:

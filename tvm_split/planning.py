@@ -20,6 +20,7 @@ from tvm_split.deployment.deployment_report import read_measured
 from tvm_split.errors import PlanError, required
 from tvm_split.link_codecs import with_codecs
 from tvm_split.model import Model
+from tvm_split.parameters import Share
 from tvm_split.planner.baselines import stages_of_equal_cost, with_fewest_machines
 from tvm_split.planner.build_problem import (
     model_problem,
@@ -38,7 +39,7 @@ from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import Objective, Problem, Solution, Stage
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.replan import DEFAULT_THRESHOLD, Change, Measured, calibrated, change_to, corrections_of
-from tvm_split.planner.request import PlanRequest, split_by_position
+from tvm_split.planner.request import SPLITTING, PlanRequest, split_by_position
 from tvm_split.planner.search import solve
 from tvm_split.planner.strategy import require_strategy, solve_by
 from tvm_split.profiling.cluster_profile import profile_model
@@ -178,7 +179,7 @@ def replan(
     cluster: ClusterLike,
     current: PlanLike,
     measured: Measured | str | Path,
-    threshold: float = DEFAULT_THRESHOLD,
+    threshold: Share = DEFAULT_THRESHOLD,
     request: PlanRequest | None = None,
     *,
     described: Mapping[str, WorkerDescription] | None = None,
@@ -207,6 +208,7 @@ def replan(
         measured = read_measured(Path(measured), current.model)
     required(Measured, measured, PlanError, "give a report of `tvm-split bench --json`, or what read_measured returns")
     request = PlanRequest.of(request or current.request.searched(refresh=False), fields)
+    request.require_default("another plan is searched for; for a split by hand, call tvm_split.plan", SPLITTING)
     request = replace(request, precision=current.precision)
     require_strategy(request.strategy)
     with cluster.start() as workers:

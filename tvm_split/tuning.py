@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+from pydantic import InstanceOf
 from tvm import tirx
 from tvm_ffi.structural import StructuralKey
 
@@ -31,6 +32,7 @@ from tvm_split.compiler.targets import runs_here, tvm_target
 from tvm_split.compiler.tuning_folder import usable_folder
 from tvm_split.errors import TuningError, TuningUseError
 from tvm_split.model import Model
+from tvm_split.parameters import Natural, Seconds, Whole
 from tvm_split.planner.plan import Plan, PlannedMachine
 from tvm_split.planning import plan as make_plan
 from tvm_split.profiling.kernels import is_safe_to_time
@@ -72,13 +74,13 @@ def tune(
     where: Plan | ClusterLike,
     *,
     database: str | Path | None = None,
-    trials: int = 200,
+    trials: Natural = 200,
     machine: str | None = None,
     tracker: str | None = None,
     key: str | None = None,
-    seed: int = 0,
-    effort: tuning.Effort | None = None,
-    device_timeout_seconds: float = 30.0,
+    seed: Whole = 0,
+    effort: InstanceOf[tuning.Effort] | None = None,
+    device_timeout_seconds: Seconds = 30.0,
     on_progress: Callable[[TuningProgress], None] | None = None,
 ) -> TuningReport:
     """Search better choices for the kernels of a plan's parts, and keep those that are faster than the default.
@@ -101,8 +103,6 @@ def tune(
         TuningUseError: the arguments do not fit together.
         TuningError: a target cannot be tuned, there is no device, or the database cannot be used.
     """
-    if trials < 0:
-        raise TuningUseError(f"trials={trials} was asked for; give 0 or more")
     model, where = as_model(model), where if isinstance(where, Plan) else as_cluster(where)
     folder = usable_folder(database)
     where_measured = _tracker(tracker, key, device_timeout_seconds)
@@ -188,9 +188,6 @@ def merge_databases(into: str | Path, other: str | Path) -> int:
     Raises:
         TuningError: one of the two folders cannot be used.
     """
-    for folder in (into, other):
-        if not isinstance(folder, str | Path):
-            raise TuningUseError(f"got a value of class {type(folder).__name__} instead of the path of a folder")
     with _errors(), tuning.DatabaseWriter(into) as writer:
         return writer.merge(other)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rpc_runtime.client.result_queue import ResultQueue, array_slot
-from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerError
+from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError
 from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.inputs import checked_inputs, client_arrays, flat_bytes
 from rpc_runtime.program.program import Program
@@ -86,10 +86,6 @@ class Dispatcher:
         waited_for: Callable[[int], str],
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
-        if timeout_seconds <= 0:
-            raise InputError(f"a timeout is longer than 0 seconds, got {timeout_seconds}")
-        if in_flight is not None and in_flight < 1:
-            raise InputError(f"at least one micro-batch has to be in flight, got {in_flight}")
         self.own_process = OwnProcess()
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)

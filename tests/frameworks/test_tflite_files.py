@@ -1,7 +1,6 @@
 """TFLite files as TensorFlow's converter writes them, split over two workers by the layers' names, against LiteRT."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -146,14 +145,6 @@ def test_what_is_no_straight_line_is_refused_before_it_runs(kind: str, table: st
     result = writer.add(kind, [x], table, name="net/part/made")
     with pytest.raises(ModelImportError, match=rf"{kind} \({reason}.*\) in net/part"):
         load_model(writer.file(result))
-
-
-@pytest.mark.parametrize("batch", [0, -1, 2.0, True, "3", 2**40])
-def test_a_batch_that_is_no_size_is_refused(batch: Any) -> None:
-    with pytest.raises(ModelImportError, match=rf"batch is {batch!r}; a size is a whole number from 1 to"):
-        load_model(network(), batch=batch)
-    with pytest.raises(ModelImportError, match=rf"dimensions\['image\[0\]'\] is {batch!r}; a size"):
-        load_model(network(), dimensions={"image[0]": batch})
 
 
 def test_a_batch_that_litert_cannot_count_is_its_error() -> None:

@@ -132,7 +132,6 @@ def test_a_device_with_another_number_of_threads_is_refused(model, plan, tmp_pat
         ({"tracker": "here", "key": "x"}, "an address is HOST:PORT"),
         ({"tracker": "127.0.0.1:70000", "key": "x"}, "'127.0.0.1:70000': .* a port from 0 to 65535"),
         ({"tracker": "[::1]:1", "key": "x", "device_timeout_seconds": 0.1}, r"no tracker can be reached at \[::1\]:1 "),
-        ({"trials": -1}, "trials=-1"),
     ],
 )
 def test_wrong_use(model, plan, tmp_path, options, message):

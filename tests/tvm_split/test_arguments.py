@@ -1,6 +1,7 @@
 """What users write first either works, or is refused with a sentence that says what to write."""
 
 import inspect
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.models.small_onnx_model import INPUT_SHAPE, small_model
 from tvm_split import values
 from tvm_split.planner.problem import Problem
 from tvm_split.planner.problem_file import problem_to_dict
+from tvm_split.planner.replan import Measured
 
 X = torch.ones(1, 4)
 A, B = "machine-a", "machine-b"
@@ -130,6 +132,13 @@ PLANS: dict[str, Callable[[tvm_split.Model, tvm_split.Cluster], Any]] = {
     "a request as dict": lambda model, cluster: tvm_split.plan(model, cluster, request={"stages": 2}),
     "no plan": lambda model, cluster: tvm_split.compile(model, cluster),
     "compile swapped": lambda model, cluster: tvm_split.compile(tvm_split.plan(model, cluster, stages=2), model),
+    "sizes of an axis as texts": lambda model, cluster: tvm_split.load_model(network(), (X,), dimensions={"h": "x"}),
+    "a size that importers cannot count": lambda model, cluster: tvm_split.load_model(network(), (X,), batch=2**40),
+    "a switch as text": lambda model, cluster: tvm_split.compile(
+        model, tvm_split.plan(model, cluster), verify="perhaps"
+    ),
+    "a number as a folder": lambda model, cluster: tvm_split.tune(model, cluster, database=3),
+    "a number as a budget": lambda model, cluster: tvm_split.solve("problem.json", budget=3.0),
     "tune nothing": lambda model, cluster: tvm_split.tune(model, 3),
     "deploy a plan": lambda model, cluster: tvm_split.deploy(tvm_split.plan(model, cluster, stages=2), cluster),
     "deploy swapped": lambda model, cluster: tvm_split.deploy(cluster, model),
@@ -197,6 +206,43 @@ def test_values_of_other_classes_are_refused_in_a_sentence(
         return  # folders that are made
     with pytest.raises(tvm_split.TvmSplitError):
         function(*[value] * len(needed))
+
+
+OPTIONAL = (
+    *("batch", "in_flight", "micro_batches"),
+    *("stages", "maximum_machines", "maximum_latency_seconds", "minimum_throughput"),
+)
+"""Parameters that are numbers or None."""
+
+
+def numbers() -> list[tuple[str, str]]:
+    """Return all pairs of a public function and one of its parameters that is a number."""
+    return [
+        (name, parameter.name)
+        for name in tvm_split.__all__
+        if name[0].islower()
+        for parameter in inspect.signature(getattr(tvm_split, name)).parameters.values()
+        if type(parameter.default) in (int, float) or parameter.name in ("threads", *OPTIONAL)
+    ]
+
+
+@pytest.mark.parametrize(("name", "number"), numbers())
+def test_a_value_that_is_no_such_number_is_named(bundle: tvm_split.Bundle, name: str, number: str) -> None:
+    function = getattr(tvm_split, name)
+    values = {
+        **{"model": "small.onnx", "source": network(), "example_inputs": (X,), "cluster": "in-process:2"},
+        **{"current": bundle.plan, "measured": Measured(), "threads": 1},
+    }
+    parameters = inspect.signature(function).parameters.values()
+    named = {one.name: values.get(one.name) for one in parameters if one.default is one.empty or one.name in values}
+    wrong: list[Any] = ["x", math.nan, math.inf, True, [1]]
+    wrong += [] if number in OPTIONAL else [None]
+    wrong += [] if number == "seed" else [-1]
+    wrong += [] if "seconds" in number or number in ("minimum_throughput", "allow_lossy") else [3.5]
+    for value in wrong:
+        with pytest.raises(tvm_split.TvmSplitError) as error:
+            function(**{**named, number: value})
+        assert f"{number} is {value!r}" in str(error.value)
 
 
 RUNS: dict[str, Callable[[tvm_split.Deployment], Any]] = {

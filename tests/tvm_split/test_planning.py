@@ -248,6 +248,9 @@ def test_what_cannot_be_improved(wide):
     lost = dataclasses.replace(current, stages=(dataclasses.replace(current.stages[0], layers=("0",)),))
     with pytest.raises(PlanError, match="cuts through layers"):
         replan(wide, cluster, lost, Measured({A: 2.0}), request=PlanRequest(profile=profile))
+    for field, value in {"split": {A: ["0"]}, "shards": "0:rows:machine-a=0.5,machine-b=0.5"}.items():
+        with pytest.raises(PlanError, match=f"{field}: .*tvm_split.plan"):
+            replan(wide, cluster, current, Measured(), **{field: value})
 
 
 def test_a_tiny_network_is_not_distributed():

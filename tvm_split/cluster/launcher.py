@@ -19,7 +19,8 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
-from tvm_split.values import UNKNOWN_KEY, adapter_of, text_of
+from tvm_split.parameters import Seconds
+from tvm_split.values import UNKNOWN_KEY, adapter_of, first_repeated, sentence
 
 if TYPE_CHECKING:
     from tvm_split.cluster.cluster import Cluster
@@ -152,7 +153,7 @@ class WithAccess:
 
     token: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
-    timeout_seconds: float = 5.0
+    timeout_seconds: Seconds = 5.0
 
 
 LAUNCHERS: Registry[type[Launcher]] = Registry(
@@ -189,21 +190,24 @@ def launcher_at(location: str, **further: Any) -> Launcher:
     if name not in LAUNCHERS and head.endswith(FILE_SUFFIXES):
         name, argument = "file", head
     kind = LAUNCHERS[name]
-    parameters: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
     if argument and not kind.argument:
         raise _wrong(kind, location, f"{name} takes nothing after a colon")
-    if argument:
-        parameters[kind.argument] = argument
+    pairs = [*([(kind.argument, argument)] if argument else []), *parse_qsl(query, keep_blank_values=True)]
+    repeated = first_repeated(key for key, _ in pairs)
+    if repeated is not None:
+        raise _wrong(kind, location, f"{repeated} has two values; give one")
+    parameters: dict[str, Any] = dict(pairs)
     if issubclass(kind, WithAccess):
-        if {"token", "tls"} & parameters.keys():  # a location names files of secrets, and holds none
-            raise _wrong(kind, location, "token and tls are unknown")
+        for key in {"token", "tls"} & parameters.keys():
+            files = "token_file" if key == "token" else ", ".join(TLS_KEYS)
+            raise _wrong(kind, location, f"a location names files and has no {key}; give {files}, or {key}= in Python")
         parameters |= _access(parameters)
     try:
         return cast(Launcher, adapter_of(kind).validate_python({**parameters, **further}))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or kind.name
-        text = "unknown" if first["type"] == UNKNOWN_KEY else text_of(first)
+        text = "unknown" if first["type"] == UNKNOWN_KEY else sentence(first)
         raise _wrong(kind, location, f"{place}: {text}") from error
 
 

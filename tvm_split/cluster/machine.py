@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.codecs import CODECS, NONE
@@ -18,23 +18,11 @@ from rpc_runtime.worker.config import require_options
 from tvm_split.cluster.faults import Fault, link_faults, repeated_names, unknown_name
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.errors import ClusterError
+from tvm_split.parameters import Number
 from tvm_split.units import MOST_AMOUNT, SLOWEST, ShownFields, short_list
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """How values are read from files."""
-
-
-def _number(value: object) -> object:
-    """Refuse truth values. Read texts as numbers: YAML 1.1 takes 16e9 for a text, since its exponent has no sign."""
-    try:
-        if isinstance(value, bool):
-            raise ValueError
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        raise ValueError("must be a number, without a unit") from None
-
-
-Number = BeforeValidator(_number)
 
 
 @dataclass(frozen=True)

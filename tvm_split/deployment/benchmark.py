@@ -2,7 +2,9 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.measurements import now
@@ -10,6 +12,7 @@ from tvm_split.arguments import inputs_of_batch
 from tvm_split.deployment.deployment import Deployment
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.errors import required
+from tvm_split.parameters import Count
 from tvm_split.progress import StepProgress
 
 RUNS_PER_ROUND = 5
@@ -20,8 +23,8 @@ def bench(
     deployment: Deployment,
     inputs: Sequence[Any],
     *,
-    rounds: int = 5,
-    micro_batches: int = 100,
+    rounds: Count = 5,
+    micro_batches: Annotated[Count, Field(ge=3)] = 100,
     on_progress: StepProgress | None = None,
 ) -> DeploymentReport:
     """Run a deployment and compare its measurements with the prediction of its plan.
@@ -46,10 +49,6 @@ def bench(
     batches = [inputs_of_batch(deployment.program.inputs, batch) for batch in listed]
     if not batches:
         raise InputError("nothing to measure with: give at least one micro-batch")
-    if rounds < 1 or micro_batches < 3:
-        raise InputError(
-            f"{rounds} rounds of streams of {micro_batches} micro-batches cannot be measured; give at least 1 of 3"
-        )
     fed = itertools.cycle(batches)
     # Enough to fill every queue of the pipeline once, but not more than a measured stream.
     warm_up = min(micro_batches, 8 * (1 + len(deployment.stages)))

@@ -31,6 +31,7 @@ from tvm_split.compiler.targets import require_executable
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.errors import BundleError, ClusterError
+from tvm_split.parameters import Count, Seconds
 from tvm_split.units import Shown, short_list
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -201,9 +202,9 @@ def deploy(
     bundle: BundleLike,
     cluster: ClusterLike,
     *,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS,
     on_transfer: TransferProgress | None = None,
-    in_flight: int | None = None,
+    in_flight: Count | None = None,
 ) -> Deployment:
     """Load a bundle's stages on the machines of a cluster and connect them.
 

@@ -8,21 +8,18 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from rpc_runtime.registry import Registry
 from tvm_split.errors import ModelImportError, NoExamplesError
+from tvm_split.parameters import Size
 
 if TYPE_CHECKING:
     from tvm_split.model import Model
 
 __all__ = ["FRONTENDS", "Frontend", "ImportRequest", "load_model"]
-
-MOST_ELEMENTS = 2**31 - 1
-"""The largest size of an axis: some importers and frameworks use 32-bit sizes."""
 
 MOST_LEAVES = 1 << 22
 """The most values in nested example inputs; frameworks take about a microsecond for each."""
@@ -202,8 +199,8 @@ def load_model(
     source: Any,
     example_inputs: Any = None,
     *,
-    batch: int | None = None,
-    dimensions: Mapping[str, int] | None = None,
+    batch: Size | None = None,
+    dimensions: Mapping[str, Size] | None = None,
     name: str | None = None,
 ) -> Model:
     """Import a trained network as a Model.
@@ -224,18 +221,14 @@ def load_model(
 
     Raises:
         ModelImportError: the file is unreadable, the kind of source is unknown, the framework is not installed,
-            operators cannot be imported (named with their layers), sizes are open or invalid, or examples do not fit.
+            operators cannot be imported (named with their layers), sizes are open, or examples do not fit.
     """
     from tvm_split.model import Model  # imported here: it loads TVM, which the table of frontends does not need
 
     if isinstance(source, Model):
         return source
-    if not isinstance(name, str | None) or not isinstance(dimensions, Mapping | None):
-        wrong = f"name is {name!r:.80} and dimensions is {dimensions!r:.80}"
-        raise ModelImportError(f"{wrong}; name is a text, and dimensions a mapping such as {{'length': 128}}")
     _require_countable(example_inputs)
     request = ImportRequest(example_inputs, batch, dict(dimensions or {}), name)
-    _require_sizes(request)
     if example_inputs is None and _is_function(source) and not is_network(source):
         raise NoExamplesError(f"{getattr(source, '__name__', type(source).__name__)} is a function")
     frontend = frontend_of(source, example_inputs)
@@ -263,13 +256,3 @@ def _require_countable(example_inputs: Any) -> None:
         raise ModelImportError(
             f"example_inputs hold {count} values in nested lists, the limit is {MOST_LEAVES}; give arrays"
         )
-
-
-def _require_sizes(request: ImportRequest) -> None:
-    sizes = {f"dimensions[{name!r}]": size for name, size in request.dimensions.items()}
-    if request.batch is not None:
-        sizes["batch"] = request.batch
-    for shown, size in sizes.items():
-        is_whole = isinstance(size, Integral) and not isinstance(size, bool)
-        if not is_whole or not 1 <= size <= MOST_ELEMENTS:
-            raise ModelImportError(f"{shown} is {size!r}; a size is a whole number from 1 to {MOST_ELEMENTS}")

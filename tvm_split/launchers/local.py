@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice, product
 from string import ascii_lowercase
+from typing import Annotated
+
+from pydantic import Field
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.hardware import own_cores
@@ -12,9 +15,11 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.launcher import Launcher, Started
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
+from tvm_split.parameters import Count
 
 MOST_ON_THIS_HOST = 26 + 26 * 26
 """The most machines on this host: their names end with one or two letters."""
+HostMachines = Annotated[Count, Field(le=MOST_ON_THIS_HOST)]
 
 
 @dataclass(frozen=True)
@@ -25,8 +30,8 @@ class Local(Launcher):
     argument = "workers"
     on_this_host = True
 
-    workers: int = 2
-    threads: int = 1
+    workers: HostMachines = 2
+    threads: Count = 1
 
     def find(self) -> Cluster:
         return Cluster(lettered_machines(self.workers, self.threads), launcher=self)
@@ -58,8 +63,8 @@ class InProcess(Launcher):
     on_this_host = True
     in_process = True
 
-    machines: int = 1
-    threads: int | None = None
+    machines: HostMachines = 1
+    threads: Count | None = None
 
     def find(self) -> Cluster:
         return Cluster(lettered_machines(self.machines, self.threads or own_cores().count), launcher=self)
@@ -69,12 +74,6 @@ class InProcess(Launcher):
 
 
 def lettered_machines(count: int, threads: int) -> tuple[Machine, ...]:
-    """Return ``machine-a`` to ``machine-z``, then ``machine-aa``, ``machine-ab``, …, as spreadsheet columns are named.
-
-    Raises:
-        ClusterError: there are too many, or none.
-    """
-    if not 1 <= count <= MOST_ON_THIS_HOST:
-        raise ClusterError(f"a cluster on this host can have 1 to {MOST_ON_THIS_HOST} machines, not {count}")
+    """Return ``machine-a`` to ``machine-z``, then ``machine-aa``, …, as spreadsheet columns are named."""
     letters = (word for length in (1, 2) for word in product(ascii_lowercase, repeat=length))
     return tuple(Machine(f"machine-{''.join(word)}", threads) for word in islice(letters, count))

@@ -20,7 +20,8 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.launcher import Launcher, Started
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError, last_line
-from tvm_split.launchers.local import lettered_machines
+from tvm_split.launchers.local import HostMachines, lettered_machines
+from tvm_split.parameters import Count, Seconds
 
 CONNECT_SECONDS = 5.0
 FOREVER = -1
@@ -42,11 +43,11 @@ class Ray(Launcher):
     argument = "address"
 
     address: str | None = None
-    workers: int = 2
-    threads: int = 1
+    workers: HostMachines = 2
+    threads: Count = 1
     resources: Mapping[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = field(default_factory=dict)
     strategy: Literal["SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK"] = "SPREAD"
-    timeout_seconds: float = 60.0
+    timeout_seconds: Seconds = 60.0
 
     def find(self) -> Cluster:
         return Cluster(lettered_machines(self.workers, self.threads), launcher=self)

@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 
 from rpc_runtime.option import option, options
 from tvm_split.errors import PlanError
+from tvm_split.parameters import Number, Seconds, Whole
 from tvm_split.planner.by_hand import FORM, Shard, Split
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, Objective, Precision
 from tvm_split.planner.profile import ClusterProfile
@@ -128,7 +129,7 @@ _KeptOff = Annotated[
 ]
 
 
-@dataclass(frozen=True, repr=False, config=ConfigDict(extra="forbid"))
+@dataclass(frozen=True, repr=False, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class PlanRequest(ShownFields):
     """Options for planning a model. A layer's name stands for the layer of that name and all below it.
 
@@ -140,7 +141,7 @@ class PlanRequest(ShownFields):
     """The heading of these options in the help of a command."""
 
     objective: Objective = option("throughput", "What the plan is made for: results a second, or one input alone.")
-    stages: int | None = option(
+    stages: Whole | None = option(
         None, "The exact number of stages. With more than machines, some machines get several.", metavar="N", minimum=1
     )
     split: _Split = option(
@@ -167,23 +168,23 @@ class PlanRequest(ShownFields):
     replicas: bool = option(
         False, "Several machines may run the same stage in a round-robin schedule; each holds its weights."
     )
-    maximum_machines: int | None = option(None, "Use so many machines at most.", metavar="N", minimum=1)
-    maximum_latency_seconds: float | None = option(
+    maximum_machines: Whole | None = option(None, "Use so many machines at most.", metavar="N", minimum=1)
+    maximum_latency_seconds: Seconds | None = option(
         None, "One input alone may take so long at most.", metavar="SECONDS", minimum=1e-9, flag="--maximum-latency"
     )
-    minimum_throughput: float | None = option(
+    minimum_throughput: Annotated[float, Number] | None = option(
         None, "Micro-batches a second, at least.", metavar="PER_SECOND", minimum=1e-9
     )
     estimate: bool = option(False, "Measure nothing: plan with estimates from operations and bytes.")
     refresh: bool = option(False, "Measure again what was measured before.")
-    time_limit_seconds: float = option(
+    time_limit_seconds: Seconds = option(
         DEFAULT_TIME_LIMIT_SECONDS,
         "Search so long, then take the best plan so far.",
         metavar="SECONDS",
         minimum=0.1,
         flag="--time-limit",
     )
-    allow_lossy: float = option(
+    allow_lossy: Annotated[float, Number] = option(
         0.0,
         "Links with codec: auto may change outputs by such a share of their range, say 0.01.",
         metavar="SHARE",

@@ -19,6 +19,7 @@ from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verification_inputs
 from tvm_split.errors import ProfileError
 from tvm_split.model import Model
+from tvm_split.parameters import Count
 from tvm_split.planner.estimate import Roofline
 from tvm_split.planner.graph import piece_edges, pieces_of, pieces_of_kernels
 from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, StreamingCost
@@ -222,10 +223,10 @@ class ModelProfile(Shown):
 def profile(
     model: ModelLike,
     bundle: BundleLike,
-    threads: int,
+    threads: Count,
     *,
     database: str | Path | None = None,
-    rounds: int = ROUNDS,
+    rounds: Count = ROUNDS,
     on_progress: StepProgress | None = None,
 ) -> ModelProfile:
     """Run a bundle of one stage in this process, and time each of the model's kernels, as planning does.

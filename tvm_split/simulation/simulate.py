@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import simpy
+from pydantic import InstanceOf
 
 from rpc_runtime.client.dispatcher import default_in_flight
 from rpc_runtime.program.measurements import TraceEvent
@@ -15,6 +16,7 @@ from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
 from tvm_split.errors import PlanError, required
+from tvm_split.parameters import Count, Natural
 from tvm_split.planner.plan import Plan
 from tvm_split.progress import StepProgress
 from tvm_split.simulation.actors import ACTIVITIES, Client, Clock, Link, Trace, Worker
@@ -96,11 +98,11 @@ class Simulation(Shown):
 
 def simulate(
     scenario: Scenario | Plan | str | Path,
-    what_if: WhatIf = AS_PLANNED,
+    what_if: InstanceOf[WhatIf] = AS_PLANNED,
     *,
-    micro_batches: int | None = None,
-    in_flight: int | None = None,
-    shown: int = SHOWN_MICRO_BATCHES,
+    micro_batches: Count | None = None,
+    in_flight: Count | None = None,
+    shown: Natural = SHOWN_MICRO_BATCHES,
     on_progress: StepProgress | None = None,
 ) -> Simulation:
     """Simulate a stream of micro-batches, and single micro-batches.
@@ -119,9 +121,6 @@ def simulate(
     scenario = scenario_of_plan(scenario) if isinstance(scenario, Plan) else scenario
     required(Scenario, scenario, PlanError, "give a plan with a prediction, or its file")
     what_if.require_known(scenario)
-    for name, value in (("micro_batches", micro_batches), ("in_flight", in_flight)):
-        if value is not None and value < 1:
-            raise PlanError(f"{name} is {value}; give at least 1")
     turns = _turns(scenario.program)
     if micro_batches is None:
         # Fast replicas run ahead until the limit in flight is reached; only then do they wait for the slowest one.

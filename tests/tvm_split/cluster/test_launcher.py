@@ -91,9 +91,13 @@ def test_credentials_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("cluster", "no launcher 'cluster'.*local, in-process, file, at, tracker"),
         ("local:many", "workers.*its parameters are workers, threads"),
         ("local?theads=2", "theads: unknown; its parameters are workers, threads"),
-        ("local:0", "1 to 702 machines"),
+        ("local:0", "workers: must be greater than or equal to 1"),
+        ("local:703", "workers: must be less than or equal to 702"),
+        ("local:2?workers=3", "workers has two values"),
+        ("local?threads=2&threads=3", "threads has two values"),
+        ("at:lab:7001?timeout_seconds=inf", "timeout_seconds: must be"),
         ("at", "at least one HOST:PORT"),
-        ("at:lab:7001?token=secret", "token and tls are unknown; .*token_file"),
+        ("at:lab:7001?token=secret", "no token; give token_file"),
     ],
 )
 def test_wrong_locations(location: str, message: str) -> None:

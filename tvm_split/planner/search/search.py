@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from pydantic import InstanceOf
 
 from tvm_split.errors import NoPlanError, PlanError
+from tvm_split.parameters import Seconds
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, TOLERANCE, Problem, Solution
 from tvm_split.planner.problem_file import as_problem
 from tvm_split.planner.search.bounds import SOLVER_TOLERANCE, client_bound, client_transfers, longest_path, period_bound
@@ -266,8 +268,8 @@ class Best(Strategy):
 def solve(
     problem: Problem | str | Path,
     *,
-    time_limit_seconds: float = DEFAULT_TIME_LIMIT_SECONDS,
-    budget: Budget | None = None,
+    time_limit_seconds: Seconds = DEFAULT_TIME_LIMIT_SECONDS,
+    budget: InstanceOf[Budget] | None = None,
 ) -> Solution:
     """Return the best plan found for a problem, with its optimality gap.
 
