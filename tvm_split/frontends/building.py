@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import relax
 
 from relay_passes.fold_constants import folded
-from relay_passes.ir import Builder, bindings_of, constant, operator_name, shape_of
+from relay_passes.ir import Builder, bindings_of, constant, convolution_like, operator_name, shape_of
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier
@@ -145,6 +145,7 @@ class ModelBuilder(Builder):
                 return source.fields[expr.index]
             expr = relax.TupleGetItem(source, expr.index)
         elif isinstance(expr, relax.Call):
+            expr = _with_short_output_padding(expr)
             arguments = [self._atom(argument) for argument in expr.args]
             expr = relax.Call(expr.op, arguments, expr.attrs, expr.ty_args, expr.span)
         return super().normalize(expr)
@@ -235,6 +236,25 @@ class ModelBuilder(Builder):
             self.layer = f"output_{index}"
             fields.append(output if is_kept else self._bound(relax.op.reshape(output, output.ty.shape)))
         return fields
+
+
+def _with_short_output_padding(call: relax.Call) -> relax.Call:
+    """Return ``call``; a transposed convolution with an output padding below its strides, since TVM refuses others.
+
+    The end of the result is cropped less instead, and zeros are appended.
+    """
+    if not operator_name(call).endswith("_transpose"):
+        return call
+    strides, pads, extra = ([*map(int, getattr(call.attrs, name))] for name in ("strides", "padding", "output_padding"))
+    allowed = [min(width, stride - 1) for width, stride in zip(extra, strides, strict=True)]
+    if allowed == extra:
+        return call
+    axes = len(extra)
+    afters = [pad - width + kept for pad, width, kept in zip(pads[axes:], extra, allowed, strict=True)]
+    cropped = [*pads[:axes], *(max(after, 0) for after in afters)]
+    result = convolution_like(call, call.args, padding=cropped, output_padding=allowed)
+    zeros = [width for after in afters for width in (0, max(-after, 0))]
+    return relax.op.nn.pad(result, [0] * 4 + zeros) if any(zeros) else result
 
 
 def result_of_nothing(operator: str, dtype: str) -> float:

@@ -163,6 +163,7 @@ case("conv_transpose_dilated", lambda a: lax.conv_transpose(a, kernel, (2, 2), "
 case("conv_transpose_computed_weight", lambda a, b: lax.conv_transpose(a, b, (2, 2), "SAME"), image, kernel)
 case("conv_transpose_1d", lambda a: lax.conv_transpose(a, random(3, 4, 5), (2,), "SAME"), random(2, 6, 4))
 case("conv_transpose_strided", convolved(lhs_dilation=(2, 2), window_strides=(2, 1), padding=((1, 1), (2, 0))), image, kernel)
+case("conv_transpose_longer_by_stride", convolved(lhs_dilation=(2, 2), padding=((1, 7), (2, 4))), image, kernel)
 case("conv_transpose_groups", convolved(lhs_dilation=(2, 2), feature_group_count=2, padding=((1, 1), (2, 1))), image, random(3, 3, 2, 6))
 case("conv_chain", lambda a: jax.nn.relu(convolved()(jax.nn.relu(convolved()(a, kernel)) + 1, random(3, 3, 6, 2))), image)
 case("conv_then_flatten", lambda a: convolved()(a, kernel).reshape(2, -1) @ random(432, 3), image)

@@ -2,6 +2,7 @@
 # fmt: off
 """The table of the ONNX sweep: one tiny model for each operator and each way of using it that TVM could get wrong."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -87,6 +88,9 @@ case("conv_3d", "Conv", random(1, 2, 4, 4, 4), constants=[random(3, 2, 2, 2, 2)]
 case("conv_half", "Conv", random(1, 3, 6, 6, dtype="float16"), constants=[random(4, 3, 3, 3, dtype="float16"), random(4, dtype="float16")])
 case("conv_transpose", "ConvTranspose", random(1, 3, 4, 4), constants=[random(3, 2, 3, 3), random(2)], strides=[2, 2], pads=[1, 1, 1, 1], output_padding=[1, 1])
 case("conv_transpose_shape", "ConvTranspose", random(1, 3, 4, 4), constants=[random(3, 2, 3, 3)], strides=[2, 2], output_shape=[8, 8])
+for _mode, _size in itertools.product(("SAME_UPPER", "SAME_LOWER", "VALID"), (1, 2, 4)):
+    case(f"conv_transpose_{_mode}_{_size}".lower(), "ConvTranspose", random(1, 3, 4, 5), constants=[random(3, 2, _size, _size)], strides=[3, 3], auto_pad=_mode)
+    case(f"conv_{_mode}_{_size}".lower(), "Conv", random(1, 3, 8, 9), constants=[random(4, 3, _size, _size)], strides=[3, 2], auto_pad=_mode)
 case("conv_transpose_groups", "ConvTranspose", random(1, 4, 4, 4), constants=[random(4, 2, 3, 3)], group=2)
 case("gemm", "Gemm", random(3, 4), constants=[random(5, 4), random(5)], transB=1, alpha=0.5, beta=2.0)
 case("gemm_transposed", "Gemm", random(4, 3), constants=[random(4, 5)], transA=1)

@@ -39,6 +39,9 @@ module("conv_transpose2d", lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding
 module("conv_transpose2d_asymmetric", lambda: nn.ConvTranspose2d(4, 6, (2, 3), stride=(2, 1), bias=False), (1, 4, 5, 6))
 module("conv_transpose2d_groups", lambda: nn.ConvTranspose2d(4, 6, 3, groups=2), (1, 4, 5, 5))
 module("conv_transpose2d_dilation", lambda: nn.ConvTranspose2d(4, 6, 3, dilation=2, padding=1), (1, 4, 5, 5))
+for _padding in (0, 1, 3):
+    module(f"conv_transpose2d_longer_by_stride_{_padding}", lambda padding=_padding: nn.ConvTranspose2d(4, 6, 3, 2, padding, 2, dilation=3), (1, 4, 5, 6))
+module("conv_transpose1d_longer_by_stride", lambda: nn.ConvTranspose1d(4, 6, 2, dilation=3, output_padding=2), (2, 4, 7))
 module("conv_transpose3d", lambda: nn.ConvTranspose3d(2, 3, 2, stride=2), (1, 2, 3, 3, 3))
 function("conv2d_weight_input", lambda x, w: F.conv2d(x, w, padding=1), (1, 3, 6, 6), (4, 3, 3, 3))
 

@@ -159,12 +159,12 @@ def _padded(op: Operators, call: OnnxCall) -> relax.Expr:
         stride, reach = strides[axis], dilations[axis] * (kernel[axis] - 1) + 1
         if is_transposed:
             full = stride * (size - 1) + extra[axis] + reach
-            target = full if mode == b"VALID" else size * stride if output_shape is None else output_shape[axis - axes]
-            total = full - target
-            extra[axis] += max(-total, 0)
+            total = full - (size * stride if output_shape is None else output_shape[axis - axes])
+            extra[axis] += 0 if output_shape is None else max(-total, 0)
         else:
-            total = 0 if mode == b"VALID" else (-(-size // stride) - 1) * stride + reach - size
-        smaller, larger = max(total, 0) // 2, -(-max(total, 0) // 2)
+            total = (-(-size // stride) - 1) * stride + reach - size
+        total = 0 if mode == b"VALID" and output_shape is None else max(total, 0)
+        smaller, larger = total // 2, -(-total // 2)
         befores.append(smaller if mode == b"SAME_UPPER" else larger)
         afters.append(larger if mode == b"SAME_UPPER" else smaller)
     attributes = {name: value for name, value in call.attributes.items() if name not in ("auto_pad", "output_shape")}

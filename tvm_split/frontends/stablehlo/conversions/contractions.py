@@ -42,7 +42,7 @@ def _convolution(op: Operators, call: HloCall) -> relax.Expr:
     kernel_order = [numbers.kernel_output_feature_dimension, numbers.kernel_input_feature_dimension, *kernel_space]
     transposed = None
     if any(step > 1 for step in spread) and strides == ones:
-        transposed = _transposed_padding(kernel, dilation, spread, padding)
+        transposed = _transposed_padding(kernel, dilation, padding)
     if transposed is not None:
         weights = _transposed_weights(op, weight, kernel_order, groups)
         before_and_after, further = transposed
@@ -75,17 +75,17 @@ def _with_plain_padding(
 
 
 def _transposed_padding(
-    kernel: Sequence[int], dilation: Sequence[int], spread: Sequence[int], padding: Sequence[tuple[int, int]]
+    kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[tuple[int, int]]
 ) -> tuple[list[int], list[int]] | None:
     """Return the padding and output padding of the equivalent transposed convolution; None if there is none.
 
     For a kernel of extent k, padding dilated data by p equals slicing k - 1 - p off the full result.
     """
     before, after, further = [], [], []
-    for size, apart, step, (low, high) in zip(kernel, dilation, spread, padding, strict=True):
+    for size, apart, (low, high) in zip(kernel, dilation, padding, strict=True):
         reach = (size - 1) * apart
         first, last = reach - low, reach - high
-        if first < 0 or last <= -step:
+        if first < 0:
             return None
         before.append(first)
         after.append(max(last, 0))
