@@ -17,7 +17,7 @@ from rpc_runtime.hardware import cpu_features
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.codecs import NONE, fitting
 from rpc_runtime.program.inputs import checked_inputs
-from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent, now
+from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from rpc_runtime.program.program import Program, StageSpec, weight_bytes
 from rpc_runtime.program.runner import Outputs, Runner
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -129,7 +129,7 @@ class Deployment(Closing, Shown):
             iterator = iter(batches)
         except TypeError as error:
             raise InputError(f"a stream takes an iterable of micro-batches, such as [(x,), (x,)]: {error}") from error
-        events = StreamEvents(now())
+        events = StreamEvents()
         fed = events.feeding(inputs_of_batch(self.program.inputs, batch) for batch in iterator)
         return self._times.stream(cast(Generator[Outputs, None, None], self._runner.stream(fed)), events)
 

@@ -45,8 +45,8 @@ class Window:
 class StreamEvents:
     """The times at which a stream's latest results came and its last input was taken. Thread-safe."""
 
-    def __init__(self, began: int) -> None:
-        self.began = began
+    def __init__(self) -> None:
+        self.began = 0
         self._fed: int | None = None
         self._lock = threading.Lock()
         self._moments: deque[int] = deque(maxlen=MOMENTS_KEPT)

@@ -8,7 +8,7 @@ from tvm_split.deployment.run_times import MOMENTS_KEPT, RunTimes, StreamEvents
 
 def events(count: int, period: int = 1_000, fill: int = 0) -> StreamEvents:
     """A stream with a result every ``period`` nanoseconds; the first one comes ``fill`` later."""
-    stream = StreamEvents(0)
+    stream = StreamEvents()
     for number in range(1, count + 1):
         stream.note(fill + number * period)
     return stream
@@ -26,7 +26,7 @@ def test_the_period_does_not_depend_on_length_or_fill(count, period, fill):
 @given(st.integers(0, 30), st.integers(100, 1000), st.integers(10**4, 10**6))
 def test_results_that_come_when_there_is_nothing_more_to_feed_do_not_count(under_way, count, period):
     """As with shared cores: the first results wait until the pipeline is full, the last ones have the cores alone."""
-    stream = StreamEvents(0)
+    stream = StreamEvents()
     moments = [3 * period * number for number in range(1, under_way + 1)]
     begin = moments[-1] if moments else 0
     moments += [begin + period * number for number in range(1, count - 2 * under_way + 1)]
@@ -44,7 +44,7 @@ def test_runs_and_streams_since_a_moment():
     times = RunTimes()
     with times.run():
         pass
-    assert list(times.stream(iter_of(range(5)), StreamEvents(0))) == [0, 1, 2, 3, 4]
+    assert list(times.stream(iter_of(range(5)), StreamEvents())) == [0, 1, 2, 3, 4]
     measured = times.measured()
     assert (len(measured.runs), len(measured.streams), measured.streamed) == (1, 1, 5)
     assert measured.latency_seconds is not None
@@ -71,7 +71,7 @@ def test_closing_a_stream_closes_what_it_reads():
         finally:
             ended.append(True)
 
-    stream = RunTimes().stream(results(), StreamEvents(0))
+    stream = RunTimes().stream(results(), StreamEvents())
     assert next(stream) == 0
     stream.close()
     assert ended == [True]
