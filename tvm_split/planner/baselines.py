@@ -111,7 +111,7 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
     fewer = [
         alternative
         for alternative in solution.alternatives
-        if _machines(alternative.stages) < _machines(solution.stages)
+        if _machine_count(alternative.stages) < _machine_count(solution.stages)
         and objective_seconds(problem.objective, alternative)
         <= solution_seconds * (1 + _margin(problem, solution, alternative))
         and keeps_demands(problem, alternative.stages, alternative)
@@ -120,7 +120,7 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
         return solution
     chosen = min(
         fewer,
-        key=lambda alternative: (_machines(alternative.stages), objective_seconds(problem.objective, alternative)),
+        key=lambda alternative: (_machine_count(alternative.stages), objective_seconds(problem.objective, alternative)),
     )
     method = f"{solution.method}; fewer machines preferred"
     smaller = solution_of(problem, chosen.stages, solution.lower_bound_seconds, method)
@@ -129,7 +129,7 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
     latencies = (seconds_text(plan.evaluation.latency_seconds) for plan in (solution, smaller))
     return dataclasses.replace(
         smaller,
-        why_no_more_machines=f"{_machines(solution.stages)} machines would gain {lost:.1%} and have a latency of "
+        why_no_more_machines=f"{_machine_count(solution.stages)} machines would gain {lost:.1%} and have a latency of "
         + " instead of ".join(latencies),
         alternatives=(
             Alternative(
@@ -137,7 +137,7 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
                 solution.stages,
                 solution.evaluation.period_seconds,
                 solution.evaluation.latency_seconds,
-                f"gains {lost:.1%} with {_machines(solution.stages)} machines",
+                f"gains {lost:.1%} with {_machine_count(solution.stages)} machines",
             ),
             *(alternative for alternative in solution.alternatives if alternative is not chosen),
         ),
@@ -153,7 +153,7 @@ def _margin(problem: Problem, solution: Solution, alternative: Alternative) -> f
     return min(MARGIN + MARGIN_PER_DOUBLING * math.log2(latency_ratio), LARGEST_MARGIN)
 
 
-def _machines(stages: tuple[Stage, ...]) -> int:
+def _machine_count(stages: tuple[Stage, ...]) -> int:
     return sum(len(stage.machines) for stage in stages)
 
 

@@ -111,11 +111,12 @@ def missing_link(source: str, target: str) -> PlanError:
 
 
 class _Use:
-    """Seconds and bytes of a machine for one micro-batch, while they are summed."""
+    """Seconds and bytes of a machine for one micro-batch, while they are summed over its ``steps``."""
 
-    __slots__ = ("compute", "receive", "received", "send", "sent", "share")
+    __slots__ = ("compute", "receive", "received", "send", "sent", "share", "steps")
 
     def __init__(self) -> None:
+        self.steps: list[NumberedStep] = []
         self.compute = self.receive = self.send = self.received = self.sent = self.share = 0.0
 
 
@@ -186,6 +187,7 @@ class Flow:
         uses = {machine: _Use() for machine in self.machines}
         for step, shares, seconds in zip(self.steps, self.shares, self.full_seconds, strict=True):
             for machine, share, duration in zip(step.machines, shares, seconds, strict=True):
+                uses[machine].steps.append(step)
                 uses[machine].compute += share * duration
                 uses[machine].share = max(uses[machine].share, share)
         for (sources, targets), size in self.crossing.items():
@@ -247,30 +249,21 @@ class Flow:
     @cached_property
     def loads(self) -> tuple[MachineLoad, ...]:
         """The load of each machine."""
-        return tuple(self._load(machine) for machine in self.machines)
-
-    def _load(self, machine: int) -> MachineLoad:
-        use, steps = self._uses[machine], self._steps_of[machine]
-        return MachineLoad(
-            machine=self.problem.machines[machine].name,
-            compute_seconds=use.compute,
-            receive_seconds=use.receive,
-            send_seconds=use.send,
-            weight_bytes=math.fsum(step.weight_bytes for step in steps),
-            activation_bytes=max(step.activation_bytes for step in steps),
-            buffer_bytes=self.problem.buffers * (use.received + use.sent),
-            bytes_received=use.received,
-            bytes_sent=use.sent,
-            share=use.share,
+        return tuple(
+            MachineLoad(
+                machine=self.problem.machines[machine].name,
+                compute_seconds=use.compute,
+                receive_seconds=use.receive,
+                send_seconds=use.send,
+                weight_bytes=math.fsum(step.weight_bytes for step in use.steps),
+                activation_bytes=max(step.activation_bytes for step in use.steps),
+                buffer_bytes=self.problem.buffers * (use.received + use.sent),
+                bytes_received=use.received,
+                bytes_sent=use.sent,
+                share=use.share,
+            )
+            for machine, use in self._uses.items()
         )
-
-    @cached_property
-    def _steps_of(self) -> dict[int, list[NumberedStep]]:
-        steps_of: dict[int, list[NumberedStep]] = {}
-        for step in self.steps:
-            for machine in step.machines:
-                steps_of.setdefault(machine, []).append(step)
-        return steps_of
 
     @property
     def limiting(self) -> str:

@@ -135,7 +135,7 @@ def pieces_of(graph: LayerGraph, kernels: Iterable[Sequence[str]]) -> tuple[tupl
     """
     common = [list(layers) for layers in kernels]
     with_kernel = {layer for layers in common for layer in layers}
-    common += _adopted(graph, with_kernel)
+    common += _joined_to_neighbours(graph, with_kernel)
     for value in graph.values:
         if not value.is_tensor:  # only tensors can be transferred
             common.append([value.producer, *value.consumers])
@@ -184,21 +184,18 @@ def pieces_of_kernels(
     return tuple(piece for piece in assigned if piece is not None)
 
 
-def _adopted(graph: LayerGraph, with_kernel: set[str]) -> Iterator[list[str]]:
+def _joined_to_neighbours(graph: LayerGraph, with_kernel: set[str]) -> Iterator[list[str]]:
     """Pairs of a layer without a kernel and the latest layer before it, or the first after it, that has one."""
     successors: dict[str, list[str]] = {}
     for layer in graph.layers:
         for before in graph.predecessors[layer]:
             successors.setdefault(before, []).append(layer)
     position = {layer: index for index, layer in enumerate(graph.layers)}
-    homeless = [layer for layer in graph.dependent if layer not in with_kernel]
-    adopted = set(with_kernel)
-    for layers, near_of, chosen in (
-        (homeless, graph.predecessors, max),
-        (homeless[::-1], successors, min),
-    ):
+    without_kernel = [layer for layer in graph.dependent if layer not in with_kernel]
+    placed = set(with_kernel)
+    for layers, near_of, chosen in ((without_kernel, graph.predecessors, max), (without_kernel[::-1], successors, min)):
         for layer in layers:
-            near = [candidate for candidate in near_of.get(layer, ()) if candidate in adopted]
-            if layer not in adopted and near:
-                adopted.add(layer)
+            near = [candidate for candidate in near_of.get(layer, ()) if candidate in placed]
+            if layer not in placed and near:
+                placed.add(layer)
                 yield [layer, chosen(near, key=position.__getitem__)]

@@ -71,16 +71,12 @@ def _in_cluster(facts: MachineFacts, cluster: Workers, all_facts: Sequence[Machi
     neighbours = [peer for peer in all_facts if peer.host == facts.host]
     if facts.has_gpu:
         neighbours = [peer for peer in neighbours if facts.device and peer.device == facts.device] or [facts]
-    limits = [
-        bytes_
-        for bytes_ in (facts.memory_free_bytes // len(neighbours), cluster.machine(facts.name).memory_bytes)
-        if bytes_
-    ]
+    limits = facts.memory_free_bytes // len(neighbours), cluster.machine(facts.name).memory_bytes
     return replace(
         facts,
         # In one process, stages run one after the other, never at the same time.
         host=facts.name if cluster.launcher.in_process else facts.host,
-        memory_free_bytes=min(limits, default=0),
+        memory_free_bytes=min(filter(None, limits), default=0),
         identity={
             **facts.identity,
             "launcher": cluster.launcher.name if cluster.launcher.on_this_host else "",
@@ -114,10 +110,8 @@ def _facts(machine: Machine, target: Mapping[str, Any], workers: Mapping[str, Wo
         gpu = next(iter(worker.cuda_devices), None)
         memory = (gpu.memory_free_bytes or gpu.memory_bytes) if gpu else 0
         device, bus = (gpu.bus_identity, bus_of(gpu)) if gpu else ("", None)
-    host, threads = worker.host, worker.threads
-    return MachineFacts(
-        machine.name, target, threads, host, worker.hostname, memory, identity, worker.host_cores, device, bus
-    )
+    described = worker.threads, worker.host, worker.hostname
+    return MachineFacts(machine.name, target, *described, memory, identity, worker.host_cores, device, bus)
 
 
 def bus_of(device: CudaDeviceDescription) -> Bus | None:

@@ -240,8 +240,8 @@ def _why_unusable(instance: Instance, machine: int, chosen: Candidate) -> str:
         return f"{instance.problem.stages} stages were asked for, and no plan found with it is as good"
     if not any(math.isfinite(value) for value in instance.seconds[:, machine]):
         return "it may run no piece, by its pins, times and links to the client"
-    lonely = not (instance.linked[machine, :-1].any() or instance.linked[:-1, machine].any())
-    if lonely and len(instance.machines) > 1:
+    is_linked = instance.linked[machine, :-1].any() or instance.linked[:-1, machine].any()
+    if not is_linked and len(instance.machines) > 1:
         return "no link joins it to another machine, and it does not fit the whole model by itself"
     return "no plan found that uses it fits the links, pins and memory"
 

@@ -81,9 +81,9 @@ def groups_of(instance: Instance, *, replicas: bool) -> Groups:
 
 
 def _group_counts(instance: Instance, replicas: bool) -> tuple[Counts, ...]:
-    sizes = [range(len(members) + 1) for members in instance.classes]
     if not replicas:
-        return tuple(tuple(int(row == column) for column in range(len(sizes))) for row in range(len(sizes)))
+        return tuple(map(tuple, np.eye(len(instance.classes), dtype=int).tolist()))
+    sizes = [range(len(members) + 1) for members in instance.classes]
     return tuple(counts for counts in itertools.product(*sizes) if 0 < sum(counts) <= instance.machine_limit)
 
 
