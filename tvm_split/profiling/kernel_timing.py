@@ -12,6 +12,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from operator import attrgetter
 from pathlib import Path
@@ -51,33 +52,27 @@ Times = Mapping[str, tuple[KernelTime, ...]]
 """Times of kernels by machine."""
 
 
+@dataclass(eq=False)
 class HostTiming:
     """Measures the missing times of the machines of one host.
 
-    ``on_step`` is called with the name of each step. After the first round, rounds end when ``timeout_seconds`` per
-    timed machine, and once more for all together, are used.
+    ``library`` returns a library of kernels, which lies in ``blobs``. ``on_step`` is called with the name of each step.
+    After the first round, rounds end when ``timeout_seconds`` per timed machine, and once more for all together, are
+    used.
     """
 
-    def __init__(
-        self,
-        machines: Sequence[MachineTimes],
-        open_session: Callable[[MachineFacts], KernelSession],
-        library: Callable[[TargetCode, frozenset[str]], BlobSpec],
-        blobs: BlobFolder,
-        timeout_seconds: float,
-        on_step: Callable[[str], None],
-    ) -> None:
-        self._machines = machines
-        self._open_session = open_session
-        self._library, self._blobs = library, blobs
-        self._timeout_seconds = timeout_seconds
-        self._on_step = on_step
-        self._round_seconds: dict[str, float] = {}
+    machines: Sequence[MachineTimes]
+    open_session: Callable[[MachineFacts], KernelSession]
+    library: Callable[[TargetCode, frozenset[str]], BlobSpec]
+    blobs: BlobFolder
+    timeout_seconds: float
+    on_step: Callable[[str], None]
+    _round_seconds: dict[str, float] = field(default_factory=dict, init=False)
 
     @cached_property
     def wanted(self) -> dict[str, frozenset[str]]:
         """Digests of the kernels to measure, by machine; those of one target have the same, for equal contention."""
-        machines = self._machines
+        machines = self.machines
         wanted = {
             machine.name: frozenset().union(*(peer.missing for peer in machines if peer.code is machine.code))
             & machine.timeable
@@ -89,16 +84,16 @@ class HostTiming:
 
     @property
     def steps(self) -> int:
-        count = sum(bool(self.wanted[machine.name]) for machine in first_and_last(self._machines, DEVICE_CLASS))
+        count = sum(bool(self.wanted[machine.name]) for machine in first_and_last(self.machines, DEVICE_CLASS))
         return ROUNDS[0] * (count + 1 if count > 1 else count)
 
     def check(self) -> None:
         """Time one cached kernel on two machines of each device class; discard the times of classes that changed."""
-        kernels = {machine: digest for machine in self._machines if (digest := machine.checked_kernel) is not None}
+        kernels = {machine: digest for machine in self.machines if (digest := machine.checked_kernel) is not None}
         changed = set()
         for machine in first_and_last(list(kernels), DEVICE_CLASS):
-            self._on_step(f"checking cached times of {machine.name}")
-            with contextlib.closing(self._open_session(machine.machine)) as session:
+            self.on_step(f"checking cached times of {machine.name}")
+            with contextlib.closing(self.open_session(machine.machine)) as session:
                 digest = kernels[machine]
                 self._load(session, machine, machine.code, frozenset({digest}))
                 is_consistent = machine.is_consistent(digest, session.measure(CHECK_EFFORT)[0])
@@ -109,20 +104,20 @@ class HostTiming:
                 machine.forget()
 
     def _load(self, session: KernelSession, machine: MachineTimes, code: TargetCode, digests: frozenset[str]) -> None:
-        kernels = machine.kernel_set(code, digests, self._library(code, digests))
-        session.load(kernels, self._blobs.path)
+        kernels = machine.kernel_set(code, digests, self.library(code, digests))
+        session.load(kernels, self.blobs.path)
 
     def _has_changed(self, times: MachineTimes, digest: str, session: KernelSession) -> bool:
         """Whether a kernel is now faster than its cached time, or is confirmed to be slower."""
         now, is_confirmed = confirmed_fastest(
-            {times.name: lambda: session.measure(CHECK_EFFORT)}, seconds_of, limit_seconds=self._timeout_seconds
+            {times.name: lambda: session.measure(CHECK_EFFORT)}, seconds_of, limit_seconds=self.timeout_seconds
         )[times.name]
         is_faster = now[0].seconds < times.alone[digest].seconds
         return not times.is_consistent(digest, now[0]) and (is_confirmed or is_faster)
 
     def measure(self) -> None:
         """Measure the missing times."""
-        lacking = [machine for machine in self._machines if self.wanted[machine.name] or machine.lacks_peaks]
+        lacking = [machine for machine in self.machines if self.wanted[machine.name] or machine.lacks_peaks]
         timed = first_and_last(lacking, DEVICE_CLASS)
         self._time(timed)
         for machine in lacking:
@@ -135,7 +130,7 @@ class HostTiming:
             timed = [machine for machine in machines if self.wanted[machine.name]]
             together = self._with_own_cores(timed)
             sessions = {
-                machine.name: stack.enter_context(contextlib.closing(self._open_session(machine.machine)))
+                machine.name: stack.enter_context(contextlib.closing(self.open_session(machine.machine)))
                 for machine in dict.fromkeys((*machines, *together))
             }
             self._time_peaks([machine for machine in machines if machine.lacks_peaks], sessions)
@@ -146,7 +141,7 @@ class HostTiming:
             }
             if len(together) > 1:
                 measures[TOGETHER] = partial(self._measure_together, together, sessions)
-            limit = self._timeout_seconds * (len(timed) + 1)
+            limit = self.timeout_seconds * (len(timed) + 1)
             confirmed = confirmed_fastest(measures, _all_seconds, limit_seconds=limit)
         for machine in timed:
             alone = confirmed[machine.name]
@@ -175,23 +170,23 @@ class HostTiming:
 
     def _with_own_cores(self, timed: Sequence[MachineTimes]) -> list[MachineTimes]:
         """Return the machines to run at the same time, timed ones first, as long as each has cores of its own."""
-        cores = usable_together(machine.machine.cores for machine in self._machines)
+        cores = usable_together(machine.machine.cores for machine in self.machines)
         together: list[MachineTimes] = []
-        for machine in dict.fromkeys((*timed, *self._machines)) if timed else ():
+        for machine in dict.fromkeys((*timed, *self.machines)) if timed else ():
             threads = sum(chosen.machine.threads for chosen in (*together, machine))
             if self.wanted[machine.name] and (not cores or threads <= cores):
                 together.append(machine)
         return together
 
     def _measure_alone(self, times: MachineTimes, session: KernelSession) -> Times:
-        self._on_step(f"timing {len(self.wanted[times.name])} kernels on {times.name}")
+        self.on_step(f"timing {len(self.wanted[times.name])} kernels on {times.name}")
         kernel_times = session.measure(self._limited(ROUND_EFFORT.minimum_seconds))
         self._round_seconds[times.name] = seconds_of(kernel_times)
         return {times.name: kernel_times}
 
     def _measure_together(self, machines: Sequence[MachineTimes], sessions: Mapping[str, KernelSession]) -> Times:
         names = [machine.name for machine in machines]
-        self._on_step(f"timing {' and '.join(names)} at the same time")
+        self.on_step(f"timing {' and '.join(names)} at the same time")
         slowest = max(self._round_seconds.values())
         whole = OVERLAP * (1 + ROUND_EFFORT.minimum_rounds) * slowest
 
@@ -203,7 +198,7 @@ class HostTiming:
             return dict(zip(names, pool.map(measured, names), strict=True))
 
     def _limited(self, minimum_seconds: float) -> TimingEffort:
-        limit = min(max(self._timeout_seconds, 2 * minimum_seconds), MAXIMUM_LIMIT_SECONDS)
+        limit = min(max(self.timeout_seconds, 2 * minimum_seconds), MAXIMUM_LIMIT_SECONDS)
         return TimingEffort(ROUND_EFFORT.minimum_rounds, min(minimum_seconds, limit), limit)
 
 

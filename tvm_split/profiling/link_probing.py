@@ -106,42 +106,40 @@ def probe_links(
         return _Probing(workers, sizes_bytes, timeout_seconds, Steps(on_progress), cache_folder, refresh).run()
 
 
+@dataclass
 class _Probing:
     """One measurement of one cluster."""
 
-    def __init__(
-        self,
-        cluster: Workers,
-        sizes_bytes: Sequence[int],
-        timeout_seconds: float,
-        steps: Steps,
-        cache_folder: Path | None,
-        refresh: bool,
-    ) -> None:
-        self._cluster = cluster
-        self._sizes = probe_sizes(sizes_bytes)
-        self._timeout_seconds = timeout_seconds
-        self._steps = steps
-        self._endpoints = cluster.endpoints()
+    cluster: Workers
+    tensor_sizes: Sequence[int]
+    timeout_seconds: float
+    steps: Steps
+    cache_folder: Path | None
+    refresh: bool
+
+    def __post_init__(self) -> None:
+        self._sizes = probe_sizes(self.tensor_sizes)
+        self._endpoints = self.cluster.endpoints()
         self._workers = describe_all(self._endpoints)
         self._hosts = {CLIENT: CLIENT, **{name: worker.host for name, worker in self._workers.items()}}
-        targets = {machine.name: machine.target for machine in cluster.machines if machine.has_gpu and machine.target}
+        targets = {
+            machine.name: machine.target for machine in self.cluster.machines if machine.has_gpu and machine.target
+        }
         self._programs = ProbePrograms({name: worker.architecture for name, worker in self._workers.items()}, targets)
-        self._store = Store(cache_folder, {"links from": socket.gethostname()})
-        self._refresh = refresh
-        self._settings = cluster.link_settings
+        self._store = Store(self.cache_folder, {"links from": socket.gethostname()})
+        self._settings = self.cluster.link_settings
         self._probes: dict[Ends, ProbedLink] = {}
 
     def run(self) -> LinkProbe:
-        links = list(permutations((CLIENT, *self._cluster.machine_names), 2))
+        links = list(permutations((CLIENT, *self.cluster.machine_names), 2))
         of_client = [ends for ends in links if CLIENT in ends]
         pairs = [ends for ends in links if CLIENT not in ends and self._is_measured(ends)]
         groups = [(first_and_last(group, self._class), group) for group in (of_client, pairs)]
-        self._steps.total = sum(len(list(rounds_of(probed, self._hosts))) for probed, _ in groups)
+        self.steps.total = sum(len(list(rounds_of(probed, self._hosts))) for probed, _ in groups)
         estimated: set[Ends] = set()
         for probed, group in groups:  # pairs need the round trips of their machines
             for together in rounds_of(probed, self._hosts):
-                self._steps.begin("links " + ", ".join(f"{source} to {end}" for source, end in together))
+                self.steps.begin("links " + ", ".join(f"{source} to {end}" for source, end in together))
                 with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
                     self._probes.update(zip(together, threads.map(self._known_or_probed, together), strict=True))
             slowest_first = sorted(probed, key=lambda ends: -self._probes[ends].samples[0].single_seconds)
@@ -149,18 +147,18 @@ class _Probing:
             unprobed = [ends for ends in group if ends not in self._probes]
             self._probes.update({ends: fastest[self._class(ends)] for ends in unprobed})
             estimated.update(unprobed)
-        self._steps.done()
+        self.steps.done()
         streaming = {
             name: StreamingCost()
             if has_spare_cores(name, self._workers)
             else transfer_cost(self._probes[CLIENT, name], self._probes[name, CLIENT])
-            for name in self._cluster.machine_names
+            for name in self.cluster.machine_names
         }
         profiles = (self._profile(ends, ends in estimated) for ends in links)
         return LinkProbe(tuple(profile for profile in profiles if profile is not None), streaming)
 
     def _is_measured(self, ends: Ends) -> bool:
-        link = self._cluster.link(*ends)
+        link = self.cluster.link(*ends)
         return link is None or link.bytes_per_second is None
 
     def _class(self, ends: Ends) -> Hashable:
@@ -176,11 +174,11 @@ class _Probing:
 
     def _profile(self, ends: Ends, is_estimated: bool) -> LinkProfile | None:
         """Return the profile of a link, as given in the cluster or else as measured; None if the link is closed."""
-        link = self._cluster.link(*ends)
+        link = self.cluster.link(*ends)
         if link is not None and link.is_closed:
             return None
         if link is not None and link.bytes_per_second is not None:
-            transport = self._cluster.transport_between_gpus(*ends)
+            transport = self.cluster.transport_between_gpus(*ends)
             return LinkProfile(*ends, link.bytes_per_second, link.latency_seconds, "given", time.time(), transport)
         probe = self._probes[ends]
         latency, bytes_per_second = fitted_line(probe.samples)
@@ -193,11 +191,11 @@ class _Probing:
         If a transfer from the client takes another time than its kept probe says, nothing that is kept is used.
         """
         key = self._key(ends)
-        probe = None if self._refresh else self._store.get(key, _PROBED_LINK)
+        probe = None if self.refresh else self._store.get(key, _PROBED_LINK)
         if probe is not None and ends[0] == CLIENT:
             half = self._pass(ends, SMALLEST_BYTES)[0].single_seconds / 2
             if not are_close(half, probe.samples[0].single_seconds):
-                self._refresh, probe = True, None
+                self.refresh, probe = True, None
         if probe is None:
             probe = self._probe(ends)
             self._store.put({key: probe})
@@ -214,8 +212,8 @@ class _Probing:
     def _identity(self, name: str) -> list[Any]:
         """Return what identifies a machine; for local workers without their port, which changes every time."""
         endpoint, worker = self._endpoints[name], self._workers[name]
-        is_local = self._cluster.launcher.on_this_host
-        place = len(self._cluster.machines) if is_local else [endpoint.address, endpoint.tls is not None]
+        is_local = self.cluster.launcher.on_this_host
+        place = len(self.cluster.machines) if is_local else [endpoint.address, endpoint.tls is not None]
         versions = [worker.protocol_version, worker.tvm_version, worker.numpy_version]
         return [place, worker.hostname, worker.cores, worker.core_quota, worker.threads, versions]
 
@@ -239,7 +237,7 @@ class _Probing:
 
     def _bus_seconds(self, ends: Ends) -> float:
         """Return the bus seconds of small tensors from the client to one GPU and from the other GPU to the client."""
-        if not self._cluster.transport_between_gpus(*ends):
+        if not self.cluster.transport_between_gpus(*ends):
             return 0.0
         buses = [bus_of(device) for name in ends for device in self._workers[name].cuda_devices[:1]]
         return sum(bus.latency_seconds for bus in buses if bus is not None)
@@ -249,14 +247,14 @@ class _Probing:
         machines = [end for end in ends if end != CLIENT]
         sizes = [SMALLEST_BYTES] * (len(machines) + 1)
         sizes[0 if ends[0] == CLIENT else 1] = size_bytes
-        on_gpus = CLIENT not in ends and bool(self._cluster.transport_between_gpus(*ends))
+        on_gpus = CLIENT not in ends and bool(self.cluster.transport_between_gpus(*ends))
         program = self._programs.chain(machines, sizes, on_gpus=on_gpus)
         try:
             with Session(
                 program,
                 self._endpoints,
                 self._programs.blob_path,
-                timeout_seconds=self._timeout_seconds,
+                timeout_seconds=self.timeout_seconds,
                 links=self._settings,
                 model="links to measure",
             ) as pipeline:

@@ -89,28 +89,24 @@ class Resting:
             roused.succeed()
 
 
+@dataclass(eq=False)
 class Link:
     """A one-way link: the runtime's own flow control at its two ends, and a wire with a latency between them."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        routes: Sequence[Route],
-        times: LinkTimes,
-        scatter: float,
-        source: Worker | Client,
-        target: Worker | Client,
-    ) -> None:
-        self._clock = clock
-        self._times = times
-        self._scatter = scatter
-        self._routes = {route.index: route for route in routes}
-        self._outbox, self._grants = Outbox(routes), Grants(routes)
-        self._resting = Resting(clock.environment)
-        self._source, self._target = source, target
+    clock: Clock
+    routes: Sequence[Route]
+    times: LinkTimes
+    scatter: float
+    source: Worker | Client
+    target: Worker | Client
+    is_cut: bool = False
+
+    def __post_init__(self) -> None:
+        self._routes = {route.index: route for route in self.routes}
+        self._outbox, self._grants = Outbox(self.routes), Grants(self.routes)
+        self._resting = Resting(self.clock.environment)
         self._last_arrival = 0.0
-        self.is_cut = False
-        if times.shares_memory:
+        if self.times.shares_memory:
             for index in self._routes:
                 for window in (self._outbox.window(index), self._grants.window(index)):
                     window.largest = window.depth
@@ -124,22 +120,22 @@ class Link:
 
     def run(self) -> Steps:
         while True:
-            departure = None if self.is_cut else self._outbox.next(self._clock.nanoseconds)
+            departure = None if self.is_cut else self._outbox.next(self.clock.nanoseconds)
             if departure is None:
                 yield self._resting.rest()
                 continue
-            start, route = self._clock.seconds, self._routes[departure.tensor_index]
-            wire = self._clock.scattered(self._times.wire_seconds.get(route.tensor.name, 0.0), self._scatter)
-            latency = self._clock.scattered(self._times.latency_seconds, self._scatter)
+            start, route = self.clock.seconds, self._routes[departure.tensor_index]
+            wire = self.clock.scattered(self.times.wire_seconds.get(route.tensor.name, 0.0), self.scatter)
+            latency = self.clock.scattered(self.times.latency_seconds, self.scatter)
             # Tensors arrive in the order in which they leave.
             latency = max(latency, self._last_arrival - start - wire)
             self._last_arrival = start + wire + latency
             if wire > 0:
-                yield self._clock.environment.timeout(wire)
+                yield self.clock.environment.timeout(wire)
             self._outbox.left(departure.tensor_index)
-            self._source.sent(route, departure.sequence, start)
-            self._clock.later(latency, lambda d=departure, at=start + latency: self._complete(d, at))  # type: ignore[misc]
-            self._source.room()
+            self.source.sent(route, departure.sequence, start)
+            self.clock.later(latency, lambda d=departure, at=start + latency: self._complete(d, at))  # type: ignore[misc]
+            self.source.room()
 
     def _complete(self, departure: Departure, start: float) -> None:
         if self.is_cut:
@@ -147,10 +143,10 @@ class Link:
         route = self._routes[departure.tensor_index]
         if not self._grants.window(departure.tensor_index).may_arrive:
             raise RuntimeError(f"a micro-batch of {route} came without a credit")
-        starves = departure.waited and self._target.starves(route, departure.sequence)
+        starves = departure.waited and self.target.starves(route, departure.sequence)
         if self._grants.arrive(departure.tensor_index, departure.waited, starves):
             self._tell()
-        self._target.received(route, departure.sequence, start, lambda: self._release(departure.tensor_index))
+        self.target.received(route, departure.sequence, start, lambda: self._release(departure.tensor_index))
 
     def _release(self, tensor_index: int) -> None:
         self._grants.consume(tensor_index)
@@ -159,11 +155,11 @@ class Link:
     def _tell(self) -> None:
         granted = list(self._grants.due())
         if granted:
-            self._clock.later(self._times.latency_seconds, lambda: self._credit(granted))
+            self.clock.later(self.times.latency_seconds, lambda: self._credit(granted))
 
     def _credit(self, granted: Sequence[tuple[int, int, int]]) -> None:
         for index, consumed, depth in granted:
-            self._outbox.window(index).credit(consumed, depth, self._clock.nanoseconds)
+            self._outbox.window(index).credit(consumed, depth, self.clock.nanoseconds)
         self._resting.rouse()
 
 
@@ -171,41 +167,39 @@ ACTIVITIES = ("computing", "waits_for_inputs", "waits_for_room")
 """What a machine does all the time: a part of `MachineUse` for each."""
 
 
+@dataclass(eq=False)
 class Worker:
     """A machine with its stages.
 
     ``seconds(stage, moment)`` returns the seconds to compute a stage from ``moment`` (seconds) on, without contention.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        trace: Trace,
-        plan: MachineProgram,
-        processors: Processors,
-        seconds: Callable[[str, float], float],
-        scatter: float,
-    ) -> None:
-        self._clock, self._trace, self._plan, self._processors = clock, trace, plan, processors
-        self._seconds, self._scatter = seconds, scatter
-        self._resting = Resting(clock.environment)
-        self.scheduler = Scheduler(plan, self._resting.rouse)
-        self._sender = {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs}
-        self._taker = {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs}
+    clock: Clock
+    trace: Trace
+    plan: MachineProgram
+    processors: Processors
+    seconds: Callable[[str, float], float]
+    scatter: float
+    is_lost: bool = False
+
+    def __post_init__(self) -> None:
+        self._resting = Resting(self.clock.environment)
+        self.scheduler = Scheduler(self.plan, self._resting.rouse)
+        self._sender = {tensor.name: stage.name for stage in self.plan.stages for tensor in stage.outputs}
+        self._taker = {tensor.name: stage.name for stage in reversed(self.plan.stages) for tensor in stage.inputs}
         self._spent = dict.fromkeys(ACTIVITIES, 0.0)
         self._doing, self._since = "waits_for_inputs", 0.0
-        self.is_lost = False
 
     def connect(self, links: Mapping[str, Link]) -> None:
         self.scheduler.connect(links)
 
     def sent(self, route: Route, sequence: int, start: float) -> None:
         stage, size_bytes = self._sender[route.tensor.name], route.tensor.size_bytes
-        self._trace.record(self._plan.machine, stage, sequence, SEND, start, size_bytes, route.destination)
+        self.trace.record(self.plan.machine, stage, sequence, SEND, start, size_bytes, route.destination)
 
     def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
         stage, size_bytes = self._taker[route.tensor.name], route.tensor.size_bytes
-        self._trace.record(self._plan.machine, stage, sequence, RECEIVE, start, size_bytes, route.source)
+        self.trace.record(self.plan.machine, stage, sequence, RECEIVE, start, size_bytes, route.source)
         if not self.is_lost:
             self.scheduler.give(route.tensor.name, sequence, NOTHING, release)
 
@@ -224,7 +218,7 @@ class Worker:
     def spent(self) -> dict[str, float]:
         """The seconds of each activity until now, or until the machine was lost."""
         if not self.is_lost:
-            self._does(self._doing, self._clock.seconds)
+            self._does(self._doing, self.clock.seconds)
         return dict(self._spent)
 
     def _does(self, what: str, moment: float) -> None:
@@ -239,23 +233,23 @@ class Worker:
             if state is None:
                 lacks_inputs = self.scheduler.lacks_inputs
                 if lacks_inputs and idle_since is None:
-                    idle_since = self._clock.seconds
-                self._does("waits_for_inputs" if lacks_inputs else "waits_for_room", self._clock.seconds)
+                    idle_since = self.clock.seconds
+                self._does("waits_for_inputs" if lacks_inputs else "waits_for_room", self.clock.seconds)
                 yield self._resting.rest()
                 continue
             if idle_since is not None:
-                self._trace.record(self._plan.machine, state.stage.name, state.sequence, WAIT, idle_since)
+                self.trace.record(self.plan.machine, state.stage.name, state.sequence, WAIT, idle_since)
                 idle_since = None
             yield from self._compute(state)
 
     def _compute(self, state: StageState) -> Steps:
-        start, sequence = self._clock.seconds, state.sequence
+        start, sequence = self.clock.seconds, state.sequence
         self._does("computing", start)
-        seconds = self._seconds(state.stage.name, start)
-        yield self._processors.work(self._plan.machine, self._clock.scattered(seconds, self._scatter))
+        seconds = self.seconds(state.stage.name, start)
+        yield self.processors.work(self.plan.machine, self.clock.scattered(seconds, self.scatter))
         if self.is_lost:
             return
-        self._trace.record(self._plan.machine, state.stage.name, sequence, COMPUTE, start)
+        self.trace.record(self.plan.machine, state.stage.name, sequence, COMPUTE, start)
         self.scheduler.finish(state, [NOTHING] * len(state.stage.outputs))
 
 
