@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from rpc_runtime.errors import InputError
+from rpc_runtime.errors import InputError, TvmSplitError
 from tvm_split.values import adapter_of, text_of
 
 
@@ -47,16 +47,24 @@ def _checked_types(function: Callable[..., Any]) -> dict[str, Any]:
 def _is_checked(kind: Any) -> bool:
     if get_origin(kind) in (Union, UnionType, Mapping):
         return all(map(_is_checked, get_args(kind)))
-    return kind in (bool, str, Path, NoneType) or get_origin(kind) is Annotated
+    if get_origin(kind) is Annotated:
+        return not any(getattr(part, "alias", None) for part in kind.__metadata__)  # Pydantic warns of an alias here.
+    return kind in (bool, str, Path, NoneType)
 
 
-def fitting(function: Callable[..., Any], name: str, value: Any) -> Any:
+def fitting(function: Callable[..., Any], name: str, value: Any, error: type[TvmSplitError] = InputError) -> Any:
     """Return an argument of a function, converted to the type of its parameter.
 
     Raises:
-        InputError: the value does not fit; names the parameter, the value and what is allowed.
+        TvmSplitError: of the class ``error``: the value does not fit; names the parameter and what is allowed.
     """
     try:
         return adapter_of(_checked_types(function).get(name, Any)).validate_python(value)
     except ValidationError as failure:
-        raise InputError(f"{name} is {value!r:.80}: {text_of(failure.errors(include_url=False)[0])}") from None
+        raise error(f"{name} is {value!r:.80}: {text_of(failure.errors(include_url=False)[0])}") from None
+
+
+def fit_fields(instance: Any, error: type[TvmSplitError]) -> None:
+    """Convert the fields of a new instance of a dataclass to their types; raises as `fitting`."""
+    for name, value in vars(instance).items():
+        object.__setattr__(instance, name, fitting(type(instance).__init__, name, value, error))

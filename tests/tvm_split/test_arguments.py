@@ -152,6 +152,10 @@ PLANS: dict[str, Callable[[tvm_split.Model, tvm_split.Cluster], Any]] = {
     "a file as machines": lambda model, cluster: tvm_split.Cluster("cluster.yaml"),
     "names as machines": lambda model, cluster: tvm_split.Cluster([A, B]),
     "a mapping as a file": lambda model, cluster: tvm_split.Cluster.from_yaml({"machines": []}),
+    "a speed as text": lambda model, cluster: tvm_split.Link(A, B, bytes_per_second="1 GB/s"),
+    "no latency": lambda model, cluster: tvm_split.Link(A, B, 1e9, None),
+    "shared cores as text": lambda model, cluster: tvm_split.SharedCores((A, B), "two"),
+    "threads as a truth value": lambda model, cluster: tvm_split.Machine(A, threads=True),
     "memory as text": lambda model, cluster: tvm_split.Machine(A, memory_bytes="16 GB"),
     "an address as endpoint": lambda model, cluster: tvm_split.Machine(A, endpoint="10.0.0.7:7001"),
 }

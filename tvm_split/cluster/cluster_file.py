@@ -26,7 +26,7 @@ from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
 from tvm_split.cluster.machine import STRICT, Link, Machine, SshAccess, faults
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.shared_cores import Cores, SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.parameters import Number
 from tvm_split.units import short_list
@@ -45,7 +45,7 @@ class _Machine:
     address: Annotated[str, AfterValidator(lambda text: str(Address.callable(text)))]
     token_file: Path | None = None
     tls: dict[Literal["ca", "certificate", "key"], Path] | None = None
-    threads: Annotated[int, Field(strict=True)] = 1
+    threads: Cores = 1
     target: Mapping[str, Any] | None = None
     memory_bytes: Annotated[int | None, Number] = None
     ssh: SshAccess | None = None

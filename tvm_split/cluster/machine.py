@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, InstanceOf
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.codecs import CODECS, NONE
@@ -16,9 +16,9 @@ from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import require_options
 from tvm_split.cluster.faults import Fault, link_faults, repeated_names, unknown_name
-from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
+from tvm_split.cluster.shared_cores import Cores, SharedCores
 from tvm_split.errors import ClusterError
-from tvm_split.parameters import Number
+from tvm_split.parameters import Count, Number, fit_fields
 from tvm_split.units import MOST_AMOUNT, SLOWEST, ShownFields, short_list
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -63,10 +63,10 @@ class Machine(ShownFields):
     """
 
     name: str
-    threads: int = 1
+    threads: Cores = 1
     target: Mapping[str, Any] | None = None
-    memory_bytes: int | None = None
-    endpoint: WorkerEndpoint | None = None
+    memory_bytes: Annotated[Count, Field(le=int(MOST_AMOUNT))] | None = None
+    endpoint: InstanceOf[WorkerEndpoint] | None = None
     described_at: str = field(default="", compare=False, repr=False)
     ssh: SshAccess | None = None
 
@@ -81,21 +81,12 @@ class Machine(ShownFields):
         return self.target is not None and self.target.get("kind") == "cuda"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or self.name in ("", CLIENT):
+        fit_fields(self, ClusterError)
+        if self.name in ("", CLIENT):
             raise ClusterError(f"a machine cannot be named {self.name!r}")
-        wrong = f"machine {self.name!r} has"
-        if not isinstance(self.threads, int) or not 1 <= self.threads <= MOST_CORES:
-            raise ClusterError(f"{wrong} {self.threads!r} threads; give at least 1, at most {MOST_CORES}")
-        is_number = isinstance(self.memory_bytes, int | float | None)
-        if not is_number or (self.memory_bytes is not None and not 0 < self.memory_bytes <= MOST_AMOUNT):
-            raise ClusterError(
-                f"{wrong} memory_bytes={self.memory_bytes!r}; give more than 0, at most {MOST_AMOUNT:g}, or nothing, "
-                "for no limit"
-            )
         if not isinstance(self.target, Mapping | None):
-            raise ClusterError(f"{wrong} the target {self.target!r}; give a dictionary such as {{'kind': 'llvm'}}")
-        if not isinstance(self.endpoint, WorkerEndpoint | None):
-            raise ClusterError(f"{wrong} the endpoint {self.endpoint!r}; give a WorkerEndpoint, or use a cluster file")
+            text = f"machine {self.name!r} has the target {self.target!r}; give a dictionary such as {{'kind': 'llvm'}}"
+            raise ClusterError(text)
 
 
 AUTO_CODEC = "auto"
@@ -122,21 +113,18 @@ class Link(ShownFields):
     source: Annotated[str, Field(alias="from")]
     destination: Annotated[str, Field(alias="to")]
     bytes_per_second: Annotated[float | None, Number] = None
-    latency_seconds: Annotated[float, Number] = 0.0
+    latency_seconds: Annotated[float, Number, Field(ge=0, le=MOST_AMOUNT)] = 0.0
     address: str | None = None
     transport: str = "auto"
     codec: str = NONE
 
     def __post_init__(self) -> None:
+        fit_fields(self, ClusterError)
         label = f"the link from {self.source!r} to {self.destination!r}"
         if self.bytes_per_second and not SLOWEST <= self.bytes_per_second <= MOST_AMOUNT:
             raise ClusterError(
                 f"{label} has bytes_per_second={self.bytes_per_second}; give more than 0 ({SLOWEST:g} to "
                 f"{MOST_AMOUNT:g}), 0 for no traffic, or None to have it measured"
-            )
-        if not 0 <= self.latency_seconds <= MOST_AMOUNT:
-            raise ClusterError(
-                f"{label} has latency_seconds={self.latency_seconds}; give 0 or more, and at most {MOST_AMOUNT:g}"
             )
         if self.latency_seconds and not self.bytes_per_second:
             raise ClusterError(f"{label} has a latency and no bytes_per_second; give both, or neither to measure them")
@@ -193,9 +181,6 @@ def faults(
     for index, shared in enumerate(shared_cores):
         for name in shared.machines:
             yield from unknown_name("machine", name, known, ("shared_cores", index, "machines"), groups)
-        if not 1 <= shared.cores <= MOST_CORES:
-            text = f"{short_list(shared.machines)} share {shared.cores} cores; give at least 1, at most {MOST_CORES}"
-            yield Fault(("shared_cores", index, "cores"), text)
     without_gpu = {machine.name for machine in machines if not machine.has_gpu}
     for index, (link, ends) in enumerate(zip(links or (), pairs, strict=True)):
         lacking = [end for end in ends if end in without_gpu]

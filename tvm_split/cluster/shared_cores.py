@@ -11,6 +11,8 @@ from pydantic import ConfigDict, Field
 from rpc_runtime.hardware import HostCores, own_cores, usable_together
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.addresses import Address
+from tvm_split.errors import ClusterError
+from tvm_split.parameters import fit_fields
 from tvm_split.units import ShownFields
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_CORES = 8192
 """The most CPUs that a Linux kernel can be configured for: a larger number is a mistake, for example bytes."""
+Cores = Annotated[int, Field(ge=1, le=MOST_CORES, strict=True)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,7 +33,10 @@ class SharedCores(ShownFields):
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     machines: Annotated[tuple[str, ...], Field(min_length=1)]
-    cores: Annotated[int, Field(ge=1, le=MOST_CORES, strict=True)]
+    cores: Cores
+
+    def __post_init__(self) -> None:
+        fit_fields(self, ClusterError)
 
     def oversubscription(self, cores_of: Mapping[str, int]) -> float:
         """Return the sum of the machines' own core counts, divided by the cores that they share.

@@ -53,7 +53,7 @@ def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
     ("right", "wrong", "line", "message"),
     [
         ("    threads: 8", "    treads: 8", 4, "machines.0.treads: there is no such key; did you mean 'threads'?"),
-        ("threads: 8", "threads: -1", 2, "machine 'desk' has -1 threads; give at least 1, at most 8192"),
+        ("threads: 8", "threads: -1", 4, "machines.0.threads: must be greater than or equal to 1 (it is -1)"),
         ("192.0.2.10:7001", "192.0.2.10", 3, "machines.0.address: an address is HOST:PORT"),
         ("name: box", "name: desk", 6, "named 'desk'; give each a name of its own; the first is in "),
         ("name: box", "name: client", 6, "cannot be named 'client'"),
