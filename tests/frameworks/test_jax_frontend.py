@@ -40,6 +40,22 @@ def text() -> str:
     return jax.jit(network).lower(X).as_text(debug_info=True)
 
 
+REDUCTION = """func.func public @main(%x: tensor<256x3xi1>) -> tensor<3xi1> {{
+  %initial = stablehlo.constant dense<{initial}> : tensor<i1>
+  %result = stablehlo.reduce(%x init: %initial) applies stablehlo.{kind} across dimensions = [0]
+      : (tensor<256x3xi1>, tensor<i1>) -> tensor<3xi1>
+  return %result : tensor<3xi1>
+}}"""
+
+
+@pytest.mark.parametrize(("kind", "initial"), [("add", "false"), ("multiply", "true")])
+def test_sums_and_products_of_booleans(kind: str, initial: str, tmp_path: Path) -> None:
+    (tmp_path / "net.mlir").write_text(REDUCTION.format(kind=kind, initial=initial))
+    x = np.ones((256, 3), bool)
+    x[0, 1], x[:, 2] = False, False
+    assert_equal_to_source(load_model(tmp_path / "net.mlir", (x,)), [x])
+
+
 @pytest.mark.parametrize(
     "form", ["function", "jitted", "partial", "exported", "serialised", "text", "bytecode", "bytes"]
 )

@@ -70,11 +70,9 @@ def _reduce(op: Operators, call: HloCall) -> relax.Expr | list[relax.Expr]:
 def reduced(op: Operators, value: relax.Expr, axes: Sequence[int], kind: str) -> relax.Expr:
     """Reduce ``value`` over ``axes``; half precision is accumulated in float32."""
     dtype = dtype_of(value)
-    value = op.cast(value, "int8" if dtype == "bool" else wide(dtype))
-    result = getattr(op, _OVER_AXES[kind])(value, list(axes)) if axes else value
-    if dtype == "bool" and kind in ("add", "multiply"):
-        result = op.not_equal(result, 0)
-    return op.cast(result, dtype)
+    if dtype == "bool":  # a sum of them could overflow
+        kind = {"add": "or", "multiply": "and"}.get(kind, kind)
+    return op.cast(getattr(op, _OVER_AXES[kind])(op.cast(value, wide(dtype)), list(axes)), dtype) if axes else value
 
 
 def _extreme_and_place(op: Operators, call: HloCall, axes: Sequence[int]) -> list[relax.Expr]:

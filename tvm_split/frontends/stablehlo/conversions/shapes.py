@@ -6,7 +6,7 @@ from tvm import relax
 
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.convert import Conversion
-from tvm_split.frontends.operators import Operators, dtype_of, shape_of
+from tvm_split.frontends.operators import Operators, shape_of
 from tvm_split.frontends.stablehlo.conversions import HloCall
 from tvm_split.frontends.stablehlo.modules import integer, integers
 
@@ -95,7 +95,7 @@ def padded(
     lasts = [size + min(pad, 0) for size, pad in zip(shape, high, strict=True)]
     value = sliced(op, value, shape, [max(-pad, 0) for pad in low], lasts)
     widths = [max(width, 0) for pair in zip(low, high, strict=True) for width in pair]
-    return filled(op, value, widths, filling) if any(widths) else value
+    return op.nn.pad(value, widths, "constant", filling) if any(widths) else value
 
 
 def _spread_apart(op: Operators, value: relax.Expr, axis: int, between: int, filling: float) -> relax.Expr:
@@ -106,15 +106,8 @@ def _spread_apart(op: Operators, value: relax.Expr, axis: int, between: int, fil
     alone = op.reshape(value, [*shape[: axis + 1], 1, *shape[axis + 1 :]])
     widths = [0, 0] * (axis + 1) + [0, between] + [0, 0] * (len(shape) - axis - 1)
     length = shape[axis] * (between + 1)
-    spread = op.reshape(filled(op, alone, widths, filling), [*shape[:axis], length, *shape[axis + 1 :]])
+    spread = op.reshape(op.nn.pad(alone, widths, "constant", filling), [*shape[:axis], length, *shape[axis + 1 :]])
     return op.strided_slice(spread, [axis], [0], [length - between])
-
-
-def filled(op: Operators, value: relax.Expr, widths: Sequence[int], filling: float) -> relax.Expr:
-    """Pad each axis of ``value`` with ``filling``; ``widths`` has the widths before and after, axis by axis."""
-    dtype = dtype_of(value)
-    value = op.cast(value, "int8") if dtype == "bool" else value
-    return op.cast(op.nn.pad(value, list(widths), "constant", filling), dtype)
 
 
 CONVERSIONS: dict[str, Conversion] = {
