@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from rpc_runtime.program.turns import DIVISIBLE, LONGEST, LONGEST_CYCLE, LONGEST_PER_REPLICA, whole_turns
 from tvm_split.planner.evaluate import Flow, memory_shortage
-from tvm_split.planner.problem import TOLERANCE, Problem, Stage, Timed, objective_seconds
+from tvm_split.planner.problem import TOLERANCE, Stage, objective_seconds
 from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.step_graph import NumberedTransfer, topological_order
 
@@ -127,18 +128,31 @@ class Candidate:
     def machines(self) -> tuple[int, ...]:
         return tuple(machine for stage in self.stages for machine in stage.machines)
 
-    def value(self, problem: Problem) -> float:
-        """Return the objective's value in seconds: the period or the latency."""
-        return objective_seconds(problem.objective, self.flow)
+    @property
+    def value(self) -> float:
+        """The objective's value in seconds: the period or the latency."""
+        return objective_seconds(self.flow.problem.objective, self.flow)
 
-    def other_value(self, problem: Problem) -> float:
-        """Return the value that breaks ties, in seconds: the latency or the period."""
-        throughput = problem.objective == "throughput"
-        return self.flow.latency_seconds if throughput else self.flow.period_seconds
+    @property
+    def other_value(self) -> float:
+        """The value that breaks ties, in seconds: the latency or the period."""
+        is_throughput = self.flow.problem.objective == "throughput"
+        return self.flow.latency_seconds if is_throughput else self.flow.period_seconds
 
-    def rank(self, problem: Problem) -> tuple[float, float, int]:
-        """Return the sort key of a plan; smaller is better."""
-        return self.value(problem), self.other_value(problem), len(self.machines)
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        """The sort key of a plan; smaller is better."""
+        return self.value, self.other_value, len(self.machines)
+
+    @property
+    def is_within_limits(self) -> bool:
+        """Whether the plan's period and latency keep to the problem's limits."""
+        flow, problem = self.flow, self.flow.problem
+        # The latency takes time to compute, so it is not read without a limit.
+        return flow.period_seconds <= problem.maximum_period_seconds * (1 + TOLERANCE) and (
+            math.isinf(problem.maximum_latency_seconds)
+            or flow.latency_seconds <= problem.maximum_latency_seconds * (1 + TOLERANCE)
+        )
 
     def named(self, instance: Instance) -> tuple[Stage, ...]:
         """Return the stages by names, with the shares of their replicas."""
@@ -235,17 +249,16 @@ def with_whole_weights(instance: Instance, plan: Candidate) -> Candidate:
 
 def best_with_whole_weights(instance: Instance, plans: Iterable[Candidate]) -> Candidate | None:
     """Return the best plan after `with_whole_weights` that keeps to the problem's limits; None if there is none."""
-    problem = instance.problem
     feasible: list[Candidate] = []
     least = math.inf
-    for plan in sorted(plans, key=lambda plan: plan.value(problem)):
-        if plan.value(problem) > least * (1 + TOLERANCE):
+    for plan in sorted(plans, key=lambda plan: plan.value):
+        if plan.value > least * (1 + TOLERANCE):
             break
         running = with_whole_weights(instance, plan)
-        if within_limits(problem, running.flow):
+        if running.is_within_limits:
             feasible.append(running)
-            least = min(least, running.value(problem))
-    return best_of(problem, feasible)
+            least = min(least, running.value)
+    return best_of(feasible)
 
 
 def fits(instance: Instance, plan: Candidate) -> bool:
@@ -258,24 +271,12 @@ def fits(instance: Instance, plan: Candidate) -> bool:
     )
 
 
-def within_limits(problem: Problem, plan: Timed) -> bool:
-    """Whether the plan's period and latency keep to the problem's limits."""
-    # Do not read the latency if its limit is infinite: it takes time to compute.
-    return all(
-        math.isinf(limit) or getattr(plan, name) <= limit * (1 + TOLERANCE)
-        for name, limit in (
-            ("period_seconds", problem.maximum_period_seconds),
-            ("latency_seconds", problem.maximum_latency_seconds),
-        )
-    )
-
-
-def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
+def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
     """Return the candidate with the least `value`; ties: the least `other_value`, then the fewest machines."""
     remaining = list(candidates)
-    for value_of in (Candidate.value, Candidate.other_value):
-        least = min((value_of(plan, problem) for plan in remaining), default=math.inf)
-        remaining = [plan for plan in remaining if value_of(plan, problem) <= least * (1 + TOLERANCE)]
+    for value_of in (attrgetter("value"), attrgetter("other_value")):
+        least = min(map(value_of, remaining), default=math.inf)
+        remaining = [plan for plan in remaining if value_of(plan) <= least * (1 + TOLERANCE)]
     return min(remaining, key=lambda plan: len(plan.machines), default=None)
 
 

@@ -14,7 +14,7 @@ from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import NoPlanError
 from tvm_split.planner.evaluate import memory_shortage
 from tvm_split.planner.problem import TOLERANCE, Alternative, Problem, ProblemLink
-from tvm_split.planner.search.candidate import Candidate, SearchResult, with_whole_weights, within_limits
+from tvm_split.planner.search.candidate import Candidate, SearchResult, with_whole_weights
 from tvm_split.planner.search.instance import Instance, instance_of
 from tvm_split.units import count_text, names_of, precise_bytes_text, seconds_text
 
@@ -164,7 +164,7 @@ def alternatives(instance: Instance, chosen: Candidate, candidates: Sequence[Can
     """
     problem = instance.problem
     plans: dict[frozenset[int], Candidate] = {}
-    for plan in sorted(candidates, key=lambda plan: plan.rank(problem)):
+    for plan in sorted(candidates, key=lambda plan: plan.rank):
         plans.setdefault(frozenset(plan.machines), plan)
     plans.pop(frozenset(chosen.machines), None)
     first: dict[int, Candidate] = {}
@@ -175,7 +175,7 @@ def alternatives(instance: Instance, chosen: Candidate, candidates: Sequence[Can
     most = list(dict.fromkeys([*near, *rest]))[:MOST_ALTERNATIVES]
     running = {frozenset(plan.machines): plan for plan in (with_whole_weights(instance, plan) for plan in most)}
     running.pop(frozenset(chosen.machines), None)
-    shown = sorted(running.values(), key=lambda plan: plan.rank(problem))
+    shown = sorted(running.values(), key=lambda plan: plan.rank)
     return tuple(
         Alternative(
             _title(instance, plan),
@@ -200,8 +200,8 @@ def why_no_more_machines(instance: Instance, chosen: Candidate, candidates: Sequ
         # Prefer plans that also use machines of this plan, so that a machine is not compared with its identical twin.
         using = [plan for plan, machines in machines_of if machine in machines and machines & used]
         using = using or [plan for plan, machines in machines_of if machine in machines]
-        feasible = [plan for plan in using if within_limits(problem, plan.flow)] or using
-        best = min(feasible, key=lambda plan: plan.rank(problem), default=None)
+        feasible = [plan for plan in using if plan.is_within_limits] or using
+        best = min(feasible, key=lambda plan: plan.rank, default=None)
         best = None if best is None else with_whole_weights(instance, best)
         if best is not None and machine not in best.machines:
             sentences.append(f"{name} is idle: the best plan found with it has no turn for it")
@@ -216,14 +216,14 @@ def why_no_more_machines(instance: Instance, chosen: Candidate, candidates: Sequ
 
 def _compared(problem: Problem, chosen: Candidate, plan: Candidate) -> str:
     kind, other_kind = ("period", "latency") if problem.objective == "throughput" else ("latency", "period")
-    chosen_value, value = chosen.value(problem), plan.value(problem)
+    chosen_value, value = chosen.value, plan.value
     text = f"has a {kind} of {seconds_text(value)}, this one {seconds_text(chosen_value)}"
     if value <= chosen_value * (1 + TOLERANCE):
         is_same = value >= chosen_value * (1 - TOLERANCE)
         text = f"has the same {kind} of {seconds_text(chosen_value)}, and" if is_same else f"{text}, but"
-        text += f" a {other_kind} of {seconds_text(plan.other_value(problem))} against "
-        text += seconds_text(chosen.other_value(problem))
-        if not within_limits(problem, plan.flow):
+        text += f" a {other_kind} of {seconds_text(plan.other_value)} against "
+        text += seconds_text(chosen.other_value)
+        if not plan.is_within_limits:
             limit = problem.maximum_latency_seconds if kind == "period" else problem.maximum_period_seconds
             return f"{text}, over the limit of {seconds_text(limit)}"
         return f"{text}, on {count_text(len(plan.machines), 'machine')} instead of {len(chosen.machines)}"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tvm_split.errors import PlanError
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
-from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits, within_limits
+from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits
 from tvm_split.planner.search.instance import Instance
 
 TEMPERATURES = (0.05, 1e-5)
@@ -53,15 +53,15 @@ class LocalSearch:
 
     def improved(self, plan: Candidate, budget: Budget) -> Candidate:
         """Return a plan at least as good as ``plan``; stops after a few rounds without an improvement."""
-        problem, best, without_gain = self._instance.problem, plan, 0
+        best, without_gain = plan, 0
         while without_gain < ROUNDS_WITHOUT_GAIN and not budget.is_used_up:
             better = self._annealed(best, budget)
-            without_gain = 0 if better.value(problem) < best.value(problem) * (1 - GAIN) else without_gain + 1
+            without_gain = 0 if better.value < best.value * (1 - GAIN) else without_gain + 1
             best = better
         return best
 
     def _annealed(self, plan: Candidate, budget: Budget) -> Candidate:
-        problem, current, best = self._instance.problem, plan, plan
+        current = best = plan
         hot, cold = TEMPERATURES
         changes = CHANGES_PER_ROUND * sum(self._instance.seconds.shape)
         start = budget.used_share
@@ -77,10 +77,10 @@ class LocalSearch:
             changed = None if stages is None else self._evaluated(stages)
             if changed is None:
                 continue
-            value, least = changed.value(problem), current.value(problem)
+            value, least = changed.value, current.value
             if value <= least * (1 + temperature * self._random.expovariate(1.0)):
                 current = changed
-                if changed.rank(problem) < best.rank(problem):
+                if changed.rank < best.rank:
                     best = changed
         return best
 
@@ -92,7 +92,7 @@ class LocalSearch:
             plan = candidate(self._instance, stages)
         except PlanError:
             return None
-        return plan if fits(self._instance, plan) and within_limits(self._instance.problem, plan.flow) else None
+        return plan if fits(self._instance, plan) and plan.is_within_limits else None
 
     def _pair(self, stages: State) -> int | None:
         """Return the number of a stage that another one follows; None if there is one stage."""

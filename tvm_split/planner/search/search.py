@@ -25,7 +25,6 @@ from tvm_split.planner.search.candidate import (
     fits,
     one_machine_candidates,
     with_whole_weights,
-    within_limits,
 )
 from tvm_split.planner.search.explain import alternatives, require_places, why_impossible, why_no_more_machines
 from tvm_split.planner.search.instance import Instance, instance_of
@@ -86,22 +85,20 @@ class Search:
                 break
         chosen, bound, exact = self._best(), self._bound(), self._is_finished(CLOSED)
         if chosen is not None:
-            value = chosen.value(self._problem)
+            value = chosen.value
             bound = value if value <= bound * (1 + ROUNDING) else bound
         text = (REACHED if exact else BEST_FOUND) + (f"; bound: {self._source}" if self._source else "")
         return SearchResult(chosen, tuple(self._plans), bound, text, exact)
 
     def _best(self) -> Candidate | None:
-        return best_of(self._problem, self._plans)
+        return best_of(self._plans)
 
     def _keep(self, plans: Iterable[Candidate]) -> None:
-        self._plans += (
-            plan for plan in plans if fits(self._instance, plan) and within_limits(self._problem, plan.flow)
-        )
+        self._plans += (plan for plan in plans if fits(self._instance, plan) and plan.is_within_limits)
 
     def _bound(self) -> float:
         """Return the lower bound in seconds over plans on one machine, which are all known, and on several."""
-        alone = [plan.value(self._problem) for plan in self._alone if within_limits(self._problem, plan.flow)]
+        alone = [plan.value for plan in self._alone if plan.is_within_limits]
         return min([self._spread_bound, *alone])
 
     def _raise_bound(self, value: float, source: str) -> None:
@@ -111,7 +108,7 @@ class Search:
     def _is_finished(self, gap: float = RESOLVED) -> bool:
         """Whether the best plan is within a relative gap of the lower bound, or no plan exists."""
         best = self._best()
-        return self._bound() == math.inf if best is None else best.value(self._problem) <= self._bound() * (1 + gap)
+        return self._bound() == math.inf if best is None else best.value <= self._bound() * (1 + gap)
 
     def _search_tables(self) -> None:
         """Search tables over ideals (see `stage_costs`).
@@ -242,16 +239,16 @@ class Search:
     def _improve(self) -> None:
         """Run local searches from the best few plans on different machines; half the budget is for the best result."""
         budget = self._budget
-        ranked = sorted(self._plans, key=lambda plan: plan.rank(self._problem))
+        ranked = sorted(self._plans, key=lambda plan: plan.rank)
         different = {frozenset(plan.machines): plan for plan in reversed(ranked)}
-        starts = sorted(different.values(), key=lambda plan: plan.rank(self._problem))[:MOST_STARTS]
+        starts = sorted(different.values(), key=lambda plan: plan.rank)[:MOST_STARTS]
         changed = []
         for number, plan in enumerate(starts):
             changed.append(self._local_search.improved(plan, budget.rest(1 / (2 * len(starts) - number))))
             self._keep(changed[-1:])
             if self._is_finished():
                 return
-        best = best_of(self._problem, changed)
+        best = best_of(changed)
         if best is not None:
             self._keep([self._local_search.improved(best, budget)])
 
@@ -304,7 +301,7 @@ def solve(
             "a little"
         )
     # The bound is for shares by speed; on oversubscribed cores those of a schedule may happen to be better.
-    is_worse = best.value(problem) > chosen.value(problem) * (1 + TOLERANCE)
+    is_worse = best.value > chosen.value * (1 + TOLERANCE)
     method = result.method + (SCHEDULED_AFTERWARDS if is_worse else "")
     return replace(
         solution_of(problem, best.named(instance), result.lower_bound_seconds, method),

@@ -17,7 +17,6 @@ from tvm_split.planner.search.candidate import (
     candidate,
     fits,
     one_machine_candidates,
-    within_limits,
 )
 from tvm_split.planner.search.instance import Floats, Instance, instance_of
 from tvm_split.planner.search.stage_beam import ROUNDING, OrderCosts, Stretches
@@ -43,7 +42,7 @@ class FirstFit(Strategy):
     def solve(self, problem: Problem, time_limit_seconds: float) -> Solution:
         instance = instance_of(problem)
         plans = [*one_machine_candidates(instance), *_candidates(instance, _first_fit(instance))]
-        best = best_of(problem, [plan for plan in plans if within_limits(problem, plan.flow)])
+        best = best_of([plan for plan in plans if plan.is_within_limits])
         if best is None:
             raise NoPlanError("first fit finds no plan that keeps to all demands; the strategy 'best' looks further")
         return solution_of(problem, best.named(instance), method="first fit, without a bound")
