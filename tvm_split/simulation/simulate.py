@@ -6,15 +6,16 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import simpy
-from pydantic import InstanceOf
+from pydantic import Field, InstanceOf
 
 from rpc_runtime.client.dispatcher import default_in_flight
 from rpc_runtime.program.measurements import TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
-from rpc_runtime.program.turns import LONGEST_CYCLE, cycle_of
+from rpc_runtime.program.turns import cycle_of
 from tvm_split.errors import PlanError, required
 from tvm_split.parameters import Count, Natural
 from tvm_split.planner.plan import Plan
@@ -100,7 +101,7 @@ def simulate(
     scenario: Scenario | Plan | str | Path,
     what_if: InstanceOf[WhatIf] = AS_PLANNED,
     *,
-    micro_batches: Count | None = None,
+    micro_batches: Annotated[Count, Field(le=MOST_MICRO_BATCHES)] | None = None,
     in_flight: Count | None = None,
     shown: Natural = SHOWN_MICRO_BATCHES,
     on_progress: StepProgress | None = None,
@@ -115,7 +116,7 @@ def simulate(
         on_progress: called with the number of results of the stream.
 
     Raises:
-        PlanError: ``what_if`` names a machine that the plan does not use, or a number is out of range.
+        PlanError: ``what_if`` names a machine that the plan does not use.
     """
     scenario = Plan.load(scenario) if isinstance(scenario, str | Path) else scenario
     scenario = scenario_of_plan(scenario) if isinstance(scenario, Plan) else scenario
@@ -126,11 +127,6 @@ def simulate(
         # Fast replicas run ahead until the limit in flight is reached; only then do they wait for the slowest one.
         ahead = (in_flight or default_in_flight(scenario.program)) if turns > 1 else 0
         micro_batches = max(MICRO_BATCHES, 2 * turns, min(2 * ahead, MOST_AHEAD))
-    if micro_batches > MOST_MICRO_BATCHES:
-        raise PlanError(
-            f"micro_batches is {micro_batches}; give at most {MOST_MICRO_BATCHES}: turns repeat after {LONGEST_CYCLE} "
-            "at most, so more results say nothing new"
-        )
     stream = _Run(scenario, what_if, in_flight, shown, streamed=True, on_progress=on_progress)
     stream.run(micro_batches, feeds=None)
     has_scatter = what_if.compute_scatter or what_if.link_scatter
