@@ -31,7 +31,7 @@ WORTHWHILE_SECONDS = 0.12
 """Longest transfer with which a slow link is probed, in seconds."""
 MOST_OVER_ARRIVED = 4.0
 """Limit of a link's bandwidth, relative to the rate at which its largest tensors arrived."""
-SHORTEST_SECONDS = 1e-9
+CLOCK_SECONDS = 1e-9
 """Resolution of clocks, in seconds."""
 WAKE_UP_SECONDS = 2e-4
 """Difference in seconds between two transfers that is always noise: the variation of thread wake-ups."""
@@ -106,7 +106,7 @@ def fitted_line(samples: Sequence[LinkSample]) -> tuple[float, float]:
         seconds_per_byte = max(seconds_per_byte, rise / (larger.size_bytes - smaller.size_bytes))
     # If a small tensor was disturbed, the slope to a large one may be near 0. That is noise, not bandwidth: limit it.
     arrived = largest.single_seconds if largest.stream_seconds is None else largest.stream_seconds
-    seconds_per_byte = max(seconds_per_byte, max(arrived / MOST_OVER_ARRIVED, SHORTEST_SECONDS) / largest.size_bytes)
+    seconds_per_byte = max(seconds_per_byte, max(arrived / MOST_OVER_ARRIVED, CLOCK_SECONDS) / largest.size_bytes)
     return max(smallest.single_seconds - smallest.size_bytes * slope, 0.0), 1 / seconds_per_byte
 
 
