@@ -81,16 +81,11 @@ def _transposed_padding(
 
     For a kernel of extent k, padding dilated data by p equals slicing k - 1 - p off the full result.
     """
-    before, after, further = [], [], []
-    for size, apart, (low, high) in zip(kernel, dilation, padding, strict=True):
-        reach = (size - 1) * apart
-        first, last = reach - low, reach - high
-        if first < 0:
-            return None
-        before.append(first)
-        after.append(max(last, 0))
-        further.append(max(-last, 0))
-    return [*before, *after], further
+    reaches = [(size - 1) * apart for size, apart in zip(kernel, dilation, strict=True)]
+    firsts, lasts = ([reach - pair[end] for reach, pair in zip(reaches, padding, strict=True)] for end in (0, 1))
+    if min(firsts) < 0:
+        return None
+    return [*firsts, *(max(last, 0) for last in lasts)], [max(-last, 0) for last in lasts]
 
 
 def _transposed_weights(op: Operators, weight: relax.Expr, order: Sequence[int], groups: int) -> relax.Expr:

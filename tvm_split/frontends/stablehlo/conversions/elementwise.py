@@ -64,11 +64,6 @@ def _of_numbers(name: str, of_booleans: str) -> Elementwise:
     return change
 
 
-def _compared(op: Operators, left: relax.Expr, right: relax.Expr, direction: str) -> relax.Expr:
-    names = {"EQ": "equal", "NE": "not_equal", "LT": "less", "LE": "less_equal", "GT": "greater", "GE": "greater_equal"}
-    return getattr(op, names[direction])(left, right)
-
-
 def _shift(op: Operators, operand: relax.Expr, by: relax.Expr, to_the_left: bool = False, logical: bool = False) -> Any:
     dtype = dtype_of(operand)
     if not logical:
@@ -181,20 +176,6 @@ def _converted(op: Operators, operand: relax.Expr, dtype: str) -> relax.Expr:
     return op.where(is_above, constant(limits.max, dtype), op.where(is_below, constant(limits.min, dtype), result))
 
 
-def _less_precise(op: Operators, operand: relax.Expr, exponent_bits: int, mantissa_bits: int) -> relax.Expr:
-    """Round ``operand`` to a float of so many bits; supported are bfloat16's, and at least the operand's own."""
-    dtype = dtype_of(operand)
-    bits = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}[dtype]
-    if exponent_bits >= bits[0] and mantissa_bits >= bits[1]:
-        return operand
-    if dtype == "float32" and (exponent_bits, mantissa_bits) == (8, 7):
-        return op.cast(op.cast(operand, "bfloat16"), dtype)
-    raise ModelImportError(
-        f"it rounds {dtype} to {exponent_bits} bits of exponent and {mantissa_bits} of mantissa; "
-        "of types of less precision only bfloat16's 8 and 7 can be imported, from float32"
-    )
-
-
 _UNARY: dict[str, Elementwise] = {
     "abs": _named("abs"),
     "negate": _named("negative"),
@@ -209,9 +190,9 @@ _UNARY: dict[str, Elementwise] = {
     "tan": _in_float32("tan"),
     "floor": _named("floor"),
     "ceil": _named("ceil"),
-    "sign": lambda op, x: _sign(op, x),
-    "round_nearest_afz": lambda op, x: _half_away_from_zero(op, x),
-    "round_nearest_even": lambda op, x: half_to_even(op, x),
+    "sign": _sign,
+    "round_nearest_afz": _half_away_from_zero,
+    "round_nearest_even": half_to_even,
     "not": _bitwise("not"),
     "cbrt": _cube_root,
     "exponential_minus_one": exp_minus_one,
@@ -258,12 +239,23 @@ def _compare(op: Operators, call: HloCall) -> relax.Expr:
         # JAX tests for NaN by x != x, but TVM simplifies x == x to true.
         is_nan = op.isnan(op.cast(left_value, wide(dtype_of(left_value))))
         return is_nan if direction == "NE" else op.logical_not(is_nan)
-    return _compared(op, left_value, right_value, direction)
+    names = {"EQ": "equal", "NE": "not_equal", "LT": "less", "LE": "less_equal", "GT": "greater", "GE": "greater_equal"}
+    return getattr(op, names[direction])(left_value, right_value)
 
 
 def _reduce_precision(op: Operators, call: HloCall) -> relax.Expr:
-    bits = (integer(call.source, name) for name in ("exponent_bits", "mantissa_bits"))
-    return _less_precise(op, call.operands[0], *bits)
+    """Round to a float of so many bits; supported are bfloat16's, and at least the operand's own."""
+    operand, dtype = call.operands[0], call.dtype
+    exponent, mantissa = (integer(call.source, name) for name in ("exponent_bits", "mantissa_bits"))
+    bits = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}[dtype]
+    if exponent >= bits[0] and mantissa >= bits[1]:
+        return operand
+    if dtype == "float32" and (exponent, mantissa) == (8, 7):
+        return op.cast(op.cast(operand, "bfloat16"), dtype)
+    raise ModelImportError(
+        f"it rounds {dtype} to {exponent} bits of exponent and {mantissa} of mantissa; "
+        "of types of less precision only bfloat16's 8 and 7 can be imported, from float32"
+    )
 
 
 CONVERSIONS: dict[str, Conversion] = {

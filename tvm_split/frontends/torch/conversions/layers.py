@@ -213,14 +213,11 @@ def _average_pool(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     return op.cast(result, call.dtype)
 
 
-def _max_pool(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
-    # TVM's importer refuses windows without a stride.
-    return _pooled(op, call, call["self"], operator, dilation=each_axis(call["dilation"], int(operator[-2])))
-
-
-def _max_pool_alone(op: Operators, call: TorchCall, operator: str) -> tuple[relax.Expr, ...]:
-    # TVM's importer returns zeros for the positions of the maxima; this conversion omits the positions.
-    return (_max_pool(op, call, operator),)
+def _max_pool(op: Operators, call: TorchCall, operator: str) -> relax.Expr | tuple[relax.Expr]:
+    # TVM's importer refuses windows without a stride, and returns zeros for the positions of the maxima, which are
+    # omitted here.
+    result = _pooled(op, call, call["self"], operator, dilation=each_axis(call["dilation"], int(operator[-2])))
+    return (result,) if call.operation.kind.endswith("_with_indices.default") else result
 
 
 def _adaptive_pool(op: Operators, call: TorchCall) -> Any:
@@ -277,10 +274,10 @@ CONVERSIONS: dict[str, Conversion] = {
     "elu.default": _elu,
     **{f"{name}.vec": _resampled for name in RESAMPLINGS},
     **{f"avg_pool{axes}d.default": partial(_average_pool, operator=f"avg_pool{axes}d") for axes in (1, 2, 3)},
-    **{f"max_pool{axes}d.default": partial(_max_pool, operator=f"max_pool{axes}d") for axes in (1, 2, 3)},
     **{
-        f"max_pool{axes}d_with_indices.default": partial(_max_pool_alone, operator=f"max_pool{axes}d")
-        for axes in (2, 3)
+        f"max_pool{axes}d{suffix}.default": partial(_max_pool, operator=f"max_pool{axes}d")
+        for axes in (1, 2, 3)
+        for suffix in ("", "_with_indices")
     },
     **{f"adaptive_max_pool{axes}d.default": _adaptive_pool for axes in (2, 3)},
     **{f"adaptive_avg_pool{axes}d.default": _adaptive_pool for axes in (1, 2, 3)},
