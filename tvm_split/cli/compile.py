@@ -31,7 +31,7 @@ def compile(
         None, "A plan that `tvm-split plan --output` wrote; no worker is asked for it.", dir_okay=False
     ),
     no_verify: bool = option(False, "Do not compare the compiled stages with the source framework."),
-    dump: Path | None = options.output(None, "Write the IR after every phase to this folder.", metavar="FOLDER"),
+    dump: Path | None = options.output(None, "Write the IR after every phase to this folder."),
     details: bool = option(False, "Also list the kernels of each stage."),
     json: bool = options.JSON,
 ) -> None:

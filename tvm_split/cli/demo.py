@@ -14,7 +14,7 @@ NEEDED_PACKAGES = ("torch", "sklearn", "matplotlib")
 
 def demo(
     output: Path = options.output(
-        Path("demo-output"), "Where the bundle, the IR and the timeline go.", metavar="FOLDER", flag="--output -o"
+        Path("demo-output"), "Where the bundle, the IR and the timeline go.", flag="--output -o"
     ),
     workers: int = option(3, "Worker processes that the network is split over.", minimum=1, max=4),
     shard: bool = option(False, "Let all workers compute each layer together, by rows and by channels."),

@@ -26,9 +26,10 @@ class WrongUseError(TvmSplitError, ValueError):
         super().__init__(f"{option}: {text}")
 
 
-def output(default: Any, help: str, **how: Any) -> Any:
-    """Return an `option` for a file or folder to write; the folder that it is written into must exist."""
-    return option(default, help, callback=require_parent, **how)
+def output(default: Any, help: str, *, file: str | None = None, **how: Any) -> Any:
+    """Return an `option` for a file to write, with the placeholder ``file``, or a folder; its parent must exist."""
+    kind: dict[str, Any] = {"metavar": file or "FOLDER", "file_okay": file is not None, "dir_okay": file is None}
+    return option(default, help, callback=require_parent, **kind, **how)
 
 
 def require_parent(parameter: typer.CallbackParam, path: Path | None) -> Path | None:

@@ -27,12 +27,12 @@ class PlanOutput:
     """The options for the output of a plan: print it, write it to a file or into a model, or draw it."""
 
     output: Path | None = options.output(
-        None, "Write the plan to this file, to edit it and compile by it.", metavar="FILE", flag="--output -o"
+        None, "Write the plan to this file, to edit it and compile by it.", file="FILE", flag="--output -o"
     )
     write_annotations: Path | None = options.output(
-        None, "Write the model with the plan as multi-device annotations.", metavar="FILE.onnx"
+        None, "Write the model with the plan as multi-device annotations.", file="FILE.onnx"
     )
-    picture: Path | None = options.output(None, "Draw the graph of layers, coloured by machine.", metavar="FILE.svg")
+    picture: Path | None = options.output(None, "Draw the graph of layers, coloured by machine.", file="FILE.svg")
     details: bool = option(False, "Also show every stage, how sure the plan is, and what it beats.")
     json: bool = options.JSON
 
@@ -74,7 +74,7 @@ def plan(
     shown: PlanOutput,
     batches: str | None = option(None, "Plan for each of these micro-batch sizes; take the best.", metavar="1,2,4"),
     layers: bool = option(False, "List the names of all layers instead of planning."),
-    write_problem: Path | None = options.output(None, "Write what is searched, for `tvm-split solve`.", metavar="FILE"),
+    write_problem: Path | None = options.output(None, "Write what is searched, for `tvm-split solve`.", file="FILE"),
 ) -> None:
     """Show the best split of a model over the machines, from measurements, with a lower bound and simpler splits.
 

@@ -102,7 +102,7 @@ def run(
     running: RunOptions,
     repeat: int = option(1, "Stream the inputs so many times.", minimum=1),
     output: Path | None = options.output(
-        None, "Write the outputs, stacked over the micro-batches.", metavar="FILE.npz", flag="--output -o"
+        None, "Write the outputs, stacked over the micro-batches.", file="FILE.npz", flag="--output -o"
     ),
     json: bool = options.JSON,
 ) -> None:

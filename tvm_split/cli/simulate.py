@@ -65,7 +65,7 @@ def simulate(
     ),
     lose: list[str] | None = option(None, "A machine stands still from then on.", metavar="MACHINE@SECONDS"),
     timeline: bool = option(False, "Draw the first micro-batches as text: who does what when."),
-    picture: Path | None = options.output(None, "Draw them as a picture (.png, .svg, .pdf).", metavar="FILE"),
+    picture: Path | None = options.output(None, "Draw them as a picture (.png, .svg, .pdf).", file="FILE"),
     json: bool = options.JSON,
 ) -> None:
     """Simulate a plan without machines, by the runtime's own rules.

@@ -110,6 +110,25 @@ def test_every_output_goes_into_a_folder_that_is_there(invoke, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"plan missing.onnx {name} folder" for name in ("--output", "--picture", "--write-annotations")),
+        *(f"replan missing.onnx --plan a --measured b {name} folder" for name in ("--output", "--picture")),
+        *(f"compile missing.onnx {options} file" for options in ("--output", "--output here --dump")),
+        *("run missing.onnx --output folder", "demo --output file", "simulate missing.json --picture folder"),
+    ],
+)
+def test_an_output_of_the_wrong_kind_is_refused_first(invoke, tmp_path, monkeypatch, text):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("kept")
+    *_, name, path = text.split()
+    error = invoke(*text.split(), code=2).stderr
+    assert name in error
+    assert f"'{path}' is a {'directory' if path == 'folder' else 'file'}" in error
+
+
 def test_a_folder_with_other_files_is_refused_before_the_model_is_read(invoke, tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     error = invoke("compile", "missing.onnx", "--output", tmp_path, code=1).stderr
