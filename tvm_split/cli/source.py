@@ -102,8 +102,7 @@ class MachineOptions:
         Raises:
             ClusterError: the cluster file is invalid, or there is no machine to deploy to.
         """
-        location = self.location
-        cluster = (tvm_split.Cluster.from_yaml if Path(location).exists() else tvm_split.Cluster.at)(location)
+        cluster = tvm_split.Cluster.at(self.location)
         for name, reason in cluster.left_out.items():
             print_note(f"left out: {name}, {reason}")
         return cluster

@@ -174,7 +174,7 @@ LAUNCHERS: Registry[type[Launcher]] = Registry(
 
 
 def launcher_at(location: str, **further: Any) -> Launcher:
-    """Return the launcher of a location: a YAML file, ``local:3?threads=2``, ``tracker:lab:9190?key=box``, ….
+    """Return the launcher of a location: ``local:3?threads=2``, ``tracker:lab:9190?key=box``, …, else a YAML file.
 
     ``further`` are fields that the location lacks, or has another value for.
 
@@ -187,7 +187,7 @@ def launcher_at(location: str, **further: Any) -> Launcher:
     """
     head, _, query = location.partition("?")
     name, _, argument = head.partition(":")
-    if name not in LAUNCHERS and head.endswith(FILE_SUFFIXES):
+    if name not in LAUNCHERS and (head.endswith(FILE_SUFFIXES) or Path(head).exists()):
         name, argument = "file", head
     kind = LAUNCHERS[name]
     if argument and not kind.argument:

@@ -74,6 +74,14 @@ def test_locations(location: str, fields: dict[str, object]) -> None:
     assert {name: getattr(launcher, name) for name in fields} == fields
 
 
+def test_a_launcher_is_meant_before_a_path_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "local").mkdir()
+    (tmp_path / "lab").write_text("machines: {}")
+    assert launcher_at("local").name == "local"
+    assert launcher_at("lab").path == Path("lab")  # type: ignore[attr-defined]
+
+
 def test_credentials_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("secret\n")
     launcher = launcher_at(f"tracker:lab:9190?token_file={tmp_path}/token&tls_ca=ca.pem")
