@@ -9,7 +9,6 @@ Therefore it needs no token.
 
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -161,7 +160,8 @@ def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
             return str(replace(address, port=server.add_insecure_port(listen)))
         return str(replace(address, port=server.add_secure_port(listen, tls.server_credentials())))
     except (OSError, RuntimeError) as error:
-        reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else error
+        # Python appends the address.
+        reason = error.strerror.partition(" (while")[0] if isinstance(error, OSError) and error.strerror else error
         raise WorkerError(f"cannot listen on {listen}: {reason}") from error
 
 

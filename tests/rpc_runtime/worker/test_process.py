@@ -112,6 +112,15 @@ def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
     assert second.stderr.read().splitlines() == [f"error: cannot listen on {address}: Address already in use"]
 
 
+def test_a_host_that_cannot_be_resolved_is_named(start: Start) -> None:
+    worker = start("--listen", "nohost.invalid:7995", "--insecure")
+    assert worker.wait(PATIENCE_SECONDS) == 1
+    assert worker.stderr is not None
+    error = worker.stderr.read().splitlines()[-1]
+    assert error.startswith("error: cannot listen on nohost.invalid:7995: ")
+    assert "Unknown error" not in error
+
+
 @pytest.mark.parametrize("gigabytes", [1.3, *(pytest.param(size, marks=pytest.mark.slow) for size in (0.4, 0.8, 1.6))])
 def test_with_too_little_memory_it_answers_or_says_why(start: Start, maker: ProgramMaker, gigabytes: float) -> None:
     limit = ("sh", "-c", f'ulimit -v {int(gigabytes * 1e6)}; exec "$@"', "sh")
