@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from functools import partial
 from pathlib import Path
 
 from rpc_runtime.processes import Closing, OwnProcess, before_end, cleared
@@ -24,9 +25,11 @@ class ScratchFolder(Closing):
 
     def __init__(self, purpose: str) -> None:
         remove_orphans()
+        owner = OwnProcess()
         self.path, lock = _make(purpose)
-        self._remove = weakref.finalize(self, _remove_own, self.path, lock, OwnProcess())
-        before_end(self.path, self._remove)
+        # Not `close`, which does nothing if a signal comes while it is at work in another thread.
+        before_end(self.path, partial(_remove_own, self.path, owner))
+        self._remove = weakref.finalize(self, _release, self.path, lock, owner)
 
     def close(self) -> None:
         """Remove the folder and all in it."""
@@ -52,14 +55,14 @@ def _make(purpose: str) -> tuple[Path, int]:
         os.close(lock)
 
 
-def _remove_own(path: Path, lock: int, owner: OwnProcess) -> None:
-    if owner.is_this:  # a fork destroys its copy of this object, too, and shares the lock
-        _remove(path, lock)
+def _remove_own(path: Path, owner: OwnProcess) -> None:
+    if owner.is_this:  # a fork has a copy of this object, and destroys it too
+        shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove(path: Path, lock: int) -> None:
+def _release(path: Path, lock: int, owner: OwnProcess) -> None:
+    _remove_own(path, owner)
     cleared(path)
-    shutil.rmtree(path, ignore_errors=True)
     os.close(lock)
 
 
@@ -74,4 +77,5 @@ def _remove_orphan(path: Path) -> None:
     except BlockingIOError:
         os.close(lock)
     else:
-        _remove(path, lock)
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)

@@ -14,6 +14,21 @@ folder = ScratchFolder('test')
 print(folder.path, flush=True)
 input()
 """
+CLOSING = """
+import os, threading
+from rpc_runtime.processes import clear_away
+from rpc_runtime.scratch import ScratchFolder
+folder = ScratchFolder('test')
+for number in range(20_000):
+    (folder.path / str(number)).touch()
+print(folder.path, flush=True)
+before = len(os.listdir(folder.path))
+threading.Thread(target=folder.close, daemon=True).start()
+while len(os.listdir(folder.path)) == before:
+    pass
+clear_away()
+os._exit(0)
+"""
 SWEEPER = """
 from rpc_runtime.scratch import remove_orphans
 print(flush=True)
@@ -54,6 +69,11 @@ def test_it_goes_after_its_process_was_killed() -> None:
     assert path.exists()
     remove_orphans()
     assert not path.exists()
+
+
+def test_it_goes_if_its_process_ends_while_a_thread_closes_it() -> None:
+    ended = subprocess.run([sys.executable, "-c", CLOSING], capture_output=True, text=True, check=True, timeout=60)
+    assert not Path(ended.stdout.strip()).exists()
 
 
 def test_what_is_not_ours_stays(tmp_path: Path) -> None:

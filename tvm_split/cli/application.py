@@ -104,6 +104,7 @@ def _end(number: signal.Signals) -> None:
         _kill_children(signal.SIGTERM)
         time.sleep(0.2)
         _kill_children(signal.SIGKILL)
+        clear_away()  # the main thread has gone on meanwhile
     finally:
         os._exit(128 + number)
 
