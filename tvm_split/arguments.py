@@ -6,7 +6,7 @@ from typing import Any
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.program import TensorSpec
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, cluster_of
 from tvm_split.cluster.launcher import Launcher
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.errors import BundleError, ClusterError, ModelImportError, OpenAxesError, PlanError, required
@@ -43,7 +43,7 @@ def as_model(value: Any, inputs: Sequence[TensorSpec] = ()) -> Model:
 def as_cluster(value: Any) -> Cluster:
     """Return a cluster, what a launcher finds, or the cluster at a location. Raises ClusterError."""
     if isinstance(value, Launcher):
-        return value.find()
+        return cluster_of(value)
     if isinstance(value, str | Path):
         return Cluster.at(value)
     return required(Cluster, value, ClusterError, "give a Cluster, a cluster file, or a location such as 'local:2'")

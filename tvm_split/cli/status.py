@@ -17,7 +17,7 @@ from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.source import MachineOptions, load_tvm
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, cluster_of
 from tvm_split.cluster.launcher import AskedMachine, ask_worker, launcher_at, worker_misfit
 from tvm_split.cluster.machine import Machine
 from tvm_split.display.cluster import transport_lines
@@ -49,7 +49,7 @@ def status(
     launcher = launcher_at(machines.location)
     answers, settings = launcher.ask(timeout), NO_SETTINGS
     if answers is None:
-        cluster = launcher.find()
+        cluster = cluster_of(launcher)
         answers, settings = _ask_all(cluster, timeout), cluster.link_settings
     if not answers:
         print_note(f"{machines.location} lists no worker")

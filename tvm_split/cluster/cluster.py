@@ -9,12 +9,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from rpc_runtime.registry import PluginError
 from rpc_runtime.transports.transport import LinkSetting, memory_of
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.launcher import LAUNCHERS, Launcher, Started, launcher_at
 from tvm_split.cluster.machine import Link, Machine, faults
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.errors import ClusterError
+from tvm_split.errors import ClusterError, required
 from tvm_split.units import Shown, short_list
 
 
@@ -77,12 +78,12 @@ class Cluster(Shown):
             WorkerUnavailableError, DeadlineError, ProtocolError: the service that lists the machines does not answer,
                 or answers wrongly.
         """
-        return launcher_at(str(location), **parameters).find()
+        return cluster_of(launcher_at(str(location), **parameters))
 
     @classmethod
     def local(cls, workers: int = 2, threads: int = 1) -> Cluster:
         """Return a cluster of worker processes on this host: ``machine-a``, …, with ``threads`` cores each."""
-        return launcher_at("local", workers=workers, threads=threads).find()
+        return cls.at("local", workers=workers, threads=threads)
 
     @classmethod
     def in_process(cls, machines: int = 1, threads: int | None = None) -> Cluster:
@@ -90,12 +91,12 @@ class Cluster(Shown):
 
         ``threads`` is the number of threads that each kernel may use; all usable cores by default.
         """
-        return launcher_at("in-process", machines=machines, threads=threads).find()
+        return cls.at("in-process", machines=machines, threads=threads)
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Cluster:
         """Return the machines in a file, whose workers run already; see `tvm_split.cluster.cluster_file`."""
-        return launcher_at("file", path=path).find()
+        return cls.at("file", path=path)
 
     @property
     def machine_names(self) -> tuple[str, ...]:
@@ -141,6 +142,11 @@ class Cluster(Shown):
         self._entered.pop().close()
 
 
+def cluster_of(launcher: Launcher) -> Cluster:
+    """Return the cluster that a launcher finds. Raises PluginError if `find` returns something else."""
+    return required(Cluster, launcher.find(), PluginError, f"launcher {launcher.name!r} found it; update its package")
+
+
 class Workers(Cluster):
     """A session of a cluster's workers. It can be used wherever the cluster can; whoever gets it shares the workers.
 
@@ -168,11 +174,10 @@ class Workers(Cluster):
         owner = self._owner
         with owner._lock:
             if owner._is_closed:
-                raise ClusterError(
-                    "the workers of this cluster have ended with its `with`, or by close(): start others"
-                )
+                raise ClusterError("this cluster's workers have ended with its `with`, or by close(): start others")
             if owner._started is None:
-                owner._started = self.launcher.start(self)
+                hint = f"launcher {self.launcher.name!r} started it; update its package"
+                owner._started = required(Started, self.launcher.start(self), PluginError, hint)  # type: ignore[type-abstract]
             return dict(owner._started.endpoints())
 
     def close(self) -> None:

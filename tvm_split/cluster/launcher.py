@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 from urllib.parse import parse_qsl
 
 from pydantic import ConfigDict, ValidationError
@@ -82,6 +82,7 @@ def worker_misfit(machine: Machine, worker: WorkerDescription) -> str:
     return ""
 
 
+@runtime_checkable
 class Started(Protocol):
     """The running workers of one cluster; they run until `close`."""
 
@@ -100,7 +101,7 @@ class Launcher(ABC):
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    name: ClassVar[str]
+    name: ClassVar[str] = ""
     argument: ClassVar[str] = ""
     in_process: ClassVar[bool] = False
     """Whether stages are called in this process, without workers."""
@@ -212,7 +213,9 @@ def launcher_at(location: str, **further: Any) -> Launcher:
 
 
 def _wrong(kind: type[Launcher], shown: str, text: str) -> ClusterError:
-    return ClusterError(f"{shown!r}: {text}; its parameters are {_parameters(kind)}")
+    names = [attribute.name for attribute in fields(kind) if attribute.name not in ("token", "tls")]  # type: ignore[arg-type]
+    access = ["token_file", *TLS_KEYS] if issubclass(kind, WithAccess) else []
+    return ClusterError(f"{shown!r}: {text}; its parameters are {', '.join([*names, *access])}")
 
 
 def _access(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -220,11 +223,6 @@ def _access(parameters: dict[str, Any]) -> dict[str, Any]:
     tls = {place: Path(parameters.pop(key)) for key, place in TLS_KEYS.items() if key in parameters}
     token = token_from(Path(parameters.pop("token_file")) if "token_file" in parameters else None)
     return {"token": token.text if token else None, "tls": TlsFiles(**tls) if tls else None}
-
-
-def _parameters(kind: type[Launcher]) -> str:
-    names = [attribute.name for attribute in fields(kind) if attribute.name not in ("token", "tls")]  # type: ignore[arg-type]
-    return ", ".join([*names, *(["token_file", *TLS_KEYS] if issubclass(kind, WithAccess) else [])])
 
 
 def endpoints_of(cluster: Cluster) -> dict[str, WorkerEndpoint]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relay_passes.one_at_a_time import ONE_AT_A_TIME
-from rpc_runtime.registry import Registry
-from tvm_split.errors import ModelImportError, NoExamplesError
+from rpc_runtime.registry import PluginError, Registry
+from tvm_split.errors import ModelImportError, NoExamplesError, required
 from tvm_split.parameters import Size
 
 if TYPE_CHECKING:
@@ -182,17 +182,14 @@ def frontend_of(source: Any, example_inputs: Any = None) -> Frontend:
     able = [frontend for _, frontend in FRONTENDS.items() if frontend.takes(source, example_inputs)]
     if able:
         return max(able, key=lambda frontend: frontend.rank)
-    shown = repr(str(source)) if isinstance(source, str | Path) else _class_of(source)
+    kind = type(source)
+    shown = repr(str(source)) if isinstance(source, str | Path) else f"a {kind.__module__}.{kind.__qualname__}"
     titles = ", ".join(frontend.title for _, frontend in FRONTENDS.items())
     raise ModelImportError(
         f"{shown} is no model that can be imported. Give one of these: {titles}; files end in "
         f"{', '.join(file_suffixes())}. Other files (checkpoints, TorchScript) hold no exported graph: load them in "
         "their framework and give the network"
     )
-
-
-def _class_of(source: Any) -> str:
-    return f"a {type(source).__module__}.{type(source).__qualname__}"
 
 
 def load_model(
@@ -238,13 +235,11 @@ def load_model(
     install = frontend.install or f"tvm-split[{frontend.name}]"
     for package in frontend.packages:
         if importlib.util.find_spec(package) is None:
-            raise ModelImportError(
-                f"importing this model needs {package}, which is not installed: pip install {install}"
-            )
+            raise ModelImportError(f"this model needs {package}, which is not installed: pip install {install}")
     module, _, function = frontend.load.partition(":")
     with ONE_AT_A_TIME:
-        model: Model = getattr(importlib.import_module(module), function)(source, request)
-    return model
+        model = getattr(importlib.import_module(module), function)(source, request)
+    return required(Model, model, PluginError, f"frontend {frontend.name!r} returned it; update its package")
 
 
 def _require_countable(example_inputs: Any) -> None:

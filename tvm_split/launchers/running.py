@@ -19,7 +19,7 @@ from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.tracker import ListedServer, listed_servers
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, cluster_of
 from tvm_split.cluster.cluster_file import read_cluster_file
 from tvm_split.cluster.launcher import AskedMachine, Launcher, Started, WithAccess, ask_worker, endpoints_of
 from tvm_split.cluster.machine import Machine
@@ -151,7 +151,7 @@ class ListedWorkers:
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
         if not all(on_every_machine(self._endpoints.values(), _listens).values()):
-            current = endpoints_of(self._launcher.find())
+            current = endpoints_of(cluster_of(self._launcher))
             self._endpoints = {name: current.get(name, endpoint) for name, endpoint in self._endpoints.items()}
         return self._endpoints
 

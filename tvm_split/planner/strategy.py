@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from rpc_runtime.program.routes import CLIENT
-from rpc_runtime.registry import Registry
+from rpc_runtime.registry import PluginError, Registry
 from tvm_split.cluster.faults import Fault, link_faults, repeated_names, unknown_name
-from tvm_split.errors import PlanError
+from tvm_split.errors import PlanError, required
 from tvm_split.planner.evaluate import evaluate, violations
 from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Solution, Stage, gap_of, objective_seconds
 from tvm_split.planner.step_graph import lower
@@ -137,9 +137,11 @@ def solve_by(strategy: str, problem: Problem, time_limit_seconds: float) -> Solu
     Raises:
         NoPlanError: the strategy says that no plan fits.
         PlanError: there is no such strategy, or the strategy's plan breaks a demand.
+        PluginError: the strategy returns no `Solution`.
     """
     require_valid(problem)
-    solution = STRATEGIES[strategy]().solve(problem, time_limit_seconds)
+    plan = STRATEGIES[strategy]().solve(problem, time_limit_seconds)
+    solution = required(Solution, plan, PluginError, f"strategy {strategy!r} returned it; update its package")
     checked = solution_of(problem, solution.stages, solution.lower_bound_seconds)
     broken = violations(problem, solution.stages, checked.evaluation)
     if broken:
