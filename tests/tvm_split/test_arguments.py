@@ -270,3 +270,18 @@ def test_wrong_inputs_are_refused_in_a_sentence(
         pytest.raises(tvm_split.InputError),
     ):
         call(deployment)
+
+
+@pytest.mark.parametrize("wrong", [(X,) * 2, {"y": X}, torch.ones(2, 4)])
+def test_a_wrong_micro_batch_has_its_position(bundle: tvm_split.Bundle, wrong: Any) -> None:
+    with tvm_split.deploy(bundle, "in-process:2") as deployment:
+        stream = deployment.stream([X, X, wrong, X])
+        assert len([next(stream), next(stream)]) == 2
+        with pytest.raises(tvm_split.InputError, match="micro-batch 2 "):
+            next(stream)
+
+
+@pytest.mark.parametrize("fields", [{"profile": "folder"}, {"profile": {}}, {"allow_lossy": 5}])
+def test_a_wrong_field_of_a_request_is_named(model: tvm_split.Model, fields: dict[str, Any]) -> None:
+    with pytest.raises(tvm_split.PlanError, match=f"^{next(iter(fields))} is "):
+        tvm_split.plan(model, "in-process:2", **fields)

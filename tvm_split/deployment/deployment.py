@@ -130,8 +130,17 @@ class Deployment(Closing, Shown):
         except TypeError as error:
             raise InputError(f"a stream takes an iterable of micro-batches, such as [(x,), (x,)]: {error}") from error
         events = StreamEvents()
-        fed = events.feeding(inputs_of_batch(self.program.inputs, batch) for batch in iterator)
+        fed = events.feeding(self._checked(iterator))
         return self._times.stream(cast(Generator[Outputs, None, None], self._runner.stream(fed)), events)
+
+    def _checked(self, batches: Iterator[Any]) -> Iterator[Sequence[Any]]:
+        """Yield the inputs of a stream's micro-batches; an `InputError` names the position in the stream."""
+        for position, batch in enumerate(batches):
+            try:
+                inputs = checked_inputs(self.program, inputs_of_batch(self.program.inputs, batch))
+            except InputError as error:
+                raise InputError(f"micro-batch {position} of the stream: {error}") from error
+            yield inputs
 
     def _arranged(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         return inputs_of_call(self.program.inputs, inputs, named)
