@@ -13,9 +13,9 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    InstanceOf,
     PlainSerializer,
     PlainValidator,
-    SkipValidation,
     ValidationError,
 )
 from pydantic.dataclasses import dataclass
@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 
 from rpc_runtime.option import option, options
 from tvm_split.errors import PlanError
-from tvm_split.parameters import Number, Seconds, Whole
+from tvm_split.parameters import Number, Seconds, Share, Whole
 from tvm_split.planner.by_hand import FORM, Shard, Split
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, Objective, Precision
 from tvm_split.planner.profile import ClusterProfile
@@ -184,11 +184,12 @@ class PlanRequest(ShownFields):
         minimum=0.1,
         flag="--time-limit",
     )
-    allow_lossy: Annotated[float, Number] = option(
+    allow_lossy: Share = option(
         0.0,
         "Links with codec: auto may change outputs by such a share of their range, say 0.01.",
         metavar="SHARE",
         minimum=0.0,
+        max=1.0,
     )
     strategy: str = option(
         "best", "By what a plan is searched for: best, first-fit, or a strategy that an installed package adds."
@@ -201,7 +202,7 @@ class PlanRequest(ShownFields):
         "The folder of tuned kernels (default: $TVM_SPLIT_DATABASE, else tvm-split/tuning in the user's cache).",
         metavar="FOLDER",
     )
-    profile: Annotated[SkipValidation[ClusterProfile | None], Field(exclude=True)] = field(default=None, repr=False)
+    profile: Annotated[InstanceOf[ClusterProfile] | None, Field(exclude=True)] = field(default=None, repr=False)
     """An existing profile to plan with, instead of measuring. It is not stored in files and has no option."""
 
     def __post_init__(self) -> None:
