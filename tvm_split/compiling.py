@@ -26,7 +26,7 @@ from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
 from tvm_split.compiler.targets import target_text, tvm_target
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.compiler.verification import verify_bundle
-from tvm_split.errors import CompileWarning, PlanError
+from tvm_split.errors import CompileWarning, OutputError, PlanError
 from tvm_split.model import Model
 from tvm_split.outputs import write_text
 from tvm_split.planner.plan import Plan
@@ -185,6 +185,9 @@ def _with_codecs(program: Program, plan: Plan) -> Program:
 
 def _dump(modules: Mapping[str, tvm.IRModule], folder: Path) -> None:
     """Write the IR after every phase into a folder of the stage."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder} cannot be written: {error.strerror}") from error
     for number, (phase, module) in enumerate(modules.items(), 1):
         write_text(folder / f"{number}-{phase}.py", module.script(show_meta=False))

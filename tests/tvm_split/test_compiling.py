@@ -93,6 +93,13 @@ def test_every_phase_can_be_dumped(model: tvm_split.Model, tmp_path: Path) -> No
     assert names == ["1-simplify.py", "2-layout.py", "3-lower.py", "4-group.py", "5-fuse.py", "6-schedule.py"]
 
 
+def test_a_folder_to_dump_into_that_cannot_be_made(model: tvm_split.Model, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    planned = tvm_split.plan(model, Cluster.local(2), split=SPLIT)
+    with pytest.raises(tvm_split.TvmSplitError, match=r"file/dump.* cannot be written"):
+        tvm_split.compile(model, planned, verify=False, dump_folder=tmp_path / "file" / "dump")
+
+
 def machine_of(library: Path) -> str:
     header = subprocess.run(["readelf", "-h", library], capture_output=True, text=True, check=True).stdout
     return next(line.partition(":")[2].strip() for line in header.splitlines() if "Machine:" in line)
