@@ -68,10 +68,7 @@ class Document:
         Raises:
             TvmSplitError: of the class ``error``: the file cannot be read, is not JSON, or has a duplicate key.
         """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as failure:
-            raise error(f"cannot read {path}: {getattr(failure, 'strerror', None) or failure}") from failure
+        text = text_in(path, error)
         try:
             content = json.loads(text, object_pairs_hook=_without_nulls if without_nulls else _distinct)
         except json.JSONDecodeError as failure:
@@ -119,6 +116,16 @@ class Document:
             return yaml.compose(self.text.replace("\t", " "), Loader=LOADER)
         except (yaml.YAMLError, RecursionError):
             return None
+
+
+def text_in(path: str | Path, error: type[TvmSplitError], what: str = "") -> str:
+    """Return the text of a file; raises an ``error`` if it cannot be read or is binary."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as failure:
+        raise error(f"cannot read {what}{path}: {failure.strerror or failure}") from failure
+    except UnicodeDecodeError as failure:
+        raise error(f"cannot read {what}{path}: this is no text in UTF-8") from failure
 
 
 def read(form: type[Value], path: str | Path, error: type[TvmSplitError]) -> Value:

@@ -68,8 +68,9 @@ def test_what_comes_from_no_file_has_no_lines() -> None:
 def test_what_is_no_file_of_values_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(content)
-    with pytest.raises(PlanError, match=r"file\.json"):
+    with pytest.raises(PlanError, match=r"file\.json") as refusal:
         read(Bicycle, path, PlanError)
+    assert "codec" not in str(refusal.value)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tvm_split.cluster.shared_cores import Cores, SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.parameters import Number
 from tvm_split.units import short_list
-from tvm_split.values import UNKNOWN_KEY, Document, Location, causes, meant_key, sentence, text_of
+from tvm_split.values import UNKNOWN_KEY, Document, Location, causes, meant_key, sentence, text_in, text_of
 
 Pair = tuple[str, str]
 
@@ -155,12 +155,7 @@ def read_cluster_file(path: Path) -> tuple[tuple[Machine, ...], tuple[Link, ...]
 
 
 def _read(path: Path) -> Document:
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ClusterError(
-            f"cannot read the cluster file {path}: {getattr(error, 'strerror', None) or error}"
-        ) from error
+    text = text_in(path, ClusterError, "the cluster file ")
     try:
         content = yaml.load(text, _Loader)  # noqa: S506 (safe)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
