@@ -10,6 +10,7 @@ from typing import Literal, NoReturn, get_args, get_type_hints
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.option import default_of, option, options
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.transport import TRANSPORTS
 from rpc_runtime.wire.addresses import Address
@@ -77,6 +78,8 @@ class WorkerConfig:
         has_pair = self.tls_certificate and self.tls_key
         if not has_pair and (self.tls_certificate or self.tls_key or self.tls_ca):
             raise InputError("--tls-certificate and --tls-key belong together, and --tls-ca needs both")
+        if self.name == CLIENT:
+            raise InputError(f"--name {CLIENT} is the name of the process that deploys; give another name")
         if unknown := [name for name in self.transport if name not in TRANSPORTS]:
             raise InputError(f"--transport takes {', '.join(TRANSPORTS)}, got {', '.join(unknown)}")
         object.__setattr__(self, "entry", self._entry())

@@ -112,6 +112,13 @@ def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
     assert second.stderr.read().splitlines() == [f"error: cannot listen on {address}: Address already in use"]
 
 
+def test_the_name_of_the_client_is_refused(start: Start) -> None:
+    worker = start("--name", "client")
+    assert worker.wait(PATIENCE_SECONDS) != 0
+    assert worker.stderr is not None
+    assert "--name client" in worker.stderr.read()
+
+
 def test_a_host_that_cannot_be_resolved_is_named(start: Start) -> None:
     worker = start("--listen", "nohost.invalid:7995", "--insecure")
     assert worker.wait(PATIENCE_SECONDS) == 1
