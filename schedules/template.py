@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from tvm import s_tir, tirx
 
 from schedules.blocks import Parts, find_parts, new_schedule
+from schedules.prefetch import prefetch_weights
 
 CHOICES_ATTRIBUTE = "tvm_split.choices"
 """PrimFunc attribute: the template's choices for this kernel, as text."""
@@ -92,7 +93,7 @@ class Template(Generic[Machine]):
         if parts is None:
             raise ValueError(f"the function has no single anchor of family {self.anchor!r}")
         self.apply(schedule, parts, choices, machine)
-        return schedule.mod["main"].with_attr(CHOICES_ATTRIBUTE, text_of(choices))
+        return prefetch_weights(schedule.mod["main"]).with_attr(CHOICES_ATTRIBUTE, text_of(choices))
 
     def rule(self, function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc | None:
         """Schedule a function with the cost rule's choices, or return None for other families."""

@@ -7,6 +7,7 @@ ReLU).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from tvm import s_tir
@@ -15,6 +16,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from schedules.blocks import Block, Parts, inline_tail
 from schedules.cpu.elementwise import schedule_spatial_block
 from schedules.cpu.register_tile import RegisterTile, divisors, tiles_to_try
+from schedules.prefetch import Region, mark_for_prefetch
 from schedules.template import Choices, Space, Template, Value, space_of
 from schedules.traits import Traits
 
@@ -23,6 +25,8 @@ BLOCKS_OUTSIDE, ROWS_OUTSIDE = "blocks_outside", "rows_outside"
 PREPARE_BEFORE, PREPARE_INSIDE = "before", "inside"
 SMALLEST_CHUNK_STEPS = 16
 LARGEST_UNROLL = 16
+STEPS_BETWEEN_PREFETCHES = 64
+"""LLVM assumes that a prefetch uses all memory: the sums leave their registers before it and return after it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Tiling:
     memory. With `ALL_AT_ONCE` all are, and only results are written. ``group`` image rows share such a chunk of
     weights. ``order`` says which loop over tiles is outside. ``unroll`` steps of the innermost reduction loop are
     unrolled. ``prepare`` says when data is padded: the whole image beforehand, or only what a group of rows reads,
-    inside the same thread.
+    inside the same thread. ``prefetch`` (0 or 1) says whether the weights of the next tile are prefetched meanwhile.
     """
 
     tile: str
@@ -57,6 +61,7 @@ class Tiling:
     order: str
     unroll: int
     prepare: str = PREPARE_BEFORE
+    prefetch: int = 0
 
     @property
     def size(self) -> RegisterTile:
@@ -113,6 +118,7 @@ def _space(parts: Parts, roles: LoopRoles, default: Tiling, traits: Traits, *, c
         "order": [BLOCKS_OUTSIDE, ROWS_OUTSIDE],
         "unroll": [unroll for unroll in divisors(innermost) if unroll <= LARGEST_UNROLL],
         "prepare": [PREPARE_BEFORE, PREPARE_INSIDE] if parts.preparation else [PREPARE_BEFORE],
+        "prefetch": [0, 1],
     }
     return space_of(values, vars(default), allows)
 
@@ -160,7 +166,7 @@ def _tile(schedule: s_tir.Schedule, anchor: SBlockRV, roles: LoopRoles, tiling: 
 
 def _in_one_pass(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: LoopRoles, tiling: Tiling) -> None:
     """Schedule the whole reduction in registers: ``parallel, inner | reduction | tile``."""
-    anchor, lanes = product.handle, product.extents[roles.lanes]
+    anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
     parallel, inner, tile, reduction = _tile(schedule, anchor, roles, tiling)
     schedule.reorder(*parallel, *inner, *reduction, *tile)
     outermost = schedule.fuse(*parallel)
@@ -169,6 +175,7 @@ def _in_one_pass(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles
     schedule.reverse_compute_at(last, around, preserve_unit_loops=True)
     schedule.set_scope(anchor, 0, "local")
     reduction = _unroll_step(schedule, reduction, tiling.unroll)
+    reduction = _mark(schedule, inner, reduction, tiling, Region(0, tiling.size.blocks, vectors, vectors))
     unroll_and_vectorize(schedule, tile)
     initial = schedule.decompose_reduction(anchor, reduction[0])
     depth = 1 + len(inner)
@@ -182,7 +189,7 @@ def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: 
     The loops are ``parallel | chunk, inner | (chunk's reduction | tile) + add tile to the sums``, then the tail on the
     whole group.
     """
-    anchor, lanes = product.handle, product.extents[roles.lanes]
+    anchor, lanes, vectors = product.handle, product.extents[roles.lanes], _vectors(product, roles)
     chunk, _ = schedule.split(schedule.get_loops(anchor)[roles.reduction[0]], [None, int(tiling.chunk)])
     partial = schedule.rfactor(chunk, 0)
     one_step = replace(roles, reduction=(roles.reduction[0],))
@@ -201,6 +208,9 @@ def _in_chunks(schedule: s_tir.Schedule, product: Block, last: SBlockRV, roles: 
     tile.insert(len(tile) - 1, spatial[1 + roles.blocks])
     schedule.reorder(spatial[0], *reduction, *tile)
     reduction = _unroll_step(schedule, reduction, tiling.unroll)
+    region = Region(0, tiling.size.blocks, vectors // int(schedule.get(chunk).extent), vectors)
+    # The loop over the chunk itself, around the reduction, has one iteration.
+    reduction = _mark(schedule, [*inner, spatial[0]], reduction, tiling, region)
     unroll_and_vectorize(schedule, tile)
     unroll_and_vectorize(schedule, sums_tile)
     initial_partial = schedule.decompose_reduction(partial, reduction[0])
@@ -217,6 +227,34 @@ def _unroll_step(schedule: s_tir.Schedule, reduction: list[LoopRV], unroll: int)
     outer, inner = schedule.split(reduction[-1], [None, unroll])
     schedule.unroll(inner)
     return [*reduction[:-1], outer]
+
+
+def _vectors(anchor: Block, roles: LoopRoles) -> int:
+    """Return the number of weight vectors of one block of output channels."""
+    return prod(anchor.extents[position] for position in roles.reduction)
+
+
+def _mark(
+    schedule: s_tir.Schedule, around: list[LoopRV], reduction: list[LoopRV], tiling: Tiling, region: Region
+) -> list[LoopRV]:
+    """Mark a loop with about `STEPS_BETWEEN_PREFETCHES` steps per iteration, of the reduction or ``around`` it.
+
+    Returns the reduction's loops; one of them may have been split in two.
+    """
+    if not tiling.prefetch:
+        return reduction
+    steps = max(tiling.unroll, 1)
+    loops = [*around, *reduction]
+    for position in reversed(range(len(loops))):
+        extent = int(schedule.get(loops[position]).extent)
+        inside = next((divisor for divisor in divisors(extent) if divisor * steps >= STEPS_BETWEEN_PREFETCHES), extent)
+        if inside < extent and (inside == 1 or position >= len(around)):
+            split = [loops[position]] if inside == 1 else list(schedule.split(loops[position], [None, inside]))
+            mark_for_prefetch(schedule, split[0], replace(region, loops_around=position))
+            loops[position : position + 1] = split
+            break
+        steps *= extent
+    return loops[len(around) :]
 
 
 def unroll_and_vectorize(schedule: s_tir.Schedule, loops: Sequence[LoopRV], lanes: int | None = None) -> None:
