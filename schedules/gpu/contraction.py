@@ -14,8 +14,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm import s_tir, tirx
+from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.sym.analyzer import Analyzer
 
 from schedules.blocks import Block, Parts, inline_tail
 from schedules.gpu.default_rules import bind_elements
@@ -166,7 +167,7 @@ def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | No
         schedule.set_scope(adder, 0, "local")
         schedule.unroll(schedule.get_loops(adder)[-1])
         tail = tail[1:]
-    elif not _reads_one_of_many(schedule, tail[0]):
+    elif not _never_reads_padding(schedule, tail[0]):
         try:
             schedule.reverse_compute_inline(tail[0].handle)
             tail = tail[1:]
@@ -176,13 +177,15 @@ def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | No
         bind_elements(schedule, block.handle)
 
 
-def _reads_one_of_many(schedule: s_tir.Schedule, block: Block) -> bool:
-    """Return whether a block reads one constant place of a longer axis: of rows that are padded from one, the first.
+def _never_reads_padding(schedule: s_tir.Schedule, block: Block) -> bool:
+    """Return whether an index that is constant or a remainder keeps a block from reading an axis's padding.
 
-    TVM's reverse_compute_inline forgets the condition, so that the padding's results overwrite those of that row.
+    Examples are the first of rows that are padded from one, and the channel within its group. TVM's
+    reverse_compute_inline keeps the conditions of the block's own loops only, so that padding is stored as results.
     """
+    analyzer = Analyzer()
     return any(
-        isinstance(part.min, tirx.IntImm) and int(part.extent) == 1 and int(extent) > 1
+        int(part.extent) == 1 and analyzer.const_int_bound(part.min).max_value + 1 < int(extent)
         for read in schedule.get(block.handle).reads
         for part, extent in zip(read.region, read.source.shape, strict=True)
     )

@@ -71,12 +71,18 @@ def check_convolution(x, weight, half=None, transposed=False, **attributes):
     operator = getattr(torch.nn.functional, f"conv_transpose{x.ndim - 2}d" if transposed else name)
     named = {"stride" if key == "strides" else key: value for key, value in attributes.items()}
     assert_close(actual, operator(exact(x), exact(weight), **named).relu().numpy(), HALVES[half] if half else 1e-4)
-    assert chosen <= ({"tensor_core", "elementwise"} if half else {"conv2d", "depthwise_conv2d"})
+    # Tensor cores compute whole fragments, which small images do not fill.
+    assert chosen <= {"conv2d", "depthwise_conv2d", *(("tensor_core", "elementwise") if half else ())}
 
 
 @pytest.mark.parametrize(
     ("shape", "weights"),
-    [((2, 19, 9, 9), (20, 19, 3, 3)), ((2, 8, 7, 7), (8, 1, 3, 3)), ((1, 16, 7, 7), (2, 8, 3, 3))],
+    [
+        ((2, 19, 9, 9), (20, 19, 3, 3)),
+        ((2, 8, 7, 7), (8, 1, 3, 3)),
+        ((1, 16, 7, 7), (2, 8, 3, 3)),
+        ((2, 8, 7, 7), (24, 4, 3, 3)),
+    ],
 )
 def test_convolutions(shape, weights):
     attributes = {"padding": [1, 1], "strides": [2, 2], "groups": shape[1] // weights[1]}

@@ -1,7 +1,7 @@
 // Runs CUDA source on a CPU: included before a source that TVM made, and compiled with it as plain C++.
 //
-// The threads of a block are coroutines on one core. Each runs to its next barrier before another does, first to last or
-// last to first, so that what is not ordered by a barrier comes out different; blocks run one after another. Shared
+// The threads of a block are coroutines on one core. Each runs to its next barrier before another does, and blocks run
+// one after another: both first to last or last to first, so that what is not ordered comes out different. Shared
 // memory is a section of the library, filled with NaN before every block. Instructions of a warp exchange their operands
 // through memory of the warp. The layout of wmma's fragments is private to them, and so it is here: element i of 256 is
 // with lane i % 32.
@@ -181,10 +181,12 @@ const char* launch(void (*kernel)(A...), void** values, const int* extents, int 
     all[i].number = i;
     all[i].at = dim3(i % threads.x, i / threads.x % threads.y, i / (threads.x * threads.y));
   }
-  for (block.z = 0; block.z < grid.z; ++block.z)
-    for (block.y = 0; block.y < grid.y; ++block.y)
-      for (block.x = 0; block.x < grid.x; ++block.x)
-        if (!run_block(backwards)) return failure.c_str();
+  size_t blocks = size_t(grid.x) * grid.y * grid.z;
+  for (size_t i = 0; i < blocks; ++i) {
+    size_t at = backwards ? blocks - 1 - i : i;
+    block = dim3(at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y);
+    if (!run_block(backwards)) return failure.c_str();
+  }
   return nullptr;
 }
 

@@ -74,7 +74,7 @@ class _Launches:
 
 @dataclass
 class _Order:
-    """Order of a block's threads; kernels read it, because the virtual machine caches their functions."""
+    """Order of the blocks and their threads; kernels read it, because the virtual machine caches their functions."""
 
     backwards: bool = False
 
@@ -84,7 +84,7 @@ def _launch(launcher: Callable[..., None], order: _Order, *arguments: Any) -> No
 
 
 def run_kernels(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Target) -> np.ndarray:
-    """``main`` of a module of scheduled kernels; emulated, the same with the threads of a block in either order.
+    """``main`` of a module of scheduled kernels; emulated, the same with blocks and their threads in either order.
 
     Raises:
         RuntimeError: the threads of a block wait for different things, or the result depends on their order.
@@ -114,7 +114,7 @@ def run_kernels(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Tar
             for name in launchers:
                 tvm_ffi.registry.remove_global_func(name)
     if not np.array_equal(*results, equal_nan=True):
-        raise RuntimeError("the result depends on which threads of a block are the first to reach a barrier")
+        raise RuntimeError("the result depends on which blocks, or threads between barriers, are first")
     return results[0]
 
 
@@ -133,7 +133,7 @@ on_cpu_and_gpu = pytest.mark.parametrize(
 
 
 def kernels(source: str, tags: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Callable[..., None]]:
-    """A source's kernels, as functions of whether threads run backwards, their arguments, and their extents.
+    """A source's kernels, as functions of whether they run backwards, their arguments, and their extents.
 
     By their names ``tags`` has the axes of these extents.
 
