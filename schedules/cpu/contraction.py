@@ -52,7 +52,8 @@ class Tiling:
     memory. With `ALL_AT_ONCE` all are, and only results are written. ``group`` image rows share such a chunk of
     weights. ``order`` says which loop over tiles is outside. ``unroll`` steps of the innermost reduction loop are
     unrolled. ``prepare`` says when data is padded: the whole image beforehand, or only what a group of rows reads,
-    inside the same thread. ``prefetch`` (0 or 1) says whether the weights of the next tile are prefetched meanwhile.
+    inside the same thread. ``prefetch`` (0 or 1) says whether the weights of the next tile are prefetched meanwhile: on
+    a Zen 5 this saves 5 % of ResNet-50 and 6 to 8 % of BERT-base; on another machine VGG-16 took 6 to 10 % longer.
     """
 
     tile: str
@@ -61,7 +62,7 @@ class Tiling:
     order: str
     unroll: int
     prepare: str = PREPARE_BEFORE
-    prefetch: int = 0
+    prefetch: int = 1
 
     @property
     def size(self) -> RegisterTile:
@@ -118,7 +119,7 @@ def _space(parts: Parts, roles: LoopRoles, default: Tiling, traits: Traits, *, c
         "order": [BLOCKS_OUTSIDE, ROWS_OUTSIDE],
         "unroll": [unroll for unroll in divisors(innermost) if unroll <= LARGEST_UNROLL],
         "prepare": [PREPARE_BEFORE, PREPARE_INSIDE] if parts.preparation else [PREPARE_BEFORE],
-        "prefetch": [0, 1],
+        "prefetch": [1, 0],
     }
     return space_of(values, vars(default), allows)
 

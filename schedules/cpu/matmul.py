@@ -184,7 +184,7 @@ def _tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
     if depth > DEPTH_IN_ONE_PASS and extents[-3] // tile.rows >= SMALLEST_REUSE:
         fitting = [divisor for divisor in divisors(depth) if SMALLEST_CHUNK <= divisor <= DEPTH_OF_CHUNK]
         chunk = max(fitting, default=ALL_AT_ONCE)
-    return Tiling(str(tile), chunk, group=0, order=BLOCKS_OUTSIDE, unroll=4 if depth % 4 == 0 else 1, prefetch=1)
+    return Tiling(str(tile), chunk, group=0, order=BLOCKS_OUTSIDE, unroll=4 if depth % 4 == 0 else 1)
 
 
 MATMUL = contraction_template("matmul", FAMILY, _roles, _tiling)

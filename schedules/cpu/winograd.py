@@ -35,6 +35,7 @@ from schedules.cpu.winograd_lowering import (
     transformed_kernel,
     winograd_conv2d,
 )
+from schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
 from schedules.relax_tools import CONV2D, FUSABLE, TraitsMutator, array_of, constant, operator_of, static_shape
 from schedules.traits import Traits
 
@@ -217,7 +218,7 @@ def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc 
     _transform_input(schedule, parts, group)
     for block in (parts.preparation[-1], sums):
         schedule.storage_align(block.handle, 0, PLANE_AXIS, ALIGNED_FLOATS, traits.lanes)
-    return schedule.mod["main"]
+    return prefetch_weights(schedule.mod["main"])
 
 
 def _tile_results(
@@ -259,6 +260,10 @@ def _multiply(schedule: s_tir.Schedule, anchor: Block, sums: Block, tile: Regist
     unroll_and_vectorize(schedule, [tile_inner, block_inner, lane])
     initial = schedule.decompose_reduction(anchor.handle, block)
     unroll_and_vectorize(schedule, schedule.get_loops(initial)[-3:])
+    # The loops over images, groups and tiles, and the four loops inside each iteration, read a tile of weights again.
+    channels = anchor.extents[7] * anchor.extents[8]
+    # Prefetching in each step of the innermost loop instead costs half of what it gains at 512 channels of 28 x 28.
+    mark_for_prefetch(schedule, schedule.get_loops(anchor.handle)[-6], Region(7, tile.blocks, channels, channels))
 
 
 def _transform_input(schedule: s_tir.Schedule, parts: Parts, group: LoopRV | None) -> None:

@@ -6,9 +6,12 @@ import pytest
 from tvm import te, tirx
 from tvm.target import Target
 
+from schedules import chosen_rules
 from schedules.cpu.matmul import MATMUL, matmul_packed
 from schedules.prefetch import prefetch_weights
 from schedules.traits import Traits, traits_of
+from tests.helpers.schedules.convolutions import convolution
+from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, normal
 
 AVX512 = traits_of(Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}))
 
@@ -40,6 +43,14 @@ def test_the_next_tile_of_columns_is_fetched(depth: int, pattern: str) -> None:
 def test_few_rows_and_short_reductions_are_left_alone(rows: int, depth: int) -> None:
     """Few rows read weights as fast as memory delivers them."""
     assert "T.prefetch" not in prefetched(rows, depth, 128)
+
+
+@pytest.mark.parametrize(("strides", "rule"), [((1, 1), "winograd"), ((2, 2), "conv2d")])
+def test_the_weights_of_convolutions_are_fetched(strides: tuple[int, int], rule: str) -> None:
+    layer = convolution(normal(0, 256, 256, 3, 3), normal(1, 256), strides=strides, padding=(1, 1))
+    lowered = lower(graph_of(layer, [normal(2, 1, 256, 14, 14)]), HOST)
+    (kernel,) = [name for name, chosen in chosen_rules(lowered).items() if chosen == rule]
+    assert "T.prefetch" in str(lowered[kernel].script())
 
 
 def test_a_function_without_marks_is_returned_as_it_is() -> None:
