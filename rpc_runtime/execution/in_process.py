@@ -4,12 +4,9 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-
-import tvm_ffi
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
@@ -33,47 +30,24 @@ class ComputingThread:
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
+        self._variables = {"TVM_NUM_THREADS": str(threads), "TVM_BIND_THREADS": "0"}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tvm-split-in-process")
-        self._last: Future[Any] | None = None
-
-    def run(self, compute: Callable[[], Result]) -> Result:
-        """Call a function after all queued ones; on the calling thread if that has no pool of threads.
-
-        There the data stay in the core's cache: a network of 4 ms takes 3 % less time. TVM then uses one thread in all
-        parallel loops of the calling thread, also in those of others.
-        """
-        if self._threads == 1 and (self._last is None or self._last.done()):
-            with self._environment():
-                if tvm_ffi.get_global_func("runtime.NumThreads")() == 1:
-                    return compute()
-        return self.submit(compute).result()
 
     def submit(self, compute: Callable[[], Result]) -> Future[Result]:
         """Queue a function. Raises `RuntimeError` after `close`."""
-        self._last = future = self._thread.submit(self._run, compute)
-        return future
+        return self._thread.submit(self._run, compute)
 
     def close(self) -> None:
-        """Wait for all functions."""
         self._thread.shutdown()
-        with _ENVIRONMENT:
-            pass
 
     def _run(self, compute: Callable[[], Result]) -> Result:
-        with self._environment():
-            return compute()
-
-    @contextmanager
-    def _environment(self) -> Iterator[None]:
-        variables = {"TVM_NUM_THREADS": str(self._threads), "TVM_BIND_THREADS": "0"}
         with _ENVIRONMENT:  # TVM reads the environment at every parallel loop
-            before = {name: os.environ.get(name) for name in variables}
-            os.environ.update(variables)
+            before = {name: os.environ.get(name) for name in self._variables}
+            os.environ.update(self._variables)
             try:
-                yield
+                return compute()
             finally:
-                for name in variables:
+                for name in self._variables:
                     os.environ.pop(name)
                 os.environ.update({name: value for name, value in before.items() if value is not None})
 
@@ -123,19 +97,14 @@ class InProcessRunner(Runner):
             self._stages.append(LoadedStage(stage, library, weights, cache))
         self._sequence = 0
 
-    def run(self, inputs: Sequence[Any]) -> Outputs:
-        return self._thread.run(self._computation(inputs))
-
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Compute one micro-batch in the background; the inputs must not change meanwhile."""
-        return self._thread.submit(self._computation(inputs))
-
-    def _computation(self, inputs: Sequence[Any]) -> Callable[[], Outputs]:
         arrays = checked_inputs(self.program, inputs)
         self._own_process.require()
-        if self._closed:
-            raise WorkerError("this pipeline is closed")
-        return partial(self._compute, arrays)
+        try:
+            return self._thread.submit(partial(self._compute, arrays))
+        except RuntimeError as error:
+            raise WorkerError("this pipeline is closed") from error
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[Outputs]:
         """Yield the outputs of each micro-batch in order, computed when asked for. Raises the errors of `run`."""

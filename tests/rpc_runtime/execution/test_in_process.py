@@ -1,8 +1,6 @@
 """A computing thread sets TVM's number of threads for its function, and restores the environment afterwards."""
 
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -29,27 +27,3 @@ def test_the_environment_is_set_for_one_function_at_a_time(before: str | None, m
         with pytest.raises(ValueError, match="no such thing"):
             second.submit(fail).result()
     assert os.environ.get(VARIABLE) == before
-
-
-def test_one_thread_computes_on_the_calling_one_after_what_is_queued() -> None:
-    done: list[str] = []
-    release = threading.Event()
-
-    def wait() -> None:
-        release.wait(30)
-        done.append("queued")
-
-    with ThreadPoolExecutor(1) as caller:  # TVM keeps one thread for it
-        with closing(ComputingThread(1)) as thread:
-            assert (
-                caller.submit(thread.run, threading.get_ident).result() == caller.submit(threading.get_ident).result()
-            )
-            thread.submit(wait)
-            ended = caller.submit(thread.run, lambda: done.append("run"))
-            release.set()
-            ended.result()
-        with closing(ComputingThread(2)) as thread:
-            assert (
-                caller.submit(thread.run, threading.get_ident).result() != caller.submit(threading.get_ident).result()
-            )
-    assert done == ["queued", "run"]
