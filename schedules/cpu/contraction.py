@@ -119,7 +119,7 @@ def _space(parts: Parts, roles: LoopRoles, default: Tiling, traits: Traits, *, c
         "order": [BLOCKS_OUTSIDE, ROWS_OUTSIDE],
         "unroll": [unroll for unroll in divisors(innermost) if unroll <= LARGEST_UNROLL],
         "prepare": [PREPARE_BEFORE, PREPARE_INSIDE] if parts.preparation else [PREPARE_BEFORE],
-        "prefetch": [1, 0],
+        "prefetch": [0, 1],
     }
     return space_of(values, vars(default), allows)
 

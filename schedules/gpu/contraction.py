@@ -167,7 +167,7 @@ def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | No
         schedule.set_scope(adder, 0, "local")
         schedule.unroll(schedule.get_loops(adder)[-1])
         tail = tail[1:]
-    elif not _never_reads_padding(schedule, tail[0]):
+    elif not _would_store_padding(schedule, tail[0]):
         try:
             schedule.reverse_compute_inline(tail[0].handle)
             tail = tail[1:]
@@ -177,11 +177,11 @@ def finish(schedule: s_tir.Schedule, tail: Sequence[Block], adder: SBlockRV | No
         bind_elements(schedule, block.handle)
 
 
-def _never_reads_padding(schedule: s_tir.Schedule, block: Block) -> bool:
-    """Return whether an index that is constant or a remainder keeps a block from reading an axis's padding.
+def _would_store_padding(schedule: s_tir.Schedule, block: Block) -> bool:
+    """Return whether TVM's reverse_compute_inline would store padding as results.
 
-    Examples are the first of rows that are padded from one, and the channel within its group. TVM's
-    reverse_compute_inline keeps the conditions of the block's own loops only, so that padding is stored as results.
+    It keeps conditions of the block's own loops only, and none of an index that is constant or a remainder and so stays
+    below an axis's padding. Examples are the first of rows that are padded from one, and the channel within its group.
     """
     analyzer = Analyzer()
     return any(

@@ -63,7 +63,7 @@ def test_a_result_that_depends_on_the_order_of_threads_is_an_error(even):
     if even:
         assert run_kernels(LastWins, [x], SM_90) == [0]
     else:
-        with pytest.raises(RuntimeError, match="depends on which"):
+        with pytest.raises(RuntimeError, match="the result depends on which threads"):
             run_kernels(LastWins, [x], SM_90)
 
 

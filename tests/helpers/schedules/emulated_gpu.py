@@ -114,7 +114,7 @@ def run_kernels(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Tar
             for name in launchers:
                 tvm_ffi.registry.remove_global_func(name)
     if not np.array_equal(*results, equal_nan=True):
-        raise RuntimeError("the result depends on which blocks, or threads between barriers, are first")
+        raise RuntimeError("the result depends on which threads or blocks are first")
     return results[0]
 
 
