@@ -56,6 +56,36 @@ class LastWins:
         return y
 
 
+@I.ir_module
+class EvenPlaces:
+    """Threads write every other number of the result."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def even(x: T.Buffer((32,), "float32"), y: T.Buffer((64,), "float32")):
+        T.func_attr({"tirx.is_scheduled": True})
+        for block in T.thread_binding(1, thread="blockIdx.x"):
+            for thread in T.thread_binding(32, thread="threadIdx.x"):
+                with T.sblock("even"):
+                    number = T.axis.spatial(32, block * 32 + thread)
+                    y[number * 2] = x[number]
+
+    @R.function
+    def main(x: R.Tensor((32,), "float32")) -> R.Tensor((64,), "float32"):
+        with R.dataflow():
+            y = R.call_tir(EvenPlaces.even, (x,), out_ty=R.Tensor((64,), "float32"))
+            R.output(y)
+        return y
+
+
+@pytest.mark.skipif(bool(GPU), reason="kernels run on the GPU")
+def test_places_that_no_thread_writes_are_nan():
+    x = np.arange(32, dtype="float32")
+    for _ in range(2):
+        y = run_kernels(EvenPlaces, [x], SM_90)
+        assert np.array_equal(y[::2], x)
+        assert np.isnan(y[1::2]).all()
+
+
 @pytest.mark.skipif(bool(GPU), reason="kernels run on the GPU")
 @pytest.mark.parametrize("even", [False, True])
 def test_a_result_that_depends_on_the_order_of_threads_is_an_error(even):

@@ -24,6 +24,7 @@ from tvm import relax, tirx
 from tvm.target import Target
 
 from rpc_runtime.execution.cuda_runtime import device_arch, load_cuda
+from rpc_runtime.execution.loaded_stage import size_of
 from tests.helpers.schedules import schedule_harness
 from tests.helpers.schedules.gpu_kernels import cuda, cuda_source, needs_headers, nvcc
 from tests.helpers.schedules.schedule_harness import Graph, graph_of, lower, rules
@@ -79,12 +80,20 @@ class _Order:
     backwards: bool = False
 
 
+def _fill(_function: Any, name: str, is_before: bool, result: Any, *_arguments: Any) -> None:
+    """Fill a tensor with NaN when it is allocated: it has the bytes of another, perhaps of the right result."""
+    if name == "vm.builtin.alloc_tensor" and not is_before:
+        ctypes.memset(result.data_ptr(), 0xFF, size_of(result))
+
+
 def _launch(launcher: Callable[..., None], order: _Order, *arguments: Any) -> None:
     launcher(order.backwards, *arguments)
 
 
 def run_kernels(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Target) -> np.ndarray:
     """``main`` of a module of scheduled kernels; emulated, the same with blocks and their threads in either order.
+
+    Emulated kernels find NaN in what they have not written, or -1.
 
     Raises:
         RuntimeError: the threads of a block wait for different things, or the result depends on their order.
@@ -103,6 +112,7 @@ def run_kernels(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Tar
     with TemporaryDirectory() as folder:
         launchers = kernels(source, launches.tags, Path(folder))
         machine = relax.VirtualMachine(executable, tvm.cpu())
+        machine.set_instrument(_fill)
         order = _Order()
         results = []
         try:
