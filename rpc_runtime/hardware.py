@@ -19,12 +19,12 @@ DISABLED_FEATURES_VARIABLE = "TVM_SPLIT_DISABLE_CPU_FEATURES"
 """Environment variable: instruction sets, by Linux's names and separated by spaces, that this host must not use."""
 _NAMES = {
     "x86_64": "cmov mmx sse sse2 sse3=pni ssse3 sse4.1=sse4_1 sse4.2=sse4_2 sse4a popcnt avx avx2 f16c fma fma4 xop "
-    "tbm bmi=bmi1 bmi2 movbe adx cx16 aes sha=sha_ni gfni vaes vpclmulqdq lzcnt=abm sahf=lahf_lm pclmul=pclmulqdq "
-    "avx512f avx512cd avx512dq avx512bw avx512vl avx512er avx512pf avx512ifma avx512vbmi avx512vnni=avx512_vnni "
-    "avx512bf16=avx512_bf16 avx512fp16=avx512_fp16 avx512vbmi2=avx512_vbmi2 avx512bitalg=avx512_bitalg "
-    "avx512vpopcntdq=avx512_vpopcntdq avx512vp2intersect=avx512_vp2intersect avxvnni=avx_vnni "
-    "avxvnniint8=avx_vnni_int8 avxvnniint16=avx_vnni_int16 avxifma=avx_ifma avxneconvert=avx_ne_convert "
-    "amx-tile=amx_tile amx-int8=amx_int8 amx-bf16=amx_bf16 amx-fp16=amx_fp16",
+    "tbm bmi=bmi1 bmi2 movbe adx cx16 gfni vaes vpclmulqdq lzcnt=abm sahf=lahf_lm pclmul=pclmulqdq avx512f avx512cd "
+    "avx512dq avx512bw avx512vl avx512er avx512pf avx512ifma avx512vbmi avx512vnni=avx512_vnni avx512bf16=avx512_bf16 "
+    "avx512fp16=avx512_fp16 avx512vbmi2=avx512_vbmi2 avx512bitalg=avx512_bitalg avx512vpopcntdq=avx512_vpopcntdq "
+    "avx512vp2intersect=avx512_vp2intersect avxvnni=avx_vnni avxvnniint8=avx_vnni_int8 avxvnniint16=avx_vnni_int16 "
+    "avxifma=avx_ifma avxneconvert=avx_ne_convert amx-tile=amx_tile amx-int8=amx_int8 amx-bf16=amx_bf16 "
+    "amx-fp16=amx_fp16",
     "aarch64": "fp-armv8=fp neon=asimd fullfp16=asimdhp fp16fml=asimdfhm dotprod=asimddp rdm=asimdrdm complxnum=fcma "
     "jsconv=jscvt lse=atomics crc=crc32 bf16 i8mm sve sve2 sme sme2",
     "arm": "neon vfp3=vfpv3 vfp4=vfpv4 hwdiv-arm=idiva hwdiv=idivt",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tvm.script import ir as I, relax as R, tirx as T
 
-from tests.helpers.schedules.emulated_gpu import GPU, SM_90, kernels, run_kernels
+from tests.helpers.schedules.emulated_gpu import GPU, ORDERS, SM_90, kernels, run_kernels
 from tests.helpers.schedules.gpu_kernels import needs_headers
 
 pytestmark = needs_headers
@@ -19,20 +19,19 @@ extern "C" __global__ void __launch_bounds__(64) turned(float* __restrict__ valu
 """
 
 
-def turned(barrier, folder, backwards):
+def turned(barrier, folder, order):
     values = np.arange(64, dtype="float32")
     launch = kernels(TURNED.replace("BARRIER", barrier), {"turned": ("threadIdx.x",)}, folder)["turned"]
-    launch(backwards, values.ctypes.data, 64)
+    launch(order, values.ctypes.data, 64)
     return values
 
 
-@pytest.mark.parametrize("backwards", [False, True])
-def test_a_barrier_that_is_missing_shows(backwards, tmp_path):
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_barrier_that_is_missing_shows(order, tmp_path):
     for name, barrier in {"ordered": "__syncthreads();", "loose": ""}.items():
         (tmp_path / name).mkdir()
-        values = turned(barrier, tmp_path / name, backwards)
+        values = turned(barrier, tmp_path / name, order)
         assert np.array_equal(values, np.arange(64)[::-1]) == bool(barrier)
-        assert np.isnan(values).any() != bool(barrier)
 
 
 @I.ir_module
@@ -78,12 +77,10 @@ class EvenPlaces:
 
 
 @pytest.mark.skipif(bool(GPU), reason="kernels run on the GPU")
-def test_places_that_no_thread_writes_are_nan():
-    x = np.arange(32, dtype="float32")
+def test_a_result_with_places_that_no_thread_writes_is_an_error():
     for _ in range(2):
-        y = run_kernels(EvenPlaces, [x], SM_90)
-        assert np.array_equal(y[::2], x)
-        assert np.isnan(y[1::2]).all()
+        with pytest.raises(RuntimeError, match="memory that none wrote"):
+            run_kernels(EvenPlaces, [np.arange(32, dtype="float32")], SM_90)
 
 
 @pytest.mark.skipif(bool(GPU), reason="kernels run on the GPU")
@@ -97,6 +94,23 @@ def test_a_result_that_depends_on_the_order_of_threads_is_an_error(even):
             run_kernels(LastWins, [x], SM_90)
 
 
+UNSET = """
+extern "C" __global__ void __launch_bounds__(64) unset(float* __restrict__ values) {
+  MEMORY float memory[64];
+  values[threadIdx.x] = max(values[threadIdx.x], memory[threadIdx.x]);
+}
+"""
+
+
+@pytest.mark.parametrize("memory", ["__shared__", "volatile"])
+def test_memory_that_is_read_before_it_is_written_shows(memory, tmp_path):
+    launch = kernels(UNSET.replace("MEMORY", memory), {"unset": ("threadIdx.x",)}, tmp_path)["unset"]
+    results = np.zeros((len(ORDERS), 64), "float32")
+    for order, values in zip(ORDERS, results, strict=True):
+        launch(order, values.ctypes.data, 64)
+    assert (results != results[0]).any(axis=0).all()
+
+
 TWO_TYPES = """
 extern "C" __global__ void __launch_bounds__(32) shuffled(float* __restrict__ values, int* __restrict__ numbers) {
   float value = __shfl_sync(~0u, values[threadIdx.x], SOURCE);
@@ -107,15 +121,15 @@ extern "C" __global__ void __launch_bounds__(32) shuffled(float* __restrict__ va
 """
 
 
-@pytest.mark.parametrize(("backwards", "source"), [(False, 0), (True, 31)])
-def test_lanes_exchange_values_of_several_types(backwards, source, tmp_path):
+@pytest.mark.parametrize(("order", "source"), [(ORDERS[0], 0), (ORDERS[1], 31)])
+def test_lanes_exchange_values_of_several_types(order, source, tmp_path):
     values, numbers = np.arange(1, 33, dtype="float32"), np.arange(101, 133, dtype="int32")
     launch = kernels(TWO_TYPES.replace("SOURCE", str(source)), {"shuffled": ("threadIdx.x",)}, tmp_path)["shuffled"]
-    launch(backwards, values.ctypes.data, numbers.ctypes.data, 32)
+    launch(order, values.ctypes.data, numbers.ctypes.data, 32)
     assert set(values) == {source + 1}
     assert set(numbers) == {source + 101}
 
 
 def test_threads_that_wait_for_different_things_are_an_error(tmp_path):
     with pytest.raises(RuntimeError, match="turned: threads of a block wait for different things: 0 __syncwarp"):
-        turned("if (threadIdx.x < 8) { __syncwarp(); } else { __syncthreads(); }", tmp_path, False)
+        turned("if (threadIdx.x < 8) { __syncwarp(); } else { __syncthreads(); }", tmp_path, ORDERS[0])

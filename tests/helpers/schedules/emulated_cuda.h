@@ -2,8 +2,8 @@
 //
 // The threads of a block are coroutines on one core. Each runs to its next barrier before another does, and blocks run
 // one after another: both first to last or last to first, so that what is not ordered comes out different. Shared
-// memory is a section of the library, filled with NaN before every block. Instructions of a warp exchange their operands
-// through memory of the warp. The layout of wmma's fragments is private to them, and so it is here: element i of 256 is
+// memory is a section of the library; it and the threads' stacks are filled with a byte before every block. Instructions
+// of a warp exchange their operands through memory of the warp. The layout of wmma's fragments is private to them, and so it is here: element i of 256 is
 // with lane i % 32.
 #pragma once
 #include <cstdint>
@@ -43,6 +43,7 @@ namespace emulated {
 
 constexpr int WARP = 32;
 constexpr size_t STACK_BYTES = 64 << 10;
+constexpr size_t FILLED_BYTES = 8 << 10;  // of a stack: larger than what a kernel keeps there
 enum class State { READY, AT_BLOCK, AT_WARP, DONE };
 
 struct Thread {
@@ -102,10 +103,11 @@ inline void run_thread() {
   swapcontext(&current->context, &scheduler);
 }
 
-inline void start(Thread& thread) {
+inline void start(Thread& thread, int byte) {
   thread.state = State::READY;
   thread.exchanged = 0;
   thread.stack.resize(STACK_BYTES);
+  memset(thread.stack.data() + STACK_BYTES - FILLED_BYTES, byte, FILLED_BYTES);
   getcontext(&thread.context);
   thread.context.uc_stack.ss_sp = thread.stack.data();
   thread.context.uc_stack.ss_size = STACK_BYTES;
@@ -126,9 +128,9 @@ inline bool release(size_t first, size_t end, State state) {
   return what != nullptr;
 }
 
-inline bool run_block(bool backwards) {
-  memset(__start_shared_memory, 0xff, __stop_shared_memory - __start_shared_memory);
-  for (auto& thread : all) start(thread);
+inline bool run_block(bool backwards, int byte) {
+  memset(__start_shared_memory, byte, __stop_shared_memory - __start_shared_memory);
+  for (auto& thread : all) start(thread, byte);
   for (;;) {
     for (size_t i = 0; i < all.size(); ++i) {
       Thread& thread = all[backwards ? all.size() - 1 - i : i];
@@ -165,7 +167,7 @@ void call(void (*kernel)(A...), void** values, std::index_sequence<I...>) {
 
 // Extents: of the grid's three axes, then of the block's. What went wrong, or null.
 template <typename... A>
-const char* launch(void (*kernel)(A...), void** values, const int* extents, int backwards) {
+const char* launch(void (*kernel)(A...), void** values, const int* extents, int backwards, int byte) {
   struct Argument { void (*kernel)(A...); void** values; } argument{kernel, values};
   failure.clear();
   body_argument = &argument;
@@ -185,7 +187,7 @@ const char* launch(void (*kernel)(A...), void** values, const int* extents, int 
   for (size_t i = 0; i < blocks; ++i) {
     size_t at = backwards ? blocks - 1 - i : i;
     block = dim3(at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y);
-    if (!run_block(backwards)) return failure.c_str();
+    if (!run_block(backwards, byte)) return failure.c_str();
   }
   return nullptr;
 }

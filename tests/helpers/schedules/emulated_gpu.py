@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -73,30 +74,28 @@ class _Launches:
                 self.tags[str(function.attrs["global_symbol"])] = tags
 
 
-@dataclass
-class _Order:
-    """Order of the blocks and their threads; kernels read it, because the virtual machine caches their functions."""
+@dataclass(frozen=True)
+class Order:
+    """In which order blocks and their threads run, and the byte that fills memory before it is written."""
 
-    backwards: bool = False
-
-
-def _fill(_function: Any, name: str, is_before: bool, result: Any, *_arguments: Any) -> None:
-    """Fill a tensor with NaN when it is allocated: it has the bytes of another, perhaps of the right result."""
-    if name == "vm.builtin.alloc_tensor" and not is_before:
-        ctypes.memset(result.data_ptr(), 0xFF, size_of(result))
+    backwards: bool
+    byte: int
 
 
-def _launch(launcher: Callable[..., None], order: _Order, *arguments: Any) -> None:
-    launcher(order.backwards, *arguments)
+ORDERS = (Order(False, 0xFF), Order(True, 0x7B), Order(False, 0xFB))
+"""With NaN in unwritten memory, and with large numbers of either sign: a maximum ignores NaN."""
+Launcher = Callable[..., None]
+"""Runs a kernel in an `Order`, with its arguments and then its extents."""
 
 
 def run_kernels(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Target) -> np.ndarray:
-    """``main`` of a module of scheduled kernels; emulated, the same with blocks and their threads in either order.
+    """``main`` of a module of scheduled kernels; emulated, the same with all `ORDERS`.
 
-    Emulated kernels find NaN in what they have not written, or -1.
+    These fill shared memory, registers, and what the virtual machine allocates; not a function's own workspace.
 
     Raises:
-        RuntimeError: the threads of a block wait for different things, or the result depends on their order.
+        RuntimeError: the threads of a block wait for different things, or the result depends on their order, or on
+            memory that was not written.
     """
     if GPU:
         with machine_code({"kind": "cuda", "arch": GPU}):
@@ -112,19 +111,27 @@ def run_kernels(lowered: tvm.IRModule, inputs: Sequence[np.ndarray], target: Tar
     with TemporaryDirectory() as folder:
         launchers = kernels(source, launches.tags, Path(folder))
         machine = relax.VirtualMachine(executable, tvm.cpu())
-        machine.set_instrument(_fill)
-        order = _Order()
-        results = []
+        now, results = SimpleNamespace(order=ORDERS[0]), []
+
+        # Both read the order when they are called, because the host's code looks each kernel up only once.
+        def launch(launcher: Launcher, *arguments: Any) -> None:
+            launcher(now.order, *arguments)
+
+        def fill(_function: Any, name: str, is_before: bool, result: Any, *_arguments: Any) -> None:
+            if name == "vm.builtin.alloc_tensor" and not is_before:
+                ctypes.memset(result.data_ptr(), now.order.byte, size_of(result))
+
+        machine.set_instrument(fill)
         try:
             for name, launcher in launchers.items():
-                tvm_ffi.register_global_func(name, partial(_launch, launcher, order), override=True)
-            for order.backwards in (False, True):
+                tvm_ffi.register_global_func(name, partial(launch, launcher), override=True)
+            for now.order in ORDERS:
                 results.append(machine["main"](*arrays).numpy())
         finally:
             for name in launchers:
                 tvm_ffi.registry.remove_global_func(name)
-    if not np.array_equal(*results, equal_nan=True):
-        raise RuntimeError("the result depends on which threads or blocks are first")
+    if not all(np.array_equal(result, results[0], equal_nan=True) for result in results):
+        raise RuntimeError("the result depends on which threads or blocks are first, or on memory that none wrote")
     return results[0]
 
 
@@ -142,10 +149,8 @@ on_cpu_and_gpu = pytest.mark.parametrize(
 """Run a test with both targets' kernels; those of the GPU are slow, because each example compiles C++."""
 
 
-def kernels(source: str, tags: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Callable[..., None]]:
-    """A source's kernels, as functions of whether they run backwards, their arguments, and their extents.
-
-    By their names ``tags`` has the axes of these extents.
+def kernels(source: str, tags: Mapping[str, Sequence[str]], folder: Path) -> dict[str, Launcher]:
+    """A source's kernels by name; ``tags`` has the axes of their extents.
 
     Raises:
         RuntimeError: the source is no C++, also with what stands in for CUDA; or, of a kernel, its threads wait for
@@ -173,8 +178,8 @@ def _library(source: str, names: Iterable[str], folder: Path) -> Path:
         RuntimeError: the source is no C++, also with what stands in for CUDA.
     """
     launchers = "".join(
-        f'extern "C" const char* launch_{name}(void** values, const int* extents, int backwards) {{ '
-        f"return emulated::launch({name}, values, extents, backwards); }}\n"
+        f'extern "C" const char* launch_{name}(void** values, const int* extents, int backwards, int byte) {{ '
+        f"return emulated::launch({name}, values, extents, backwards, byte); }}\n"
         for name in names
     )
     path, library = folder / "kernels.cpp", folder / "kernels.so"
@@ -190,16 +195,17 @@ def _compile(source: Path, output: Path, *options: str) -> None:
         raise RuntimeError(f"the kernels are no C++ with {_HEADER.name}: {result.stderr}")
 
 
-def _launcher(launch: Any, name: str, axes: Sequence[str]) -> Callable[..., None]:
+def _launcher(launch: Any, name: str, axes: Sequence[str]) -> Launcher:
     launch.restype = ctypes.c_char_p
 
-    def run(backwards: bool, *arguments: Any) -> None:
+    def run(order: Order, *arguments: Any) -> None:
         values = [getattr(argument, "value", argument) for argument in arguments[: len(arguments) - len(axes)]]
         extents = dict.fromkeys(_AXES, 1) | dict(zip(axes, arguments[len(values) :], strict=True))
         failure = launch(
             (ctypes.c_void_p * len(values))(*values),
             (ctypes.c_int * len(_AXES))(*(extents[axis] for axis in _AXES)),
-            int(backwards),
+            int(order.backwards),
+            order.byte,
         )
         if failure:
             raise RuntimeError(f"{name}: {failure.decode()}")
