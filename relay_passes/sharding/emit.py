@@ -47,7 +47,7 @@ from relay_passes.ir import (
     with_main,
 )
 from relay_passes.sharding.propagate import Step
-from relay_passes.sharding.ranges import Layout, layout_of
+from relay_passes.sharding.ranges import RangeLayout, layout_of
 from relay_passes.sharding.region import (
     Exchange,
     Range,
@@ -97,7 +97,7 @@ class _Emitter:
     _builder: relax.BlockBuilder
     _outside: Mapping[str, relax.Expr]
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: RangeLayout) -> None:
         self.machine_of: dict[str, str | None] = {}
         self.source_of: dict[str, str] = {}
         self._layout, self._needs = layout, layout.needs

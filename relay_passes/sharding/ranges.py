@@ -201,8 +201,11 @@ def _needs_of(
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a region's values are held: its steps, literals, owned ranges, exchanged values and needs."""
+class RangeLayout:
+    """Which range of each value of a region every machine computes, owns and needs.
+
+    ``literals`` are the values computed from constants alone, by name.
+    """
 
     contents: Contents
     steps: Steps
@@ -212,7 +215,7 @@ class Layout:
     needs: Needs
 
 
-def layout_of(module: tvm.IRModule, region: Region, axis: ShardAxis, exchange: Exchange) -> Layout:
+def layout_of(module: tvm.IRModule, region: Region, axis: ShardAxis, exchange: Exchange) -> RangeLayout:
     contents = contents_of(module, region)
     if axis in INDICES:
         steps, literals = range_steps(contents, axis, INDICES[axis]), {}
@@ -222,7 +225,8 @@ def layout_of(module: tvm.IRModule, region: Region, axis: ShardAxis, exchange: E
         propagated = ChannelSteps(contents, axis, fused=exchange == "fused")
         steps, literals = propagated.steps, propagated.literals
         owned, exchanged = _owned_by_bounds(steps, contents), frozenset[str]()
-    return Layout(contents, steps, literals, owned, exchanged, _needs_of(steps, contents, owned, exchanged, literals))
+    needs = _needs_of(steps, contents, owned, exchanged, literals)
+    return RangeLayout(contents, steps, literals, owned, exchanged, needs)
 
 
 def computed_shares(

@@ -100,8 +100,8 @@ Product = Callable[[Any, Any, Any], Any]
 def contract(contraction: Contraction, family: str, gpu: Gpu) -> Product:
     """Make the anchor block of a contraction; return the function through which the storing block reads its values.
 
-    ``family`` is the operator's name, and becomes the name of the chosen rule. Tensor cores read the left operand by
-    rows, as it lies in memory.
+    ``family`` is the operator's name; the block's rule is its tiled one, or ``tensor_core``. Tensor cores read the left
+    operand by rows, as it lies in memory.
     """
     dtypes = contraction.left.dtype, contraction.right.dtype
     on_tensor_cores = uses_tensor_cores(gpu, contraction.extents, *dtypes)

@@ -164,7 +164,7 @@ def faults(
     *,
     groups: Sequence[str] = (),
 ) -> Iterator[Fault]:
-    """Yield the faults of machines, links and shared cores together; with ``links``, every pair of machines needs one.
+    """Yield the faults of machines, links and shared cores together; every pair needs one of ``links``, if given.
 
     Messages about an unknown name also suggest ``groups``.
     """

@@ -77,7 +77,7 @@ def scopes_of_keras(paths: Sequence[Words]) -> list[Words]:
 
 
 def are_counted(paths: Sequence[Words]) -> bool:
-    """Whether all paths are below one network, and its word and those directly below it are numbered."""
+    """Whether all paths are below one network, and it and the layers directly below it end in a number (``net_1``)."""
     roots = {path[:1] for path in paths if path}
     return len(roots) == 1 and all(is_counted(word) for path in paths for word in path[:2])
 

@@ -42,9 +42,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A tensor sent from a step, or ``"client"``, to steps on the same machines; without targets, to the client.
+    """A tensor sent from a step, or ``"client"``, to steps that run on one machine or one set of replicas.
 
-    Between steps of one machine no link is used, but the target waits for the source.
+    Without targets it goes to the client. Between steps of one machine no link is used, but the target waits for the
+    source.
     """
 
     tensor: str

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tvm_split
+from tests.helpers.toy import toy_plugin_installed
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 COMMANDS = ("demo", "plan", "solve", "compile", "tune", "worker", "deploy", "run", "status", "doctor")
@@ -18,6 +19,13 @@ def test_help_lists_all_commands(invoke):
     text = invoke("--help").stdout
     assert all(f" {command} " in text for command in COMMANDS)
     assert "Exit codes" in text
+
+
+def test_a_package_adds_a_command(invoke):
+    with toy_plugin_installed():
+        assert " toy-greet " in invoke("--help").stdout
+        assert "--name" in invoke("toy-greet", "--help").stdout
+        assert invoke("toy-greet", "--name", "toy").stdout == "Hello, toy!\n"
 
 
 def test_as_a_module():

@@ -51,8 +51,8 @@ _WITHOUT_EFFECT = frozenset({"Sharding", "shape_assertion", "annotate_device_pla
 
 
 @dataclass(frozen=True)
-class Program:
-    """A flattened program: the main function of ``module`` is the sequence ``steps`` without calls, with their layers.
+class FlatProgram:
+    """A program without calls and loops: ``steps`` are the operations of ``module``'s main function and their layers.
 
     ``module`` also contains the decompositions of composite operations. ``known`` has the values that depend on no
     input. ``arguments`` are those of the main function, including weights.
@@ -65,7 +65,7 @@ class Program:
     known: Mapping[ir.Value, Array]
 
 
-def flattened(module: ir.Module, weights: Mapping[int, Array], naming: Naming = as_they_are) -> Program:
+def flattened(module: ir.Module, weights: Mapping[int, Array], naming: Naming = as_they_are) -> FlatProgram:
     """Flatten ``module`` (static sizes); ``weights`` are the known arguments of its main function, by position.
 
     ``naming`` converts paths of operations to names of layers. Raises ModelImportError for loops and branches that
@@ -87,7 +87,7 @@ class _Flattening:
     known: dict[ir.Value, Array] = field(default_factory=dict)
     problems: list[tuple[str, Origin]] = field(default_factory=list)
 
-    def run(self) -> Program:
+    def run(self) -> FlatProgram:
         self.functions = functions(self.source)
         main = main_of(self.source)
         kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
@@ -105,7 +105,7 @@ class _Flattening:
         of_problems = layers[len(self.origins) :]
         refuse((what, layer) for (what, _), layer in zip(self.problems, of_problems, strict=True))
         steps = tuple(zip(self.operations, layers, strict=False))  # without the layers of the problems
-        return Program(flat, steps, arguments, tuple(results), self.known)
+        return FlatProgram(flat, steps, arguments, tuple(results), self.known)
 
     def _block(self, block: Any, arguments: Sequence[ir.Value], frame: Frame, outer: Any = None) -> list[ir.Value]:
         """Append a block's operations to the program, and return the block's results."""
@@ -267,7 +267,7 @@ def model_of(
     return built.model(name, framework, InChildProcess(reference), examples)
 
 
-def import_program(program: Program, input_names: Mapping[int, str]) -> Built:
+def import_program(program: FlatProgram, input_names: Mapping[int, str]) -> Built:
     """Convert a program; ``input_names`` maps the positions of the arguments that are not weights to names.
 
     ``held`` of the result has the values with their whole shape, as (position of the step, position of the result).

@@ -39,7 +39,7 @@ class Instance:
     """A problem of n pieces and M machines as arrays; the client has the number ``client``, -1, the last index.
 
     Attributes:
-        pieces: names in a topological order; the problem's own where its edges point forward.
+        pieces: names in a topological order: the problem's own order if all its edges point forward.
         times: (n, M) seconds of each piece on each machine; infinite if the problem has no time for it.
         seconds: (n, M) like ``times``, but also infinite where a pin or a missing client link forbids the piece.
         weights, activations: (n,) bytes. memory: (M,) bytes.
