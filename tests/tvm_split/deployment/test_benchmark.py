@@ -33,10 +33,10 @@ def test_on_workers(bundle, inputs, three_workers):
         deployment.run(inputs[0])
         assert [machine.micro_batches for machine in deployment.report().machines] == [1, 1]
         report = tvm_split.bench(
-            deployment, inputs, rounds=2, micro_batches=20, on_progress=lambda *step: steps.append(step)
+            deployment, inputs, rounds=2, micro_batches=100, on_progress=lambda *step: steps.append(step)
         )
         whole = deployment.report()
-    assert (report.runs, report.streamed) == (10, 40)
+    assert (report.runs, report.streamed) == (10, 200)
     assert whole.streamed > report.streamed
     assert [machine.machine for machine in report.machines] == [A, B]
     for machine in report.machines:
