@@ -32,55 +32,37 @@ def test_a_barrier_that_is_missing_shows(order, tmp_path):
         (tmp_path / name).mkdir()
         values = turned(barrier, tmp_path / name, order)
         assert np.array_equal(values, np.arange(64)[::-1]) == bool(barrier)
+        assert (values.view("uint32") == order.byte * 0x01010101).any() != bool(barrier)
 
 
-@I.ir_module
-class LastWins:
-    """All threads write one number: a race, of which the order decides the end."""
+def writing(stride, size):
+    """A module of which thread n writes to place n * stride of a result: all to one, or only to some."""
 
-    @T.prim_func(private=True, s_tir=True)
-    def last(x: T.Buffer((64,), "float32"), y: T.Buffer((1,), "float32")):
-        T.func_attr({"tirx.is_scheduled": True})
-        for block in T.thread_binding(1, thread="blockIdx.x"):
-            for thread in T.thread_binding(64, thread="threadIdx.x"):
-                with T.sblock("last"):
-                    number = T.axis.spatial(64, block * 64 + thread)
-                    y[0] = x[number]
+    @I.ir_module
+    class Writing:
+        @T.prim_func(private=True, s_tir=True)
+        def write(x: T.Buffer((64,), "float32"), y: T.Buffer((size,), "float32")):
+            T.func_attr({"tirx.is_scheduled": True})
+            for block in T.thread_binding(1, thread="blockIdx.x"):
+                for thread in T.thread_binding(64, thread="threadIdx.x"):
+                    with T.sblock("write"):
+                        number = T.axis.spatial(64, block * 64 + thread)
+                        y[number * stride] = x[number]
 
-    @R.function
-    def main(x: R.Tensor((64,), "float32")) -> R.Tensor((1,), "float32"):
-        with R.dataflow():
-            y = R.call_tir(LastWins.last, (x,), out_ty=R.Tensor((1,), "float32"))
-            R.output(y)
-        return y
+        @R.function
+        def main(x: R.Tensor((64,), "float32")) -> R.Tensor((size,), "float32"):
+            with R.dataflow():
+                y = R.call_tir(Writing.write, (x,), out_ty=R.Tensor((size,), "float32"))
+                R.output(y)
+            return y
 
-
-@I.ir_module
-class EvenPlaces:
-    """Threads write every other number of the result."""
-
-    @T.prim_func(private=True, s_tir=True)
-    def even(x: T.Buffer((32,), "float32"), y: T.Buffer((64,), "float32")):
-        T.func_attr({"tirx.is_scheduled": True})
-        for block in T.thread_binding(1, thread="blockIdx.x"):
-            for thread in T.thread_binding(32, thread="threadIdx.x"):
-                with T.sblock("even"):
-                    number = T.axis.spatial(32, block * 32 + thread)
-                    y[number * 2] = x[number]
-
-    @R.function
-    def main(x: R.Tensor((32,), "float32")) -> R.Tensor((64,), "float32"):
-        with R.dataflow():
-            y = R.call_tir(EvenPlaces.even, (x,), out_ty=R.Tensor((64,), "float32"))
-            R.output(y)
-        return y
+    return Writing
 
 
 @pytest.mark.skipif(bool(GPU), reason="kernels run on the GPU")
 def test_a_result_with_places_that_no_thread_writes_is_an_error():
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="memory that none wrote"):
-            run_kernels(EvenPlaces, [np.arange(32, dtype="float32")], SM_90)
+    with pytest.raises(RuntimeError, match="memory that none wrote"):
+        run_kernels(writing(2, 128), [np.arange(64, dtype="float32")], SM_90)
 
 
 @pytest.mark.skipif(bool(GPU), reason="kernels run on the GPU")
@@ -88,10 +70,10 @@ def test_a_result_with_places_that_no_thread_writes_is_an_error():
 def test_a_result_that_depends_on_the_order_of_threads_is_an_error(even):
     x = np.zeros(64, "float32") if even else np.arange(64, dtype="float32")
     if even:
-        assert run_kernels(LastWins, [x], SM_90) == [0]
+        assert run_kernels(writing(0, 1), [x], SM_90) == [0]
     else:
         with pytest.raises(RuntimeError, match="the result depends on which threads"):
-            run_kernels(LastWins, [x], SM_90)
+            run_kernels(writing(0, 1), [x], SM_90)
 
 
 UNSET = """

@@ -164,9 +164,10 @@ def faults(
     *,
     groups: Sequence[str] = (),
 ) -> Iterator[Fault]:
-    """Yield the faults of machines, links and shared cores together; every pair needs one of ``links``, if given.
+    """Yield the faults of machines, links and shared cores together.
 
-    Messages about an unknown name also suggest ``groups``.
+    If ``links`` are given, every two machines need one, in either direction. Messages about an unknown name also
+    suggest ``groups``.
     """
     names = dict.fromkeys(machine.name for machine in machines)
     known, pairs = {**names, CLIENT: None}, [(link.source, link.destination) for link in links or ()]

@@ -3,8 +3,8 @@
 // The threads of a block are coroutines on one core. Each runs to its next barrier before another does, and blocks run
 // one after another: both first to last or last to first, so that what is not ordered comes out different. Shared
 // memory is a section of the library; it and the threads' stacks are filled with a byte before every block. Instructions
-// of a warp exchange their operands through memory of the warp. The layout of wmma's fragments is private to them, and so it is here: element i of 256 is
-// with lane i % 32.
+// of a warp exchange their operands through memory of the warp. The layout of wmma's fragments is private to them, and
+// so it is here: element i of 256 is with lane i % 32.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
