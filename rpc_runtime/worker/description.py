@@ -129,7 +129,7 @@ def describe(machine: str, threads: int, secure: bool, deployments: list[pb.Held
 
 ON_THE_WAY = 2
 """Weights of a GPU's stage that the host holds at the same time: the one just copied, and the next one."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Constants of glibc's ``malloc.h``."""
 
 
@@ -168,11 +168,15 @@ def _passing_bytes(stage: StageSpec) -> int:
 
 
 def keep_heap() -> None:
-    """Make glibc keep the memory of large messages: returning it after each message causes page faults."""
+    """Make glibc keep the memory of large messages: returning it after each message causes page faults.
+
+    It keeps that of each arena, which `trim_heap` cannot return. So threads share two; call this before they start.
+    """
     with contextlib.suppress(AttributeError, OSError):  # another C library
         allocator = ctypes.CDLL(None)
         allocator.mallopt(M_MMAP_THRESHOLD, 64 << 20)
         allocator.mallopt(M_TRIM_THRESHOLD, 256 << 20)
+        allocator.mallopt(M_ARENA_MAX, 2)
 
 
 def trim_heap() -> None:

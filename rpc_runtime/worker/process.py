@@ -135,7 +135,8 @@ def _check_callers(config: WorkerConfig) -> None:
 
 
 def _prepare_process(config: WorkerConfig) -> None:
-    """Pin the process to its cores, and set the environment variables that TVM reads at import."""
+    """Pin the process to its cores, and prepare its heap and the environment variables that TVM reads at import."""
+    keep_heap()
     if config.cores:
         try:
             os.sched_setaffinity(0, [int(core) for core in config.cores.split(",")])
@@ -166,7 +167,6 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
     from rpc_runtime.transports.transport import transport_named
     from rpc_runtime.worker.service import WorkerService
 
-    keep_heap()
     name = config.name or socket.gethostname()
     blobs = BlobStore(config.cache or cache_folder("blobs"), config.cache_limit_bytes)
     transports = [transport_named(name) for name in config.transport]

@@ -11,7 +11,7 @@ from tvm.relax import op
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from tests.helpers.mappings import mappings, removed_libraries
-from tests.helpers.rpc_runtime.pipelines import open_on
+from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, batches_for, chain, double
 from tests.helpers.waiting import eventually
@@ -61,7 +61,26 @@ def test_two_thousand_deployments_leave_nothing(two_workers: LocalWorkers, maker
         assert after - early < noise
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its malloc alone is told to keep memory")
+on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its malloc alone is told to keep memory")
+
+
+@on_glibc
+@pytest.mark.slow
+def test_large_messages_of_closed_deployments(two_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """Every deployment uses other threads, and malloc keeps free memory for each group of threads."""
+    first = maker.stage("one", A, [maker.input("x", (1 << 20,))], double)
+    program = maker.program([maker.stage("two", B, [first], double)])
+    batches = batches_for(program, 1) * 8
+    processes = [psutil.Process(process_id) for process_id in two_workers.process_ids.values()]
+    before = [process.memory_info().rss for process in processes]
+    for _ in range(50):
+        with open_on(two_workers, program, maker, links=over_grpc(program)) as pipe:
+            assert sum(1 for _ in pipe.stream(batches)) == 8
+    for process, bytes_before in zip(processes, before, strict=True):
+        assert process.memory_info().rss < bytes_before + (64 << 20)
+
+
+@on_glibc
 def test_weights_of_a_closed_deployment_are_given_back(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
     """Weights of many layers, which malloc would not return to the system by itself; gRPC keeps some 100 MiB."""
     weights = {f"w{number}": np.full((4 << 20,), number, np.float32) for number in range(24)}
