@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,15 @@ class PluginError(TvmSplitError):
 
 class PluginWarning(UserWarning):
     """A plug-in is left out; the message names its package and the reason."""
+
+
+@contextlib.contextmanager
+def warned() -> Iterator[None]:
+    """Issue a `PluginWarning` in place of a `PluginError` of the body."""
+    try:
+        yield
+    except PluginError as error:
+        warnings.warn(str(error), PluginWarning, stacklevel=3)
 
 
 class Registry(Generic[Kind]):
@@ -76,10 +86,29 @@ class Registry(Generic[Kind]):
     def items(self) -> Iterator[tuple[str, Kind]]:
         """Yield the name and kind of all kinds that can be loaded; issue a `PluginWarning` for each other one."""
         for name in self:
-            try:
+            with warned():
                 yield name, self[name]
-            except PluginError as error:
-                warnings.warn(str(error), PluginWarning, stacklevel=2)
+
+    @contextlib.contextmanager
+    def blamed(self, name: str, *documented: type[Exception]) -> Iterator[None]:
+        """Convert errors of the body, which uses a plug-in, to a `PluginError`.
+
+        ``documented`` errors, which the plug-in may raise, and those of built-in kinds pass unchanged.
+        """
+        try:
+            yield
+        except (PluginError, *documented):
+            raise
+        except (Exception, SystemExit) as error:
+            if name in self._built_in:
+                raise
+            raise self._broken(self._plugins()[name], f"failed: {error!r}") from error
+
+    def _broken(self, entry: EntryPoint, what: str) -> PluginError:
+        package = entry.dist.name if entry.dist else entry.module
+        return PluginError(
+            f"the {self._noun} {entry.name!r} of the package {package!r} {what}; update the package, or uninstall it"
+        )
 
     def _built_in_kind(self, name: str) -> Kind:
         kind: Any = self._built_in[name]
@@ -89,16 +118,13 @@ class Registry(Generic[Kind]):
         return self._checked(kind)
 
     def _plugin_kind(self, name: str) -> Kind:
-        if (entry := self._plugins().get(name)) is None:
-            raise self._unknown(f"there is no {self._noun} {name!r}; there are: {', '.join(self)}")
+        if (entry := (plugins := self._plugins()).get(name)) is None:
+            known = ", ".join([*self._built_in, *sorted(plugins)])
+            raise self._unknown(f"there is no {self._noun} {name!r}; there are: {known}")
         try:
             return self._checked(entry.load())
         except (Exception, SystemExit) as error:
-            package = entry.dist.name if entry.dist else entry.module
-            raise PluginError(
-                f"the {self._noun} {name!r} of the package {package!r} cannot be loaded from {entry.value}: {error}; "
-                "update the package, or uninstall it"
-            ) from error
+            raise self._broken(entry, f"cannot be loaded from {entry.value}: {error}") from error
 
     def _checked(self, kind: Kind) -> Kind:
         base = self._base

@@ -1,16 +1,17 @@
 """Opens links: the caller and the called end choose a transport over a gRPC call, and each starts its carrier."""
 
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 
 import grpc
 
 from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.measurements import LinkStatistics
-from rpc_runtime.registry import PluginError
+from rpc_runtime.registry import PluginError, PluginWarning
 from rpc_runtime.transports.grpc import Stream
 from rpc_runtime.transports.link_end import LinkEnd
-from rpc_runtime.transports.transport import FALLBACK, Carrier, Opening, Pending, offered, transport_named
+from rpc_runtime.transports.transport import FALLBACK, TRANSPORTS, Carrier, Opening, Pending, offered, transport_named
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint, error_of, explained, open_channel
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, error_text, parsed
@@ -19,6 +20,15 @@ from rpc_runtime.wire.security import Token
 LAST_WORD_SECONDS = 1.0
 """Time to wait for the reason why the other end has closed its carrier."""
 JOIN_SECONDS = 5.0
+MAXIMUM_OFFERS = 32
+"""Limit of the transports in a greeting: each unknown name makes the worker look through its installed packages."""
+
+
+def _reason(error: Exception) -> str:
+    """Return why a transport is left out; warn if its package is the reason."""
+    if isinstance(error, PluginError):
+        warnings.warn(str(error), PluginWarning, stacklevel=2)
+    return str(error)
 
 
 class LinkCall:
@@ -91,9 +101,10 @@ class LinkCall:
         hello = self._hello
         for name in offered(self._endpoint.transport):
             try:
-                hello.offers.add(transport=name, offer=transport_named(name).offer(self._opening))
+                with TRANSPORTS.blamed(name, WorkerError):
+                    hello.offers.append(pb.Offer(transport=name, offer=transport_named(name).offer(self._opening)))
             except (WorkerError, PluginError) as error:
-                self._reasons.append(str(error))
+                self._reasons.append(_reason(error))
         self._offered = [offer.transport for offer in hello.offers]
         if not self._offered:
             raise WorkerError(
@@ -170,13 +181,15 @@ class LinkCall:
             if name not in self._offered:
                 raise ProtocolError(f"a worker that was offered {', '.join(self._offered)} answers with {name!r}")
             try:
-                carrier = transport_named(name).connect(self._opening, accept.answer.offer)
-            except WorkerError as error:
+                with TRANSPORTS.blamed(name, WorkerError, ProtocolError):
+                    carrier = transport_named(name).connect(self._opening, accept.answer.offer)
+                    if not isinstance(carrier, Carrier):
+                        raise TypeError(f"connect returned {carrier!r}, which is no Carrier")
+            except (WorkerError, PluginError) as error:
                 if not self._call.is_active():
                     return  # the stream reports the reason, which is read next
-                self._reasons.append(str(error))
-                if FALLBACK in self._offered:
-                    name, carrier = FALLBACK, self._stream
+                self._reasons.append(_reason(error))
+                name, carrier = (FALLBACK, self._stream) if FALLBACK in self._offered else ("", None)
         if carrier is None:  # an empty choice makes the other end close the stream without reporting a failure
             self._error = WorkerError(
                 f"{self._endpoint} cannot be joined by {self._endpoint.transport}: {'; '.join(self._reasons)}"
@@ -212,9 +225,8 @@ class LinkAnswer:
         self._ending = threading.Lock()
         self._over = False
         self._refused = False
-        self._names = [offer.transport for offer in hello.offers]
+        self._hello, self._accept = hello, pb.Accept()
         self._choice_seconds = link.timeouts.choice_seconds
-        self._accept = self._answer(hello)
 
     def frames(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the frames to send until the link is closed; a thread reads ``requests`` meanwhile.
@@ -224,6 +236,7 @@ class LinkAnswer:
             ProtocolError: the peer broke the protocol.
         """
         try:
+            self._answer()
             yield control_frame(FrameKind.ACCEPT, self._accept.SerializeToString())
             threading.Thread(target=self._read, args=(requests,), name=f"read-{self._peer}", daemon=True).start()
             if not self._chosen.wait(self._choice_seconds):
@@ -252,21 +265,22 @@ class LinkAnswer:
             yield error_frame(str(self._error))
             raise self._error
 
-    def _answer(self, hello: pb.Hello) -> pb.Accept:
-        """Prepare the first possible transport; return its answer, and the reasons against the ones before it."""
-        accept = pb.Accept()
-        opening = Opening(self._link, hello.deployment, self._peer, self._stream)
-        for offer in hello.offers:
+    def _answer(self) -> None:
+        """Prepare the first possible transport; accept it, with the reasons against the ones before it."""
+        offers = self._hello.offers
+        if len(offers) > MAXIMUM_OFFERS:
+            raise ProtocolError(f"a caller offers at most {MAXIMUM_OFFERS} transports, and this one {len(offers)}")
+        opening = Opening(self._link, self._hello.deployment, self._peer, self._stream)
+        for offer in offers:
             try:
-                transport = transport_named(offer.transport)
-                answer, self._pending = transport.answer(opening, offer.offer)
+                with TRANSPORTS.blamed(offer.transport, WorkerError, ProtocolError):
+                    transport = transport_named(offer.transport)
+                    answer, self._pending = transport.answer(opening, offer.offer)
+                    self._accept.answer.CopyFrom(pb.Offer(transport=offer.transport, offer=answer))
+                    self._choice_seconds += transport.connect_seconds
+                    return
             except (WorkerError, PluginError) as error:
-                accept.refused.add(transport=offer.transport, reason=str(error))
-                continue
-            accept.answer.CopyFrom(pb.Offer(transport=offer.transport, offer=answer))
-            self._choice_seconds += transport.connect_seconds
-            break
-        return accept
+                self._accept.refused.add(transport=offer.transport, reason=_reason(error))
 
     def _read(self, requests: Iterator[bytes]) -> None:
         error: Exception | None = None
@@ -304,7 +318,7 @@ class LinkAnswer:
     def _chosen_pending(self, name: str) -> Pending:
         if self._pending is not None and name == self._accept.answer.transport:
             return self._pending
-        if name == FALLBACK and name in self._names:
+        if name == FALLBACK and name in [offer.transport for offer in self._hello.offers]:
             if self._pending is not None:
                 self._pending.close()
             return self._stream

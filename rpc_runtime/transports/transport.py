@@ -26,7 +26,7 @@ from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Bytes
-from rpc_runtime.registry import Registry
+from rpc_runtime.registry import Registry, warned
 
 if TYPE_CHECKING:
     from rpc_runtime.transports.grpc import Stream
@@ -223,13 +223,19 @@ def transport_named(name: str) -> Transport:
         WorkerError: no transport has this name; the message lists the known ones.
         PluginError: the package that provides it is broken.
     """
-    return TRANSPORTS[name]()
+    kind = TRANSPORTS[name]
+    with TRANSPORTS.blamed(name):
+        return kind()
 
 
 @cache
 def ranked() -> tuple[str, ...]:
-    """Return the names of the transports that `AUTO` offers, the best first."""
-    ranks = {name: kind.rank for name, kind in TRANSPORTS.items() if kind.rank is not None}
+    """Return the names of the transports that `AUTO` offers, the best first; warn of plug-ins that are broken."""
+    ranks: dict[str, int] = {}
+    for name, kind in TRANSPORTS.items():
+        with warned():
+            if kind.rank is not None and transport_named(name):
+                ranks[name] = kind.rank
     return tuple(sorted(ranks, key=lambda name: -ranks[name]))
 
 
@@ -267,9 +273,13 @@ class LinkSetting:
 
     def expected(self, source: str, destination: str) -> str:
         """Return the name of the transport that will connect two memory domains, as far as this is known."""
-        return next(
-            (name for name in offered(self.wanted) if transport_named(name).joins(source, destination)), FALLBACK
-        )
+        return next((name for name in offered(self.wanted) if _joins(name, source, destination)), FALLBACK)
+
+
+def _joins(name: str, source: str, destination: str) -> bool:
+    with warned(), TRANSPORTS.blamed(name):
+        return transport_named(name).joins(source, destination)
+    return False
 
 
 LinkSettings = Mapping[tuple[str, str], LinkSetting]

@@ -1,14 +1,19 @@
 """Transports are offered, answered and chosen within the time limits; failures on the way are reported."""
 
 import socket
+import warnings
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from rpc_runtime.errors import WorkerError
+from rpc_runtime.errors import TvmSplitError, WorkerError
+from rpc_runtime.registry import PluginWarning
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.shared_memory import SECRET_BYTES, host_proof
-from rpc_runtime.transports.transport import DEFAULT, LinkSetting
+from rpc_runtime.transports.transport import DEFAULT, LinkSetting, ranked, transport_named
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH
 from rpc_runtime.wire.framing import FrameKind, control_frame, decode, parsed
@@ -125,3 +130,91 @@ def test_a_secret_that_comes_too_late_leaves_nothing() -> None:
                 pass
         call.cancel()
     eventually(lambda: not link_threads(), "no thread of a link is left")
+
+
+BROKEN = """
+from rpc_runtime.errors import InputError
+from rpc_runtime.transports.transport import Transport
+
+class Whole(Transport):
+    rank = 99
+    def offer(self, opening): return b""
+    def answer(self, opening, offer): return b"", opening.stream
+    def connect(self, opening, answer): return opening.stream
+
+def fails(*arguments): raise InputError("no such card")
+
+Constructor = type("Constructor", (Whole,), {"__init__": fails})
+Joins = type("Joins", (Whole,), {"rank": 100, "joins": fails, "answer": lambda *_: None})
+Offer = type("Offer", (Whole,), {"offer": fails})
+NoBytes = type("NoBytes", (Whole,), {"offer": lambda *_: "text"})
+Answer = type("Answer", (Whole,), {"answer": fails})
+Connect = type("Connect", (Whole,), {"connect": fails})
+NoCarrier = type("NoCarrier", (Whole,), {"connect": lambda *_: None})
+"""
+FAILING = {
+    "Constructor": "no such card",
+    "Offer": "no such card",
+    "NoBytes": "TypeError",
+    "Answer": "no such card",
+    "Connect": "no such card",
+    "NoCarrier": "connect returned None",
+}
+"""Classes whose links cannot be opened, with the reason."""
+
+
+@pytest.fixture
+def broken_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package ``fast-cards`` whose transports can be imported and fail when they are used."""
+    package = tmp_path / "fast_cards-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: fast-cards\nVersion: 1.0\n")
+    entries = "".join(f"{name} = fast_cards:{name}\n" for name in (*FAILING, "Joins"))
+    (package / "entry_points.txt").write_text(f"[tvm_split.transports]\n{entries}")
+    (tmp_path / "fast_cards.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    ranked.cache_clear()
+    yield
+    ranked.cache_clear()
+    transport_named.cache_clear()
+
+
+@pytest.mark.usefixtures("broken_package")
+@pytest.mark.parametrize("name", FAILING)
+def test_a_broken_package_is_named_where_its_transport_is_requested(name: str) -> None:
+    route, remedy = one_route(8), "update the package, or uninstall it"
+    with closing(Answering(Receiver([route]).link)) as answering, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)
+        with pytest.raises(TvmSplitError, match=f"'{name}' of the package 'fast-cards' .*{FAILING[name]}.*; {remedy}"):
+            Calling(answering.endpoint, Sender([route]).link, name)
+
+
+@pytest.mark.usefixtures("broken_package")
+def test_auto_goes_on_without_the_transports_of_a_broken_package() -> None:
+    """It warns of each once, although several links are opened."""
+    route = one_route(8)
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("default")
+        assert DEFAULT.expected("one", "one") in ranked()
+        for _ in range(2):
+            sender, receiver = Sender([route]), Receiver([route])
+            with (
+                closing(Answering(receiver.link)) as answering,
+                closing(Calling(answering.endpoint, sender.link, "auto")) as calling,
+            ):
+                assert calling.call.statistics.transport in ("shm", "grpc")
+                send_all(sender, [route], 3)
+                assert receiver.wait(3)
+    texts = Counter(str(warning.message) for warning in issued if warning.category is PluginWarning)
+    assert set(texts.values()) == {1}
+    for name in ("Answer", "Connect", "Constructor", "Joins", "Offer"):
+        assert any(f"'{name}' of the package 'fast-cards'" in text for text in texts)
+
+
+def test_a_long_list_of_names_is_refused() -> None:
+    """Looking for one unknown transport takes milliseconds, and a greeting has room for thousands."""
+    receiver = Receiver([one_route(8)])
+    offers = [pb.Offer(transport=f"{number:x}") for number in range(1000)]
+    with closing(Answering(receiver.link)) as answering, RawCaller(answering.endpoint) as caller:
+        caller.code(LINK_PATH, [choice("grpc")], metadata=greeting(*offers, GRPC))
+        assert "offers at most 32 transports, and this one 1001" in str(answering.ends[0])
