@@ -1,8 +1,8 @@
-"""The program that `tvm-split up` and `down` run on a machine, sent over ssh as ``python -c``.
+"""The program that `tvm-split up` and `down` run on a machine. It is a line on the standard input of ``python -c``.
 
 So it imports only Python's standard library and `rpc_runtime.private_folder`, which is sent with it.
 
-The request is a line of JSON on standard input; a kit of the worker follows if this program asks for it. Answers are
+The request is the next line, in JSON; a kit of the worker follows if this program asks for it. Answers are
 lines of JSON on standard output that begin with `MARK`, since login shells write there as well. When standard input
 ends, the program ends the worker, unless it is detached, and exits. A worker holds a lock on its folder while it lives.
 """
@@ -15,6 +15,7 @@ import os
 import platform
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -89,6 +90,12 @@ class Machine:
                 f"cannot keep a worker in {self.folder} ({error.strerror}: {error.filename}): repair owner and mode "
                 "(chown, chmod go-w), or name another folder with folder: in the cluster file"
             ) from None
+        own = f"{socket.gethostname()}:{os.environ.get('XDG_STATE_HOME') or Path('~/.local/state').expanduser()}"
+        if own != self.request["tokens"] != "":
+            raise Refusal(
+                f"its worker would keep its own token in {own}, and this client looks in {self.request['tokens']}: "
+                "name a file with a token for both with token_file: in the cluster file"
+            )
         # Another user who can open the file could hold the lock, and so keep the worker from starting.
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.fchmod(lock, 0o600)
@@ -141,8 +148,7 @@ class Machine:
             shutil.rmtree(old, ignore_errors=True)
         part = Path(tempfile.mkdtemp(prefix="part-", dir=self.folder))
         try:
-            with tarfile.open(fileobj=io.BytesIO(content)) as packed:
-                packed.extractall(part, filter="data")
+            _unpack(content, part)
             (part / "kit").rename(kit)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -206,6 +212,17 @@ class Machine:
             stop(worker.pid, worker.poll)
             self.process_file.unlink(missing_ok=True)
         os._exit(0)
+
+
+def _unpack(content: bytes, folder: Path) -> None:
+    """Write the plain files of a tar file into a folder; extractall's filter is missing before Python 3.11.4."""
+    with tarfile.open(fileobj=io.BytesIO(content)) as packed:
+        for member in packed:
+            path = folder / member.name
+            if not member.isreg() or ".." in path.parts or not path.is_relative_to(folder):
+                raise Refusal(f"the copied worker has {member.name!r}, which is no plain file of its folder")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(packed.extractfile(member).read())  # type: ignore[union-attr]
 
 
 def installed(name: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from rpc_runtime import private_folder
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.files import state_folder
 from rpc_runtime.processes import Closing
 from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.wire.addresses import Address
@@ -40,6 +41,8 @@ SILENT_END_SECONDS = 1.0
 """The time limit for ssh to end if the machine has not answered yet, so that nothing runs there."""
 END_SECONDS = remote_side.STOP_SECONDS + 5.0
 MOST_LINES_KEPT = 5
+_RUN = "import sys; exec(eval(sys.stdin.buffer.raw.readline()))"
+"""Runs the program on its input. All login shells read this alike, not what has line breaks, backslashes or `!`."""
 _END = None
 
 
@@ -170,11 +173,14 @@ class SshWorker(Closing):
         arguments = [f"--name={self.machine.name}", f"--threads={self.machine.threads}", f"--listen={listen}"]
         folder = f"{self._access.folder}/{_folder_name(self.machine.name)}"
         token = self.endpoint.token
-        return {"do": do, "folder": folder, "arguments": [*arguments, *self._access.arguments], "token": token}
+        arguments += self._access.arguments
+        makes_token = called.is_loopback and not (token or self.endpoint.tls or "--insecure" in arguments)
+        tokens = f"{socket.gethostname()}:{(state_folder('') or Path()).parent}" if makes_token else ""
+        return {"do": do, "folder": folder, "arguments": arguments, "token": token, "tokens": tokens}
 
     def _connect(self) -> None:
         command = ssh_command()
-        remote = shlex.join([self._access.python, "-c", _script()])
+        remote = shlex.join([self._access.python, "-c", _RUN])
         settings = ("BatchMode=yes", f"ConnectTimeout={CONNECT_SECONDS}", "ServerAliveInterval=15")
         options = ["-T", *(f"-o{setting}" for setting in settings)]
         self._socket, remote_end = socket.socketpair()
@@ -192,6 +198,7 @@ class SshWorker(Closing):
             except OSError as error:
                 raise WorkerUnavailableError(f"cannot run {command[0]}: {error.strerror}") from error
         threading.Thread(target=self._read_events, args=(self._process.stdout,), daemon=True).start()
+        self._write(f"{_script()!a}\n".encode())
 
     def _read_events(self, pipe: Any) -> None:
         for line in pipe:

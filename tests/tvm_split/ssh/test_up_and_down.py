@@ -1,12 +1,17 @@
 """``up`` and ``down`` with a real sshd on loopback: started workers answer, and no process is ever left."""
 
+import io
+import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,19 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshServe
     with SshServer(folder) as started:
         monkeypatch.setenv(SSH_VARIABLE, started.command)
         yield started
+
+
+@pytest.fixture
+def this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that replaces ssh: this host's ``shell`` is the login shell, with further variables."""
+
+    def replace(shell: str = "sh", **environment: str) -> None:
+        pairs = " ".join(f"{name}={value}" for name, value in environment.items())
+        run = f'for command; do :; done; echo "$command" >{tmp_path}/command; {pairs} exec {shell} -c "$command"'
+        (tmp_path / "ssh").write_text(f"{run}\n")
+        monkeypatch.setenv(SSH_VARIABLE, f"sh {tmp_path}/ssh")
+
+    return replace
 
 
 @pytest.fixture
@@ -213,10 +231,65 @@ def test_what_the_machine_refuses(server, remote, tmp_path, ssh: dict[str, Any],
         SshCluster(cluster, require_fit, ignore)
 
 
-def test_a_folder_that_others_may_write_to(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shell", ["sh", "bash", "dash", "zsh", "tcsh", "fish"])
+def test_every_login_shell_reads_the_command(this_host, remote: Path, tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}")
+    this_host(shell)
+    cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote)))
+    assert stop_workers(cluster, remove=False) == {"box": 0}
+    assert re.fullmatch(r"[-/.\w]+ -c '[ ;.()\w]+'\n", (tmp_path / "command").read_text())
+
+
+def test_a_python_without_a_filter_for_tar_files(this_host, remote: Path, tmp_path: Path) -> None:
+    """Python 3.11 has it since 3.11.4."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import tarfile\ndef extract(self, path='.', members=None, *, numeric_owner=False):\n"
+        "    raise NotImplementedError\ntarfile.TarFile.extractall = extract\n"
+    )
+    this_host(PYTHONPATH=f"{tmp_path}:{Path(ssh_worker.__file__).parents[2]}")
+    with SshCluster(Cluster.from_yaml(cluster_file(tmp_path, box=on_box(remote))), require_fit, ignore) as cluster:
+        assert len(cluster.started) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("../../evil", tarfile.REGTYPE),
+        ("kit/../../../evil", tarfile.REGTYPE),
+        ("/{}/evil", tarfile.REGTYPE),
+        ("kit/evil", tarfile.SYMTYPE),
+        ("kit/evil", tarfile.LNKTYPE),
+        ("kit/evil", tarfile.FIFOTYPE),
+    ],
+)
+def test_a_kit_is_written_to_its_folder_only(tmp_path: Path, name: str, kind: bytes) -> None:
+    entry = tarfile.TarInfo(name.format(tmp_path))
+    entry.type, entry.linkname = kind, "/etc/passwd"
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as written:
+        written.addfile(entry)
+    about = {"arguments": [], "token": "", "tokens": "", "detach": False, "digest": "1", "needs": {}}
+    request = json.dumps({"do": "up", "folder": str(tmp_path / "box"), **about})
+    content = f"{request}\n{len(packed.getvalue())}\n".encode() + packed.getvalue()
+    command = [sys.executable, "-m", "tvm_split.ssh.remote_side"]
+    output = subprocess.run(command, input=content, capture_output=True, timeout=PATIENCE_SECONDS).stdout.decode()
+    assert "no plain file of its folder" in output
+    assert not [path for path in tmp_path.rglob("*") if path.name in ("evil", "kit-1", "own-1")]
+
+
+def test_a_token_that_could_not_be_found_is_missed_before_anything_is_sent(this_host, remote, tmp_path) -> None:
+    this_host(HOME=str(tmp_path), XDG_STATE_HOME=str(tmp_path / "state"))
+    path = cluster_file(tmp_path, box=on_box(remote))
+    path.write_text(path.read_text().replace("token_file: token", ""))
+    with pytest.raises(WorkerError, match=rf"machine 'box'.*in \S+:{tmp_path}/state, .* token_file: in the cluster"):
+        SshCluster(Cluster.from_yaml(path), require_fit, ignore)
+    assert not list(remote.glob("*/*-*"))
+
+
+def test_a_folder_that_others_may_write_to(tmp_path: Path, shared: Path, this_host: Callable[..., None]) -> None:
     """Another user could have put code there that the worker would run."""
-    (tmp_path / "ssh").write_text('for command; do :; done; exec sh -c "$command"\n')  # on this host, without sshd
-    monkeypatch.setenv(SSH_VARIABLE, f"sh {tmp_path}/ssh")
+    this_host()
     cluster = Cluster.from_yaml(cluster_file(tmp_path, box=on_box(shared / "ssh")))
     with SshCluster(cluster, require_fit, ignore):
         pass
