@@ -24,15 +24,6 @@ class PluginWarning(UserWarning):
     """A plug-in is left out; the message names its package and the reason."""
 
 
-@contextlib.contextmanager
-def warned() -> Iterator[None]:
-    """Issue a `PluginWarning` in place of a `PluginError` of the body."""
-    try:
-        yield
-    except PluginError as error:
-        warnings.warn(str(error), PluginWarning, stacklevel=3)
-
-
 class Registry(Generic[Kind]):
     """Kinds (implementations) by name; a kind's module is imported when the kind is first used.
 
@@ -86,12 +77,14 @@ class Registry(Generic[Kind]):
     def items(self) -> Iterator[tuple[str, Kind]]:
         """Yield the name and kind of all kinds that can be loaded; issue a `PluginWarning` for each other one."""
         for name in self:
-            with warned():
+            try:
                 yield name, self[name]
+            except PluginError as error:
+                warnings.warn(str(error), PluginWarning, stacklevel=2)
 
     @contextlib.contextmanager
     def blamed(self, name: str, *documented: type[Exception]) -> Iterator[None]:
-        """Convert errors of the body, which uses a plug-in, to a `PluginError`.
+        """Convert errors of the body, which uses a plug-in, to a `PluginError`, and issue a `PluginWarning`.
 
         ``documented`` errors, which the plug-in may raise, and those of built-in kinds pass unchanged.
         """
@@ -102,7 +95,9 @@ class Registry(Generic[Kind]):
         except (Exception, SystemExit) as error:
             if name in self._built_in:
                 raise
-            raise self._broken(self._plugins()[name], f"failed: {error!r}") from error
+            broken = self._broken(self._plugins()[name], f"failed: {error!r}")
+            warnings.warn(str(broken), PluginWarning, stacklevel=3)
+            raise broken from error
 
     def _broken(self, entry: EntryPoint, what: str) -> PluginError:
         package = entry.dist.name if entry.dist else entry.module

@@ -1,14 +1,13 @@
 """Opens links: the caller and the called end choose a transport over a gRPC call, and each starts its carrier."""
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 
 import grpc
 
 from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.measurements import LinkStatistics
-from rpc_runtime.registry import PluginError, PluginWarning
+from rpc_runtime.registry import PluginError
 from rpc_runtime.transports.grpc import Stream
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.transport import FALLBACK, TRANSPORTS, Carrier, Opening, Pending, offered, transport_named
@@ -22,13 +21,6 @@ LAST_WORD_SECONDS = 1.0
 JOIN_SECONDS = 5.0
 MAXIMUM_OFFERS = 32
 """Limit of the transports in a greeting: each unknown name makes the worker look through its installed packages."""
-
-
-def _reason(error: Exception) -> str:
-    """Return why a transport is left out; warn if its package is the reason."""
-    if isinstance(error, PluginError):
-        warnings.warn(str(error), PluginWarning, stacklevel=2)
-    return str(error)
 
 
 class LinkCall:
@@ -104,7 +96,7 @@ class LinkCall:
                 with TRANSPORTS.blamed(name, WorkerError):
                     hello.offers.append(pb.Offer(transport=name, offer=transport_named(name).offer(self._opening)))
             except (WorkerError, PluginError) as error:
-                self._reasons.append(_reason(error))
+                self._reasons.append(str(error))
         self._offered = [offer.transport for offer in hello.offers]
         if not self._offered:
             raise WorkerError(
@@ -188,7 +180,7 @@ class LinkCall:
             except (WorkerError, PluginError) as error:
                 if not self._call.is_active():
                     return  # the stream reports the reason, which is read next
-                self._reasons.append(_reason(error))
+                self._reasons.append(str(error))
                 name, carrier = (FALLBACK, self._stream) if FALLBACK in self._offered else ("", None)
         if carrier is None:  # an empty choice makes the other end close the stream without reporting a failure
             self._error = WorkerError(
@@ -280,7 +272,7 @@ class LinkAnswer:
                     self._choice_seconds += transport.connect_seconds
                     return
             except (WorkerError, PluginError) as error:
-                self._accept.refused.add(transport=offer.transport, reason=_reason(error))
+                self._accept.refused.add(transport=offer.transport, reason=str(error))
 
     def _read(self, requests: Iterator[bytes]) -> None:
         error: Exception | None = None

@@ -12,6 +12,7 @@ an entry point ``tvm_split.transports``.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Bytes
-from rpc_runtime.registry import Registry, warned
+from rpc_runtime.registry import PluginError, Registry
 
 if TYPE_CHECKING:
     from rpc_runtime.transports.grpc import Stream
@@ -233,7 +234,7 @@ def ranked() -> tuple[str, ...]:
     """Return the names of the transports that `AUTO` offers, the best first; warn of plug-ins that are broken."""
     ranks: dict[str, int] = {}
     for name, kind in TRANSPORTS.items():
-        with warned():
+        with contextlib.suppress(PluginError):
             if kind.rank is not None and transport_named(name):
                 ranks[name] = kind.rank
     return tuple(sorted(ranks, key=lambda name: -ranks[name]))
@@ -273,13 +274,11 @@ class LinkSetting:
 
     def expected(self, source: str, destination: str) -> str:
         """Return the name of the transport that will connect two memory domains, as far as this is known."""
-        return next((name for name in offered(self.wanted) if _joins(name, source, destination)), FALLBACK)
-
-
-def _joins(name: str, source: str, destination: str) -> bool:
-    with warned(), TRANSPORTS.blamed(name):
-        return transport_named(name).joins(source, destination)
-    return False
+        for name in offered(self.wanted):
+            with contextlib.suppress(PluginError), TRANSPORTS.blamed(name):
+                if transport_named(name).joins(source, destination):
+                    return name
+        return FALLBACK
 
 
 LinkSettings = Mapping[tuple[str, str], LinkSetting]

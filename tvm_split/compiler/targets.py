@@ -14,6 +14,7 @@ from typing import Any
 import tvm
 
 from rpc_runtime.hardware import LINUX_NAMES, cpu_features
+from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import ClusterError, PlanError
 
 _LEVELS = {"x86_64": ("znver5", "x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64")}
@@ -36,6 +37,11 @@ are refused although the processor reports them. A user's own target may name it
 """
 _ARM = re.compile(r"(arm(eb)?(v\d\w*)?|arm64|aarch64(_be|_32)?)(-|$)")
 """Triples of ARM that LLVM can parse; for another triple with such a prefix, LLVM 22 ends the process."""
+_ABI = {
+    "x86_64": ({"64bit", "64bit-mode", "sse2"}, {"16bit-mode", "32bit-mode", "soft-float", "x32"}),
+    "aarch64": ({"fp-armv8", "neon"}, set[str]()),
+}
+"""By architecture, features that code must have and must not have: calls need them, or LLVM ends the process."""
 _SILENCING = threading.Lock()
 """Only one thread at a time may redirect standard error; otherwise the last one restores the wrong file."""
 
@@ -123,9 +129,12 @@ def require_executable(
 def _instruction_sets(cpu: Mapping[str, Any]) -> frozenset[str]:
     """Linux's names of the instruction sets that a target lets LLVM use; sets without a Linux name are left out."""
     names = LINUX_NAMES.get(_family(_architecture_of(cpu)), {})
+    return frozenset(names[feature] for feature in _enabled(cpu) if feature in names)
+
+
+def _enabled(cpu: Mapping[str, Any]) -> set[str]:
     relevant = {"kind": "llvm"} | {name: cpu[name] for name in ("mcpu", "mattr", "mtriple") if name in cpu}
-    features = map(str, tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(relevant)))
-    return frozenset(names[feature] for feature in features if feature in names)
+    return set(map(str, tvm.target.codegen.llvm_get_cpu_features(tvm.target.Target(relevant))))
 
 
 def _architecture_of(cpu: Mapping[str, Any]) -> str:
@@ -148,7 +157,8 @@ def tvm_target(target: Mapping[str, Any]) -> tvm.target.Target:
     """Return TVM's target.
 
     Raises:
-        PlanError: TVM does not accept it, LLVM does not know its CPU or features, or a GPU has no architecture.
+        PlanError: TVM does not accept it, LLVM does not know its CPU or features or cannot compile for them, its number
+            of cores is impossible, or a GPU has no architecture.
     """
     if target.get("kind") == "cuda" and "arch" not in target:
         raise PlanError(f"the target {dict(target)} names no architecture; add one, such as 'arch': 'sm_90'")
@@ -156,9 +166,19 @@ def tvm_target(target: Mapping[str, Any]) -> tvm.target.Target:
     _require_known_cpu(cpu)
     _require_known_features(cpu)  # checked first: TVM would let LLVM print warnings about them
     try:
-        return tvm.target.Target(dict(target))
+        created = tvm.target.Target(dict(target))
     except Exception as error:
         raise PlanError(f"TVM does not accept the target {dict(target)}: {error}") from error
+    if not 1 <= (cores := cpu.get("num-cores", 1)) <= MOST_CORES:
+        raise PlanError(f"the target {dict(target)} has {cores} num-cores; give a number from 1 to {MOST_CORES}")
+    needed, excluded = _ABI.get(_family(_architecture_of(cpu)), (set(), set()))
+    enabled = _enabled(cpu)
+    if wrong := [f"no {name}" for name in sorted(needed - enabled)] + sorted(excluded & enabled):
+        raise PlanError(
+            f"the target {dict(target)} has {', '.join(wrong)}, so its code could not call other code; leave that out "
+            "of its mattr, or give another mcpu"
+        )
+    return created
 
 
 def _require_known_cpu(cpu: Mapping[str, Any]) -> None:

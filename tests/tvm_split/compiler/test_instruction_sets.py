@@ -123,6 +123,31 @@ def test_cpus_and_features_that_llvm_does_not_know(
     assert capfd.readouterr().err == "ours"
 
 
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ({**X86, "mattr": ["-64bit"]}, "has no 64bit"),
+        ({**X86, "mattr": ["+avx2,-64bit-mode"]}, "has no 64bit-mode"),
+        ({**X86, "mattr": ["-sse"]}, "has no sse2"),
+        ({**X86, "mattr": ["+soft-float"]}, "has soft-float"),
+        ({**X86, "mattr": ["+16bit-mode"]}, "has 16bit-mode"),
+        ({**X86, "mcpu": "i686"}, "has no 64bit"),
+        ({**ARM, "mattr": ["-fp-armv8"]}, "has no fp-armv8, no neon"),
+        ({"kind": "cuda", "arch": "sm_90", "host": {**X86, "mattr": ["-sse2"]}}, "has no sse2"),
+        ({**X86, "num-cores": 0}, "has 0 num-cores; give a number from 1 to "),
+        ({**X86, "num-cores": 10**12}, "has 1000000000000 num-cores; give a number from 1 to "),
+    ],
+)
+def test_targets_that_llvm_cannot_compile_for(tmp_path: Path, target: dict[str, Any], problem: str) -> None:
+    """It would end the process, or compile code that crashes."""
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"machines:\n- name: box\n  address: box:1\n  target: {json.dumps(target)}\n")
+    with pytest.raises(tvm_split.ClusterError) as caught:
+        require_known_targets(Cluster.from_yaml(path))
+    assert str(caught.value).startswith(f"{path}:4: machine 'box': the target ")
+    assert problem in str(caught.value)
+
+
 @pytest.mark.parametrize("mattr", [[], ["+avx2", "-fma"], ["+avx2,+fma"], ["+retpoline"]])
 def test_features_that_llvm_knows(mattr: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert tvm_target({**X86, "mattr": mattr}).attrs["mattr"] == mattr
