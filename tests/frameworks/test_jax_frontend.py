@@ -216,6 +216,37 @@ def test_a_network_in_training_mode_is_refused() -> None:
     assert nnx.Linear.__call__.__qualname__ == "Linear.__call__"
 
 
+class Counts(nnx.Module):
+    """Multiplies by the number of its calls."""
+
+    def __init__(self) -> None:
+        self.count = nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, x: Any) -> Any:
+        self.count[...] += 1
+        return x * self.count[...]
+
+
+def decoding() -> nnx.Module:
+    attention = nnx.MultiHeadAttention(1, 3, decode=True, rngs=nnx.Rngs(0))
+    attention.init_cache((2, 5, 3))
+    return attention
+
+
+@pytest.mark.parametrize(("build", "path"), [(Counts, "0/count"), (decoding, "0/cache_index, steps/0/cached_key")])
+def test_a_module_that_changes_its_state_is_refused(build: Any, path: str) -> None:
+    class Steps(nnx.Module):
+        def __init__(self) -> None:
+            self.steps = nnx.List([build()])
+
+        def __call__(self, x: Any) -> Any:
+            return self.steps[0](x)
+
+    x = X[:, None] if build is decoding else X
+    with pytest.raises(ModelImportError, match=f"Steps changes steps/{path}.* keeps no state"):
+        load_model(Steps(), (x,))
+
+
 def test_a_linen_module_needs_its_variables() -> None:
     with pytest.raises(ModelImportError, match=r"Dense.*without its variables: give module\.bind\(variables\)"):
         load_model(linen.Dense(3), (X,))

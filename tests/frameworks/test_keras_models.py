@@ -170,6 +170,67 @@ def test_a_model_without_known_inputs_needs_examples(three_workers: tvm_split.Cl
     assert_same(run_split(model, [x], ("hidden", "out"), three_workers), [expected])
 
 
+class Counts(layers.Layer):
+    """Multiplies by the number of its calls."""
+
+    def build(self, shape: Any) -> None:
+        self.count = self.add_weight(name="count", shape=(), initializer="ones", trainable=False)
+
+    def call(self, x: Any) -> Any:
+        self.count.assign_add(1.0)
+        return x * self.count
+
+
+class Trained(layers.Layer):
+    """Computes ``part`` as in training."""
+
+    def __init__(self, part: Any, name: str) -> None:
+        super().__init__(name=name)
+        self.part = part
+
+    def build(self, shape: Any) -> None:
+        self.part.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return self.part(x, training=True)
+
+
+@pytest.mark.parametrize(
+    ("layer", "path"),
+    [
+        (lambda: layers.LSTM(5, stateful=True, name="keeps"), "keeps"),
+        (lambda: layers.Bidirectional(layers.GRU(5, stateful=True, name="gru"), name="both"), "both/.*gru"),
+        (lambda: Counts(name="counts"), "counts"),
+        (lambda: Trained(layers.BatchNormalization(name="norm"), "block"), "block/norm"),
+        (lambda: Trained(layers.Dropout(0.5, name="drop"), "block"), "block/drop"),
+    ],
+    ids=["lstm", "bidirectional", "counter", "norm", "dropout"],
+)
+def test_a_layer_with_state_is_refused_and_keeps_it(layer: Callable[[], Any], path: str) -> None:
+    network = keras.Sequential([layers.Input((4, 3), batch_size=2), layer(), layers.Dense(2)])
+    x = np.ones((2, 4, 3), "float32")
+    before = [np.array(keras.ops.convert_to_numpy(value)) for value in network.variables]
+    with pytest.raises(ModelImportError, match=f"(changes variables of {path}.* keeps no state|random.* {path})"):
+        load_model(network, x)
+    for value, expected in zip(network.variables, before, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(value), expected)
+    network(x)
+
+
+def test_a_model_that_was_never_called_is_imported_and_usable() -> None:
+    class Fresh(keras.Model):
+        def __init__(self) -> None:
+            super().__init__(name="fresh")
+            self.hidden, self.out = layers.Dense(4, name="hidden"), layers.LSTM(2, name="out")
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return self.out(self.hidden(x))
+
+    network, x = Fresh(), np.random.default_rng(0).standard_normal((2, 4, 3)).astype("float32")
+    model = load_model(network, x)
+    assert_same(model.reference.outputs([x]), [keras.ops.convert_to_numpy(network(x))])
+
+
 @pytest.mark.parametrize("backend", ["nonsense", "tensorflow"])
 def test_a_backend_that_is_not_there_is_named(backend: str, tmp_path: Path) -> None:
     several().save(tmp_path / "several.keras")

@@ -130,6 +130,8 @@ def _lowered(call: Callable[..., Any], arrays: Sequence[Array], shown: str) -> t
     """Return ``call`` as a StableHLO module, and the arrays of its closure, which are the first arguments."""
     try:
         closed = jax.make_jaxpr(call)(*arrays)
+    except ModelImportError:
+        raise
     except Exception as error:
         inputs = ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
         remedy = _CHOICE_REMEDY if isinstance(error, jax.errors.ConcretizationTypeError) else ""
@@ -244,10 +246,26 @@ def _nnx_function(module: Any, nnx: Any) -> Callable[..., Any]:
         # Each trace gets its own copy, since it may write to counters and statistics.
         module = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))
         paths = {id(part): path for path, part in nnx.iter_modules(module)}
+        before = _values(nnx.state(module))
         with _naming(paths, {type(part) for _, part in nnx.iter_modules(module)}):
-            return module(*arguments, **keywords)
+            result = module(*arguments, **keywords)
+        after = _values(nnx.state(module))
+        changed = [path for path, value in before.items() if path in after and after[path] is not value]
+        if changed:
+            raise ModelImportError(
+                f"{type(module).__name__} changes {short_list(changed)} in every call; a split network keeps no state "
+                "between calls. Make the state an input and an output of the network"
+            )
+        return result
 
     return call
+
+
+def _values(state: Any) -> dict[str, Any]:
+    return {
+        tree_util.keystr(path[:-1], simple=True, separator="/"): value  # without the key within a Variable
+        for path, value in tree_util.tree_leaves_with_path(state)
+    }
 
 
 @contextmanager

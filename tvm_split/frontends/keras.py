@@ -17,8 +17,9 @@ from tvm_split.errors import ModelImportError, NoExamplesError, last_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import with_output_names
 from tvm_split.frontends.dimensions import Specs, bound_inputs, in_order, with_rows
-from tvm_split.frontends.names import identifier, output_names
+from tvm_split.frontends.names import identifier, output_names, paths_in
 from tvm_split.model import Model
+from tvm_split.units import short_list
 
 BACKENDS = ("jax", "torch")
 """The backends of Keras that can be imported; the first installed one is the default."""
@@ -52,10 +53,15 @@ def load_keras(source: Any, request: ImportRequest) -> Model:
             argument = dict(zip(names, tensors, strict=True))
         elif structure is not None:
             argument = keras.tree.pack_sequence_as(structure, list(tensors))
-        outputs = keras.tree.flatten_with_path(source(argument, training=False))
+        with keras.StatelessScope() as scope:  # the user's model keeps its variables
+            result = source(argument, training=False)
+        _refuse_state(source, scope)
+        outputs = keras.tree.flatten_with_path(result)
         paths[:] = [path for path, _ in outputs]
         return [output for _, output in outputs]
 
+    if not source.built:
+        call(*(keras.KerasTensor(array.shape, str(array.dtype)) for array in arrays))
     identifiers = [identifier(input_name) for input_name in names]
     if backend == "torch":
         model = _through_torch(call, source, arrays, identifiers, called)
@@ -66,6 +72,23 @@ def load_keras(source: Any, request: ImportRequest) -> Model:
         model = traced_model(call, arrays, identifiers, framework="keras", name=called, naming=below_the_network)
     model = with_output_names(model, _output_names(source, paths))
     return model if request.example_inputs is not None else replace(model, example_inputs=None)
+
+
+def _refuse_state(model: Any, scope: Any) -> None:
+    """Raise ModelImportError if a call assigned variables: recurrent states, seeds, statistics, counters."""
+    if not scope.state_mapping:
+        return
+    changing = [
+        layer.path.removeprefix(f"{model.name}/")
+        for layer in model._flatten_layers()
+        for held, _ in paths_in(vars(layer))
+        if id(getattr(held, "state", held)) in scope.state_mapping  # a seed generator has its variable in `state`
+    ]
+    raise ModelImportError(
+        f"the Keras model {model.name!r} changes variables of {short_list(list(dict.fromkeys(changing))) or 'its own'} "
+        "in every call; a split network keeps no state between calls. Build these layers without state "
+        "(stateful=False, not in training), or make the state an input and an output"
+    )
 
 
 def _output_names(model: Any, paths: Sequence[Any]) -> list[str]:

@@ -231,6 +231,21 @@ def test_state_between_calls_is_refused() -> None:
         load_model(Counter().eval(), torch.randn(1))
 
 
+def test_a_tensor_attribute_that_is_read_and_assigned_is_state() -> None:
+    class Cell(nn.Module):
+        def __init__(self, reads: bool) -> None:
+            super().__init__()
+            self.reads, self.hidden = reads, torch.ones(2)
+
+        def forward(self, x: Any) -> Any:
+            self.hidden = torch.tanh(self.hidden + x if self.reads else x)
+            return self.hidden * 2
+
+    with pytest.raises(ModelImportError, match=r"reads 0\.hidden and assigns it .* no state"):
+        load_model(nn.Sequential(Cell(reads=True)).eval(), torch.ones(2))
+    assert load_model(nn.Sequential(Cell(reads=False)).eval(), torch.ones(2)).layer_names == ("0",)
+
+
 def test_a_buffer_that_is_only_written_is_no_state() -> None:
     class Scratch(nn.Module):
         def __init__(self) -> None:

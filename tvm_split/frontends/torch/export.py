@@ -4,6 +4,7 @@ import dis
 import inspect
 import io
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +44,9 @@ _REASONS = {
     "": ("", f"Write that line with other operations of torch, or {_PART}"),
 }
 """Reasons and remedies by a part of torch's message; an empty reason stands for the first line of the message."""
+
+_ASSIGNED = "assigned during export"
+"""A part of torch's warning about tensors that a forward assigns to attributes."""
 
 
 class Called(nn.Module):  # type: ignore[misc]
@@ -87,12 +91,22 @@ def export(module: nn.Module, arguments: Arguments, name: str) -> ExportedProgra
     _check_not_quantized(module)
     positional, keyword = arguments
     try:
-        with torch.no_grad(), _quiet():
-            return torch.export.export(module, positional, keyword or None)
+        with torch.no_grad(), _quiet(), warnings.catch_warnings(record=True, action="always") as caught:
+            program = torch.export.export(module, positional, keyword or None)
+    except ModelImportError:
+        raise
     except Exception as error:
         reason = _reason(error, partial(module, *positional, **keyword))
         inputs = ", ".join(map(shown, pytree.tree_leaves(arguments)))
         raise ModelImportError(f"torch.export cannot export {name} for inputs {inputs}: {reason}") from error
+    texts = [str(warning.message) for warning in caught if _ASSIGNED in str(warning.message)]
+    states = [path for text in texts for path in re.findall(r"self\.([\w.]+)", text) if path in program.constants]
+    if states:
+        raise ModelImportError(
+            f"{name} reads {short_list(states)} and assigns it in every call; a split network keeps no state between "
+            "calls. Make it an input and an output of the model"
+        )
+    return program
 
 
 @contextmanager
