@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from rpc_runtime.registry import PluginError, Registry
 from tvm_split.errors import ModelImportError, NoExamplesError, required
+from tvm_split.frontends.files import require_model_file
 from tvm_split.parameters import Size
 
 if TYPE_CHECKING:
@@ -229,9 +230,8 @@ def load_model(
     if example_inputs is None and _is_function(source) and not is_network(source):
         raise NoExamplesError(f"{getattr(source, '__name__', type(source).__name__)} is a function")
     frontend = frontend_of(source, example_inputs)
-    is_named = isinstance(source, str | Path) and Path(source).suffix.lower() in frontend.suffixes
-    if is_named and not Path(source).is_file():
-        raise ModelImportError(f"there is no file {str(source)!r}")
+    if isinstance(source, str | Path) and Path(source).suffix.lower() in frontend.suffixes:
+        require_model_file(Path(source))
     install = frontend.install or f"tvm-split[{frontend.name}]"
     for package in frontend.packages:
         if importlib.util.find_spec(package) is None:

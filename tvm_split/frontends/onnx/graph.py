@@ -1,8 +1,9 @@
 """Flatten an ONNX model to a static graph (functions inlined, constants folded, every node named), and compute it."""
 
+import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,14 @@ _FUNCTIONS = "tvm_split.functions"
 
 _LARGEST_IN_SKELETON = 1024
 """The most elements of a weight in the model for shape inference, since a protobuf holds at most 2 GiB."""
+
+_NUMBERS = frozenset(
+    (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64"),
+    )
+)
+"""Dtypes that numpy stores as onnxruntime does; weights of others, such as int4, stay in the model."""
 
 
 @dataclass
@@ -51,15 +60,38 @@ def model_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [value for value in model.graph.input if value.name not in weights]
 
 
-def static_graph(model: onnx.ModelProto, importable: frozenset[str], refused: Container[str]) -> OnnxGraph:
-    """Flatten ``model``, whose inputs have fixed sizes; ``model`` is not changed.
+def take_weights(model: onnx.ModelProto) -> dict[str, Array]:
+    """Move large weights out of ``model``, since a protobuf holds at most 2 GiB, and return their values by name."""
+    weights = {}
+    for tensor in model.graph.initializer:
+        if math.prod(tensor.dims) > _LARGEST_IN_SKELETON and numpy_name(tensor.data_type) in _NUMBERS:
+            weights[tensor.name] = _array(tensor)
+            empty = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+            empty.data_location = onnx.TensorProto.EXTERNAL
+            empty.external_data.add(key="location", value=tensor.name)
+            tensor.CopyFrom(empty)
+    return weights
+
+
+def _array(tensor: onnx.TensorProto) -> Array:
+    try:
+        return numpy_helper.to_array(tensor)
+    except Exception as error:
+        raise ModelImportError(f"weight {tensor.name!r} is damaged: {last_line(error)}") from error
+
+
+def static_graph(
+    model: onnx.ModelProto, weights: Mapping[str, Array], importable: frozenset[str], refused: Container[str]
+) -> OnnxGraph:
+    """Flatten ``model``, whose inputs have fixed sizes; ``model`` and its ``weights`` are not changed.
 
     Operators that are not ``importable`` are replaced by simpler ones where ONNX defines them. ``refused`` ones are
     left as they are.
     """
     for sparse in model.graph.sparse_initializer:
         raise ModelImportError(f"weight {sparse.values.name!r} is sparse; only dense weights can be imported")
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    rest = (tensor for tensor in model.graph.initializer if tensor.name not in weights)
+    constants = {**weights, **{tensor.name: _array(tensor) for tensor in rest}}
     skeleton = _inlined_without_weights(model)
     outputs = [value.name for value in skeleton.graph.output]
     nodes = list(skeleton.graph.node)
@@ -291,11 +323,15 @@ _TENSORS_AT_A_TIME = 64
 
 @dataclass(frozen=True)
 class OnnxReference:
-    """Run the original ``model`` (sizes bound); ``variables`` maps tensor names to variables, in execution order."""
+    """Run the original ``model`` (sizes bound); ``variables`` maps tensor names to variables, in execution order.
+
+    ``weights`` are those that `take_weights` moved out of the model.
+    """
 
     model: onnx.ModelProto
     input_names: Sequence[str]
     variables: Mapping[str, str]
+    weights: Mapping[str, Array] = field(default_factory=dict)
 
     def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         """The model's outputs in the model's order."""
@@ -314,9 +350,9 @@ class OnnxReference:
         names = [value.name for value in model.graph.output]
         feed = dict(zip(self.input_names, inputs, strict=True))
         try:
-            values = _onnxruntime_session(model).run(names, feed)
+            values = _run_by_onnxruntime(model, self.weights, feed)
         except Exception:  # it is not installed, or lacks an operator or dtype, which it may notice only at run time
-            values = ReferenceEvaluator(model).run(names, feed)
+            values = ReferenceEvaluator(_with_weights(model, self.weights)).run(names, feed)
         return [np.asarray(value) for value in values]
 
 
@@ -328,10 +364,26 @@ def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelPro
     return copy
 
 
-def _onnxruntime_session(model: onnx.ModelProto) -> Any:
+def _with_weights(model: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
+    return copy
+
+
+def _run_by_onnxruntime(model: onnx.ModelProto, weights: Mapping[str, Array], feed: Mapping[str, Array]) -> list[Any]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    held = {  # without copies, so that they have to live as long as the session
+        name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, kinds[name])
+        for name, array in weights.items()
+    }
+    options.add_external_initializers(list(held), list(held.values()))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return list(session.run([value.name for value in model.graph.output], feed))

@@ -17,7 +17,15 @@ from tvm_split.frontends.convert import BRANCH, Graph, Importer, Kind, Operation
 from tvm_split.frontends.dimensions import bound_inputs, in_order
 from tvm_split.frontends.onnx.annotations import split_from_annotations
 from tvm_split.frontends.onnx.conversions import CONVERSIONS, REFUSED, OnnxCall
-from tvm_split.frontends.onnx.graph import OnnxGraph, OnnxReference, model_inputs, numpy_name, static_graph
+from tvm_split.frontends.onnx.external_data import read_model
+from tvm_split.frontends.onnx.graph import (
+    OnnxGraph,
+    OnnxReference,
+    model_inputs,
+    numpy_name,
+    static_graph,
+    take_weights,
+)
 from tvm_split.frontends.reference import InChildProcess
 from tvm_split.model import Model
 
@@ -31,11 +39,12 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
     Raises ModelImportError.
     """
     model = _read(source)
+    weights = take_weights(model)
     examples = _bind_sizes(model, request)
-    graph = static_graph(model, importable_operators(), REFUSED)
+    graph = static_graph(model, weights, importable_operators(), REFUSED)
     built = import_onnx(graph)
     name = request.name or (Path(source).stem if isinstance(source, str | Path) else model.graph.name)
-    reference = InChildProcess(OnnxReference(model, graph.inputs, built.held))
+    reference = InChildProcess(OnnxReference(model, graph.inputs, built.held, weights))
     is_quantized = any(node.op_type == "QuantizeLinear" for node in graph.nodes)
     tolerance = QUANTIZED_TOLERANCE if is_quantized else None
     loaded = built.model(name, "onnx", reference, examples, outputs=graph.outputs, tolerance=tolerance)
@@ -53,11 +62,11 @@ def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:
         shown = f"a model of {len(source)} bytes"
     try:
         if isinstance(source, str | Path):
-            model = onnx.load(str(source))
+            model = read_model(Path(source))
         elif not isinstance(source, onnx.ModelProto):
             model = onnx.load_from_string(bytes(source))
-    except FileNotFoundError as error:
-        raise ModelImportError(f"{shown} keeps weights in a file that is not next to it: {error}") from error
+    except ModelImportError:
+        raise
     except Exception as error:
         raise ModelImportError(f"{shown} cannot be read as an ONNX model: {error}") from error
     _check_inputs(model)
