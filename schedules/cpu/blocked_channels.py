@@ -9,6 +9,7 @@ TVM's ConvertLayout was used before. In 0.27 it fails on stack, on the tuple tha
 also changes layouts around clip, erf and arithmetic with scalars.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -35,9 +36,9 @@ from schedules.traits import Traits, channel_block
 UNARY = frozenset(
     f"relax.{name}"
     for name in (
-        "abs", "astype", "ceil", "clip", "cos", "erf", "exp", "floor", "log", "negative", "round", "rsqrt", "sigmoid",
-        "sin", "sqrt", "square", "tanh", "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.selu", "nn.silu",
-        "nn.softplus", "nn.relu6",
+        "abs", "astype", "ceil", "clip", "cos", "dequantize", "erf", "exp", "floor", "log", "negative", "quantize",
+        "round", "rsqrt", "sigmoid", "sin", "sqrt", "square", "tanh", "nn.relu", "nn.leakyrelu", "nn.gelu",
+        "nn.gelu_tanh", "nn.selu", "nn.silu", "nn.softplus", "nn.relu6",
     )
 )  # fmt: skip
 BINARY = frozenset(f"relax.{name}" for name in ["add", "subtract", "multiply", "divide", "maximum", "minimum", "power"])
@@ -127,7 +128,10 @@ class _Carrier:
         operator = str(call.op.name)
         if operator == CONV2D:
             return self._convolution(call)
-        if operator in UNARY or (operator == "relax.strided_slice" and _axes_of_slice(call) <= IMAGE_AXES):
+        has_numbers = all(math.prod(static_shape(operand) or ()) == 1 for operand in call.args[1:])
+        if (operator in UNARY and has_numbers) or (
+            operator == "relax.strided_slice" and _axes_of_slice(call) <= IMAGE_AXES
+        ):
             source = self._blocked_form(call.args[0])
             return None if source is None else (_call(call, [source[0], *call.args[1:]]), source[1])
         if operator in BINARY:

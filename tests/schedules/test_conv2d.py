@@ -289,3 +289,28 @@ def test_a_chain_over_one_axis_stays_in_blocks_and_is_fused():
     kernels = schedules.chosen_rules(lowered)
     assert {"fused_conv2d_add_relu", "fused_conv2d1_add1"} <= set(kernels)
     assert sum("layout_transform" in name for name in kernels) == 2, "one at the input, one at the output"
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_roundings_to_integers_between_convolutions_stay_in_blocks(per_channel):
+    """All values are whole or end in a quarter, so that the result is exact; scales along an axis need plain layout."""
+    generator = np.random.default_rng(0)
+    x, *layers = (
+        generator.integers(-3, 4, shape).astype("float32") for shape in ((1, 16, 6, 6), *[(16, 16, 3, 3)] * 2)
+    )
+    scale = 4 * 2.0 ** (np.arange(16) % 3 if per_channel else 0)
+    numbers = [relax.const(np.float32(scale)), relax.const(np.full_like(scale, 3, "int8"))]
+
+    def graph(builder, x):
+        y = builder.emit(relax.op.add(relax.op.nn.conv2d(x, relax.const(layers[0])), relax.const(np.float32(0.25))))
+        y = builder.emit(relax.op.quantize(y, *numbers, axis=1, out_dtype="int8"))
+        y = builder.emit(relax.op.dequantize(y, *numbers, axis=1, out_dtype="float32"))
+        return builder.emit(relax.op.nn.conv2d(y, relax.const(layers[1])))
+
+    lowered = lower(graph_of(graph, [x]), HOST)
+    y = functional.conv2d(torch.tensor(x), torch.tensor(layers[0])).numpy() + 0.25
+    step = np.reshape(scale, (-1, 1, 1))
+    rounded = (np.clip(np.round(y / step) + 3, -128, 127) - 3) * step
+    right = functional.conv2d(torch.tensor(rounded).double(), torch.tensor(layers[1]).double())
+    np.testing.assert_array_equal(run(lowered, [x]), right.numpy())
+    assert per_channel or "fused_conv2d_add_quantize_dequantize" in schedules.chosen_rules(lowered)
