@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,17 @@ def default_legalization(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     """TVM's lowering of the operator, or the call itself if TVM has none."""
     legalize = call.op.get_attr("FLegalize")
     return call if legalize is None else legalize(builder, call)
+
+
+def default_convolution(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    """TVM's lowering of a convolution, with sums in `accumulator_dtype`; TVM sums in the dtype of the result."""
+    dtype = str(call.ty.dtype)
+    if accumulator_dtype(dtype) == dtype:
+        return default_legalization(builder, call)
+    operator = getattr(relax.op.nn, operator_of(call).rsplit(".", 1)[-1])
+    options = {name: getattr(call.attrs, name) for name in [*signature(operator).parameters][2:]}
+    wide = operator(*call.args, **{**options, "out_dtype": accumulator_dtype(dtype)})
+    return builder.call_te(topi.cast, builder.emit(default_legalization(builder, builder.normalize(wide))), dtype)
 
 
 def _legalize_take(builder: BlockBuilder, call: relax.Call) -> relax.Expr:

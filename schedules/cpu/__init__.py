@@ -19,7 +19,7 @@ from schedules.cpu.softmax import legalize_softmax, schedule_columns
 from schedules.cpu.transposed import ReplaceTransposed
 from schedules.cpu.winograd import UseWinograd, schedule_winograd
 from schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
-from schedules.relax_tools import Legalization
+from schedules.relax_tools import PLAIN_LAYOUTS, Legalization, default_convolution
 from schedules.template import Template
 from schedules.traits import Traits, threads_of, traits_of
 
@@ -66,6 +66,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
         "relax.nn.instance_norm": legalize_groups,
     }
     return {
+        **dict.fromkeys(PLAIN_LAYOUTS, default_convolution),
         **dict.fromkeys(BOUNDS, legalize_bounds),
         **dict.fromkeys(PLACES, legalize_place),
         **dict.fromkeys(EXTREMES, legalize_extreme),

@@ -23,7 +23,7 @@ from schedules.cpu.contraction import (
     contraction_template,
 )
 from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
-from schedules.relax_tools import FUSABLE, accumulator_dtype, default_legalization, window_of
+from schedules.relax_tools import FUSABLE, accumulator_dtype, default_convolution, window_of
 from schedules.traits import Traits
 
 DENSE, DEPTHWISE = "conv2d_blocked", "depthwise_conv2d_blocked"
@@ -46,7 +46,7 @@ def legalize_conv2d(builder: BlockBuilder, call: relax.Call, traits: Traits) -> 
     """Lower conv2d in the layouts that `schedules.cpu.blocked_channels` chooses; other layouts are left to TVM."""
     data, weight = call.args
     if not str(call.attrs.out_layout).endswith("c"):
-        return default_legalization(builder, call)
+        return default_convolution(builder, call)
     window = {**window_of(call), "out_dtype": str(call.ty.dtype)}
     groups = int(call.attrs.groups)
     # Depthwise weights have one input channel per group and no input block: OIHW16o.

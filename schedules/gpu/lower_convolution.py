@@ -21,7 +21,7 @@ from schedules.relax_tools import (
     FUSABLE,
     PLAIN_LAYOUTS,
     accumulator_dtype,
-    default_legalization,
+    default_convolution,
     is_plain,
     operator_of,
     ravel,
@@ -38,7 +38,7 @@ def legalize_convolution(builder: BlockBuilder, call: relax.Call, gpu: Gpu) -> r
     data, weight = call.args
     window = _window(call)
     if window is None:
-        return default_legalization(builder, call)
+        return default_convolution(builder, call)
     out_dtype, name = str(call.ty.dtype), operator_of(call).rsplit(".", 1)[-1]
     # These are separate kernels, so that FoldConstant computes them for constant weights.
     if _is_transposed(call):

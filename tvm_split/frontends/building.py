@@ -183,7 +183,7 @@ class ModelBuilder(Builder):
         return self._nested[expr]
 
     def _compilable(self, expr: relax.Expr) -> relax.Expr:
-        """Return a call in a dtype for which TVM has its operator, converted back to the dtype of ``expr``.
+        """Return a call in a dtype in which TVM computes its operator well, converted back to the dtype of ``expr``.
 
         A reduction of no elements, which TVM's kernels may not write, is a constant. Instead of dividing by the number
         0, which TVM refuses, floats are multiplied by infinity.
@@ -198,7 +198,7 @@ class ModelBuilder(Builder):
             infinity = np.copysign(np.inf, divisor).astype(divisor.dtype)
             return self.normalize(relax.op.multiply(expr.args[0], constant(infinity)))
         dtype = str(getattr(tensors[0].ty, "dtype", "")) if tensors else ""
-        operators, wider = _WITHOUT_CODE.get(dtype, ((), ""))
+        operators, wider = _WIDER.get(dtype, ((), ""))
         if operator not in operators:
             return expr
         operands = [self.emit(relax.op.astype(tensor, wider)) for tensor in tensors]
@@ -274,8 +274,17 @@ _REDUCTIONS = (*_OF_NOTHING, "relax.max", "relax.min")
 _QUOTIENTS = ("relax.divide", "relax.floor_divide")
 _PLACES = ("relax.argmax", "relax.argmin")
 _COMPARING = "max min maximum minimum equal not_equal less less_equal greater greater_equal"
-_WITHOUT_CODE: Mapping[str, tuple[Sequence[str], str]] = {
+_ACCUMULATING = (
+    *_OF_NOTHING, "relax.variance", "relax.std", "relax.vision.roi_align",
+    *(f"relax.image.{name}" for name in ("grid_sample", "resize2d", "resize3d")),
+    *(f"relax.nn.{kind}avg_pool{axes}d" for kind in ("", "adaptive_") for axes in (1, 2, 3)),
+    *(f"relax.nn.{kind}_norm" for kind in ("layer", "group", "instance", "rms")),
+    *(f"relax.nn.{name}" for name in ("softmax", "log_softmax", "attention", "attention_bias")),
+)  # fmt: skip
+"""Operators that TVM accumulates in the dtype of their result. Sources accumulate half precision in float32."""
+_WIDER: Mapping[str, tuple[Sequence[str], str]] = {
     "bool": ((*_PLACES, *(f"relax.{name}" for name in _COMPARING.split())), "int8"),
-    "bfloat16": ((*_PLACES, "relax.mod"), "float32"),
+    "bfloat16": ((*_PLACES, "relax.mod", *_ACCUMULATING), "float32"),
+    "float16": (_ACCUMULATING, "float32"),
 }
-"""Dtype → the operators for which TVM has no code in it, and a dtype, with all its numbers, for which it has."""
+"""Dtype → the operators that TVM lacks or computes too coarsely in it, and a dtype with all its numbers for them."""

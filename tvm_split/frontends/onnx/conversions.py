@@ -7,6 +7,7 @@ split nor planned. Others are wrong or missing in TVM; the comments say which.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -91,6 +92,29 @@ def _split(op: Operators, call: OnnxCall) -> relax.Expr:
     if sizes is None:
         return op.split(call.operands[0], len(call.operation.outputs), axis)
     return compositions.parts(op, call.operands[0], list(sizes), axis)
+
+
+def _split_to_sequence(op: Operators, call: OnnxCall) -> relax.Tuple:
+    """Split into a tuple; of TVM's importer the readers of a sequence never end."""
+    data, axis, sizes = call.operands[0], call.get("axis", 0), call.numbers(1, "list of sizes")
+    length = shape_of(data)[axis]
+    if sizes is None or sizes.ndim == 0:
+        size = 1 if sizes is None else sizes.item()
+        counts = [min(size, length - first) for first in range(0, length, size)]
+    else:
+        counts = sizes.tolist()
+    whole = compositions.parts(op, data, counts, axis)
+    parts = [op.item(whole, place) for place in range(len(counts))]
+    return relax.Tuple(
+        [op.squeeze(part, [axis]) for part in parts] if sizes is None and not call.get("keepdims", 1) else parts
+    )
+
+
+def _sequence_insert(op: Operators, call: OnnxCall) -> relax.Tuple:
+    # TVM's importer inserts at -1 after the last element; ONNX, like Python, inserts before it.
+    elements, place = list(call.operands[0].fields), call.numbers(2, "position")
+    elements.insert(len(elements) if place is None else place.item(), call.operands[1])
+    return relax.Tuple(elements)
 
 
 def _dropout(op: Operators, call: OnnxCall) -> relax.Expr:
@@ -320,7 +344,27 @@ def _roi_align(op: Operators, call: OnnxCall) -> relax.Expr:
     return op.where(op.expand_dims(is_empty, [2, 3]), 0, means)
 
 
-CONVERSIONS: dict[str, Conversion] = {
+def _in_float32(convert: Conversion) -> Conversion:
+    """Return a conversion that computes half precision in float32, as onnxruntime does, and converts results back."""
+
+    def converted(op: Operators, call: OnnxCall) -> Any:
+        is_half = [value is not None and wide(dtype_of(value)) != dtype_of(value) for value in call.operands]
+        if not any(is_half):
+            return convert(op, call)
+        dtype = dtype_of(call.operands[is_half.index(True)])
+        operands = [
+            op.cast(value, "float32") if half else value for value, half in zip(call.operands, is_half, strict=True)
+        ]
+        result = convert(op, replace(call, operands=operands))
+        result = op.builder.emit(result) if isinstance(result, relax.Expr) else relax.Tuple(list(result))
+        results = result.fields if isinstance(result, relax.Tuple) else [result]
+        kinds = zip(results, call.operation.results, strict=False)
+        return [op.cast(value, kind.dtype or dtype) for value, kind in kinds]
+
+    return converted
+
+
+_OWN: dict[str, Conversion] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"), _padded),
     "BatchNormalization": _batch_norm,
     "BitShift": lambda op, call: compositions.shifted(
@@ -345,13 +389,29 @@ CONVERSIONS: dict[str, Conversion] = {
     **dict.fromkeys(("Resize", "Upsample"), _resize),
     "RoiAlign": _roi_align,
     "Round": lambda op, call: compositions.half_to_even(op, call.operands[0]),
+    "SequenceAt": lambda op, call: call.operands[0].fields[call.numbers(1, "position").item()],
+    "SequenceInsert": _sequence_insert,
     "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
     "Split": _split,
+    "SplitToSequence": _split_to_sequence,
     # TVM stacks and reduces the inputs; additions fuse into the operator before them.
     "Sum": lambda op, call: reduce(op.add, call.operands),
     "Tile": lambda op, call: op.tile(call.operands[0], call.numbers(1, "number of repeats").tolist()),  # emit_te
     "TopK": _top_k,
+}
+
+_IN_FLOAT32 = (
+    *(f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Mean", "Prod", "Sum", "SumSquare")),
+    *(f"{kind}Normalization" for kind in ("Batch", "Group", "Instance", "Layer", "Lp", "MeanVariance", "RMS")),
+    *("AveragePool", "GlobalAveragePool", "LpPool", "GlobalLpPool", "LRN", "Softmax", "LogSoftmax", "CumSum", "Sum"),
+    *("Mean", "Einsum", "Softplus", "Gelu", "Mish", "Elu", "Selu", "HardSwish", "Softsign", "GridSample"),
+)
+"""Operators of several steps: in half precision, each step would be rounded, and a square or a sum may overflow."""
+
+CONVERSIONS: dict[str, Conversion] = {
+    **_OWN,
+    **{name: _in_float32(_OWN.get(name, lambda op, call: call.by_tvm())) for name in _IN_FLOAT32},
 }
 """Conversions by the operator's name, with its domain if that is not ONNX's."""
 
