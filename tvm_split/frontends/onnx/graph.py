@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.compose
 import onnx.inliner
 import onnx.shape_inference
 from onnx import defs, helper, numpy_helper
@@ -37,6 +38,7 @@ _NUMBERS = frozenset(
 class OnnxGraph:
     """A static graph: nodes in execution order with unique names, constants and kinds by tensor name.
 
+    The kind of a sequence is None.
     ``node_names`` are those of all nodes of the source, also of nodes that are folded or not needed.
     """
 
@@ -44,7 +46,7 @@ class OnnxGraph:
     constants: dict[str, Array]
     inputs: list[str]
     outputs: list[str]
-    kinds: dict[str, Kind]
+    kinds: dict[str, Kind | None]
     opset: int
     node_names: list[str]
 
@@ -103,8 +105,8 @@ def static_graph(
         if len(simpler) != len(nodes):
             nodes = simpler
             continue
-        remaining = _fold(nodes, constants, kinds, skeleton, refused)
-        if len(remaining) == len(nodes):
+        remaining = _with_branches_taken(_fold(nodes, constants, kinds, skeleton, refused), constants)
+        if remaining == nodes:
             break
         nodes = remaining
     inputs = [value.name for value in model_inputs(model)]
@@ -146,9 +148,26 @@ def _inlined_without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto(ir_version=max(model.ir_version, 4), graph=graph)
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
+    for nodes in (copy.graph.node, *(function.node for function in copy.functions)):
+        _fill_defaults(nodes, copy.functions)
     copy = onnx.inliner.inline_local_functions(copy) if model.functions else copy
     _name_nodes(copy.graph.node)
     return copy
+
+
+def _fill_defaults(nodes: Iterable[onnx.NodeProto], functions: Sequence[onnx.FunctionProto]) -> None:
+    """Give calls of ``functions`` the attributes that they leave out, in place: ONNX's inliner does not."""
+    defaults = {(function.domain, function.name): function.attribute_proto for function in functions}
+    for node in nodes:
+        present = {attribute.name for attribute in node.attribute}
+        of_function = defaults.get((node.domain, node.op_type), ())
+        node.attribute.extend(attribute for attribute in of_function if attribute.name not in present)
+        for graph in _graphs_of(node):
+            _fill_defaults(graph.node, functions)
+
+
+def _graphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
 
 
 def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
@@ -165,7 +184,9 @@ def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
         node.name = name
 
 
-def _kinds(skeleton: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]) -> dict[str, Kind]:
+def _kinds(
+    skeleton: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]
+) -> dict[str, Kind | None]:
     """Infer dtypes and shapes, from the values of small constants and the shapes of large ones."""
     model = onnx.ModelProto()
     model.CopyFrom(skeleton)
@@ -187,11 +208,41 @@ def _kinds(skeleton: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except Exception as error:
         raise ModelImportError(f"the ONNX model is inconsistent: {error}") from error
-    kinds = {name: Kind(str(value.dtype), value.shape) for name, value in constants.items()}
+    kinds: dict[str, Kind | None] = {name: Kind(str(array.dtype), array.shape) for name, array in constants.items()}
     for value in [*inferred.graph.value_info, *inferred.graph.input, *inferred.graph.output]:
         if value.name not in kinds and value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
             kinds[value.name] = Kind(numpy_name(value.type.tensor_type.elem_type), _shape(value))
+        elif value.type.HasField("sequence_type"):
+            kinds[value.name] = None
     return kinds
+
+
+def _with_branches_taken(nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]) -> list[onnx.NodeProto]:
+    """Replace each If with a constant condition by the nodes of its branch, which keep its name."""
+    result: list[onnx.NodeProto] = []
+    for node in nodes:
+        if node.op_type == "If" and node.domain in ("", "ai.onnx") and node.input[0] in constants:
+            name = "then_branch" if constants[node.input[0]].item() else "else_branch"
+            result.extend(_branch(node, next(entry.g for entry in node.attribute if entry.name == name), constants))
+        else:
+            result.append(node)
+    return result
+
+
+def _branch(node: onnx.NodeProto, graph: onnx.GraphProto, constants: dict[str, Array]) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a branch of ``node``, with names of their own; its weights are added to ``constants``."""
+    computed = {name for part in graph.node for name in part.output}
+    pairs = [(inner.name, outer) for inner, outer in zip(graph.output, node.output, strict=True) if outer]
+    prefix = f"{pairs[0][1]}:"
+    names = {inner: outer for inner, outer in pairs if inner in computed}
+    names |= {tensor.name: prefix + tensor.name for tensor in graph.initializer}
+    graph = onnx.compose.add_prefix_graph(graph, prefix, rename_outputs=False, name_map=names)
+    constants.update((tensor.name, numpy_helper.to_array(tensor)) for tensor in graph.initializer)
+    copies = [(names.get(inner, inner), outer) for inner, outer in pairs]
+    identities = [helper.make_node("Identity", [inner], [outer]) for inner, outer in copies if inner != outer]
+    for part in (*graph.node, *identities):
+        part.name = node.name
+        yield part
 
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
@@ -206,7 +257,7 @@ def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
 def _fold(
     nodes: Iterable[onnx.NodeProto],
     constants: dict[str, Array],
-    kinds: dict[str, Kind],
+    kinds: Mapping[str, Kind | None],
     skeleton: onnx.ModelProto,
     refused: Container[str],
 ) -> list[onnx.NodeProto]:
@@ -234,7 +285,7 @@ def _fold(
 def _computed(
     node: onnx.NodeProto, operands: Mapping[str, Array], skeleton: onnx.ModelProto
 ) -> dict[str, Array] | None:
-    """Return the node's outputs by name; None if ONNX's evaluator cannot compute them."""
+    """Return the node's outputs by name; None if they are no tensors, or ONNX's evaluator cannot compute them."""
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
         for name, array in operands.items()
@@ -246,11 +297,13 @@ def _computed(
         results = ReferenceEvaluator(model).run(None, dict(operands))
     except Exception:  # it raises what its operators raise, and does not have all of them
         return None
+    if any(isinstance(result, list) for result in results):  # a sequence
+        return None
     return {output.name: np.asarray(result) for output, result in zip(outputs, results, strict=True)}
 
 
 def _with_functions_inlined(
-    nodes: Iterable[onnx.NodeProto], importable: frozenset[str], kinds: Mapping[str, Kind], opset: int
+    nodes: Iterable[onnx.NodeProto], importable: frozenset[str], kinds: Mapping[str, Kind | None], opset: int
 ) -> list[onnx.NodeProto]:
     """Replace ONNX's operators that are not ``importable`` by their definition in simpler operators, if ONNX has one.
 
@@ -274,7 +327,7 @@ def _with_functions_inlined(
 
 
 def _function_body(
-    node: onnx.NodeProto, schema: defs.OpSchema, kinds: Mapping[str, Kind], opset: int
+    node: onnx.NodeProto, schema: defs.OpSchema, kinds: Mapping[str, Kind | None], opset: int
 ) -> Iterator[onnx.NodeProto]:
     if schema.has_context_dependent_function:
         types = [_type(kinds.get(name)).SerializeToString() for name in node.input]
@@ -307,12 +360,21 @@ def _type(kind: Kind | None) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape)
 
 
+def _read_by(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names of the tensors that a node reads; its branches read tensors outside of them."""
+    yield from node.input
+    for graph in _graphs_of(node):
+        yield from (value.name for value in graph.output)
+        for part in graph.node:
+            yield from _read_by(part)
+
+
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
     needed = set(outputs)
     selected = []
     for node in reversed(nodes):
         if needed.intersection(node.output):
-            needed.update(node.input)
+            needed.update(_read_by(node))
             selected.append(node)
     return selected[::-1]
 

@@ -144,7 +144,11 @@ def import_onnx(graph: OnnxGraph) -> Built:
                 f"constant {name!r} ({', '.join(users) or 'an output'}) is of strings, "
                 "which cannot be computed with here"
             )
-    inputs = {name: TensorSpec(name, graph.kinds[name].shape or (), graph.kinds[name].dtype) for name in graph.inputs}
+    for name in graph.outputs:
+        if graph.kinds.get(name, Kind()) is None:
+            raise ModelImportError(f"output {name!r} is a sequence, not a tensor: make its parts outputs of their own")
+    kinds = {name: graph.kinds.get(name) or Kind() for name in graph.inputs}
+    inputs = {name: TensorSpec(name, kind.shape or (), kind.dtype) for name, kind in kinds.items()}
     operations = [_operation(node, graph) for node in graph.nodes]
     built = convert(Graph(inputs, graph.outputs, graph.constants, operations), _Importer(graph.opset))
     return replace(built, empty_layers={**dict.fromkeys(graph.node_names, ""), **built.empty_layers})
@@ -169,16 +173,26 @@ def _known_to_tvm() -> frozenset[str]:
 def _operation(node: onnx.NodeProto, graph: OnnxGraph) -> Operation:
     """A node as an operation; its kind has its domain if that is not ONNX's: ``com.microsoft.FastGelu``."""
     has_graphs = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
+    kinds = [graph.kinds.get(name, Kind()) for name in (*node.input, *node.output)]
+    others = [kind.dtype for kind in kinds if kind is not None and kind.dtype not in _COMPUTABLE]
+    unknown = f"it has values of {others[0]}, which cannot be computed with here" if others else ""
     return Operation(
         node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}",
         node.name,
         tuple(name or None for name in node.input),
         tuple(name or None for name in node.output),
-        [graph.kinds.get(name, Kind()) for name in node.output],
+        kinds[len(node.input) :],
         {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute},
         node,
-        BRANCH if has_graphs else "",
+        BRANCH if has_graphs else unknown,
     )
+
+
+_COMPUTABLE = frozenset(
+    ["", "bool", "bfloat16", "object"]
+    + [f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64) if (kind, bits) != ("float", 8)]
+)
+"""The dtypes of values that operators may have; strings (object) are refused elsewhere."""
 
 
 class _Importer(Importer):
