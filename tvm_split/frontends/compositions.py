@@ -150,6 +150,25 @@ def weighted(op: Operators, data: relax.Expr, weights: np.ndarray[Any, Any], axi
     return op.cast(product if axis == rank - 1 else op.permute_dims(product, np.argsort(order).tolist()), dtype)
 
 
+def attention(
+    op: Operators,
+    query: relax.Expr,
+    key: relax.Expr,
+    value: relax.Expr,
+    scale: float | None = None,
+    biases: Sequence[relax.Expr] = (),
+) -> relax.Expr:
+    """Return softmax(scale · query · keyᵀ + biases) · value over the last two axes; the scale is 1 / √width by default.
+
+    Biases, and the softmax of half precision, are in float32, as in the sources.
+    """
+    rank, dtype = len(shape_of(key)), dtype_of(query)
+    scores = op.matmul(query, op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
+    scores = op.multiply(op.cast(scores, wide(dtype)), scale or 1 / math.sqrt(shape_of(query)[-1]))
+    scores = reduce(op.add, [scores, *biases])
+    return op.matmul(op.cast(op.nn.softmax(scores, -1), dtype), value)
+
+
 def strides(shape: Sequence[int]) -> list[int]:
     """The distance of neighbours along each axis in a flat tensor of this shape."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

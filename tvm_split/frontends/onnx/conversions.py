@@ -344,7 +344,7 @@ def _roi_align(op: Operators, call: OnnxCall) -> relax.Expr:
     return op.where(op.expand_dims(is_empty, [2, 3]), 0, means)
 
 
-def _in_float32(convert: Conversion) -> Conversion:
+def in_float32(convert: Conversion) -> Conversion:
     """Return a conversion that computes half precision in float32, as onnxruntime does, and converts results back."""
 
     def converted(op: Operators, call: OnnxCall) -> Any:
@@ -411,7 +411,7 @@ _IN_FLOAT32 = (
 
 CONVERSIONS: dict[str, Conversion] = {
     **_OWN,
-    **{name: _in_float32(_OWN.get(name, lambda op, call: call.by_tvm())) for name in _IN_FLOAT32},
+    **{name: in_float32(_OWN.get(name, lambda op, call: call.by_tvm())) for name in _IN_FLOAT32},
 }
 """Conversions by the operator's name, with its domain if that is not ONNX's."""
 

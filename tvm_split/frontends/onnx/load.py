@@ -26,6 +26,7 @@ from tvm_split.frontends.onnx.graph import (
     static_graph,
     take_weights,
 )
+from tvm_split.frontends.onnx.microsoft import MICROSOFT
 from tvm_split.frontends.reference import InChildProcess
 from tvm_split.model import Model
 
@@ -197,7 +198,7 @@ _COMPUTABLE = frozenset(
 
 class _Importer(Importer):
     def __init__(self, opset: int) -> None:
-        super().__init__("ONNX", CONVERSIONS, REFUSED)
+        super().__init__("ONNX", {**CONVERSIONS, **MICROSOFT}, REFUSED)
         self.opset = opset
 
     def call(self, operation: Operation) -> OnnxCall:

@@ -1,6 +1,5 @@
 """Conversions of layers: convolutions, products of matrices, norms, attention, activations, pooling, resampling."""
 
-import math
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -67,18 +66,10 @@ def _attention(op: Operators, call: TorchCall) -> relax.Expr:
         raise ModelImportError(f"it drops out with probability {call['dropout_p']}; call model.eval()")
     if call["enable_gqa"]:
         key, value = _repeated_heads(op, key, query), _repeated_heads(op, value, query)
-    rows, width = shape_of(query)[-2:]
-    columns = shape_of(key)[-2]
-    scale = 1 / math.sqrt(width) if call["scale"] is None else call["scale"]
-    rank = len(shape_of(key))
-    scores = op.matmul(query, op.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2]))
-    # The softmax of half precision is computed in float32, as torch does.
-    scores = op.multiply(op.cast(scores, wide(call.dtype)), scale)
-    dtype = dtype_of(scores)
-    mask, shown = call["attn_mask"], None
+    dtype, mask, shown, biases = wide(call.dtype), call["attn_mask"], None, []
     if call["is_causal"]:
-        allowed = np.tril(np.ones((rows, columns), bool))
-        scores = op.add(scores, constant(np.where(allowed, 0, -np.inf), dtype))
+        allowed = np.tril(np.ones((shape_of(query)[-2], shape_of(key)[-2]), bool))
+        biases.append(constant(np.where(allowed, 0, -np.inf), dtype))
     if mask is not None:
         if dtype_of(mask) == "bool":
             mask = op.where(mask, constant(0, dtype), constant(-np.inf, dtype))
@@ -86,8 +77,8 @@ def _attention(op: Operators, call: TorchCall) -> relax.Expr:
         shown = _shown_rows(op, mask)
         # For a row of only -inf, softmax gives NaN but torch's attention 0. So the mask is made finite, and the result
         # multiplied by 0; for a `where` instead, TVM generates CUDA vectors that nvcc rejects.
-        scores = op.add(scores, op.maximum(mask, float(np.finfo(dtype).min) / 2))
-    result = op.matmul(op.cast(op.nn.softmax(scores, -1), call.dtype), value)
+        biases.append(op.maximum(mask, float(np.finfo(dtype).min) / 2))
+    result = compositions.attention(op, query, key, value, call["scale"], biases)
     return result if shown is None else op.multiply(result, op.cast(shown, call.dtype))
 
 
