@@ -47,7 +47,7 @@ from relay_passes.ir import (
     with_main,
 )
 from relay_passes.sharding.propagate import Step
-from relay_passes.sharding.ranges import RangeLayout, layout_of
+from relay_passes.sharding.ranges import RangeLayout, layout_of, reads_whole
 from relay_passes.sharding.region import (
     Exchange,
     Range,
@@ -106,6 +106,7 @@ class _Emitter:
         self._machines = range(len(self._region.machines))
         self._held: dict[tuple[str, int, int], list[tuple[Range, relax.Expr]]] = {}
         """The ranges of a value that a machine holds, by the value's name, its axis and the machine."""
+        self._slices: dict[tuple[str, int, int, Range], relax.Expr] = {}
         self._partial: dict[tuple[str, int], relax.Expr] = {}
         self._whole: dict[tuple[str, int | None], relax.Expr] = {}
         self._constants: dict[tuple[relax.Expr, Axis, Range], relax.Expr] = {}
@@ -196,7 +197,8 @@ class _Emitter:
         if operand_range is None or (value is not None and operand_range == (0, axis.length)):
             return value
         if value is None:
-            return self._fetch(leaf.name, axis.index, operand_range, machine)
+            read = self._slice_of_whole if reads_whole(operand, axis, self._outside) else self._fetch
+            return read(leaf.name, axis.index, operand_range, machine)
         key = value, axis, operand_range
         if key not in self._constants:
             self._constants[key] = constant(axis.part_of(value.value.numpy(), *operand_range))
@@ -205,19 +207,27 @@ class _Emitter:
     def _whole_of(self, name: str, machine: int | None) -> relax.Expr:
         return self._outside[name] if name in self._outside else self._whole[name, machine]
 
+    def _slice_of_whole(self, name: str, index: int, part: Range, machine: int) -> relax.Expr:
+        """Return a range of a value that a machine has whole, along any axis."""
+        value, key = self._whole[name, machine], (name, index, machine, part)
+        if part == (0, shape_of(value)[index]):
+            return value
+        if key not in self._slices:
+            own_name = f"{self._name(name, machine)}_{part[0]}_to_{part[1]}"
+            self._slices[key] = self._emit(sliced(value, index, part), own_name, name, machine)
+        return self._slices[key]
+
     def _parts(self, name: str, index: int, machine: int) -> list[tuple[Range, relax.Expr]]:
-        """Return the ranges of a value that a machine holds: all of a whole one, a slice of one from before."""
+        """Return the ranges of a value that a machine holds; of one from before the region, what it reads of it."""
         key = name, index, machine
-        step = self._layout.steps.get(name)
-        if key in self._held or (step is not None and step.axes is not None):
-            return self._held.setdefault(key, [])
-        value = self._whole_of(name, machine)
-        held_range = everything = (0, shape_of(value)[index])
-        if name in self._outside and (held_range := self._needs.read[key]) != everything:
-            is_input = any(name == parameter.name for parameter in self._layout.contents.function.params)
-            piece = sliced(value, index, held_range)
-            value = self._emit(piece, self._name(name, machine), name, machine if is_input else None)
-        return self._held.setdefault(key, [(held_range, value)])
+        if key not in self._held and name in self._outside:
+            value, read_range = self._outside[name], self._needs.read[key]
+            if read_range != (0, shape_of(value)[index]):
+                is_input = any(name == parameter.name for parameter in self._layout.contents.function.params)
+                piece = sliced(value, index, read_range)
+                value = self._emit(piece, self._name(name, machine), name, machine if is_input else None)
+            self._held[key] = [(read_range, value)]
+        return self._held.setdefault(key, [])
 
     def _fetch(self, name: str, index: int, needed: Range, machine: int, hint: str = "") -> relax.Expr:
         """Return a range of a value on a machine; ``hint`` names a slice, if one is needed.

@@ -146,6 +146,15 @@ class Needs:
     whole: dict[str, set[int | None]] = field(default_factory=dict)
 
 
+def reads_whole(operand: Operand, axis: Axis | None, outside: Collection[str]) -> bool:
+    """Return whether a machine needs all of an operand, even if its operation reads a range of it along ``axis``.
+
+    The operand decides, not the value: the machines may own parts of it along another axis, or in other blocks, which
+    this reader gathers first. Only of values from ``outside`` the region, the range alone is made.
+    """
+    return axis is None or (operand.axis is None and getattr(operand.expression, "name", "") not in outside)
+
+
 def _needs_of(
     steps: Steps, contents: Contents, owned: Owned, exchanged: Collection[str], literals: Collection[str]
 ) -> Needs:
@@ -163,7 +172,7 @@ def _needs_of(
 
     def read(operand: Operand, axis: Axis | None, operand_range: Range | None, machine: int) -> None:
         name = getattr(operand.expression, "name", "")
-        if axis is None or (operand.axis is None and name not in contents.outside):
+        if reads_whole(operand, axis, contents.outside):
             read_whole(operand, machine)
         elif operand_range is not None and name:
             key = name, axis.index, machine

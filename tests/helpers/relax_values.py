@@ -71,13 +71,27 @@ def _convolution(data: Any, weight: Any, attributes: Any) -> Any:
     return operator(data, weight, None, strides, padding[:rank], dilation, int(attributes.groups))
 
 
-def _pool(operator: Callable[..., Any]) -> Callable[..., Any]:
-    def pool(data: Any, attributes: Any) -> Any:
-        padding = _numbers(attributes.padding)
-        assert padding[:2] == padding[2:]
-        return operator(data, _numbers(attributes.pool_size), _numbers(attributes.strides), padding[:2])
+def _max_pool(data: Any, attributes: Any) -> Any:
+    padded = functional.pad(data, _sides(attributes.padding), value=-torch.inf)
+    return functional.max_pool2d(padded, _numbers(attributes.pool_size), _numbers(attributes.strides))
 
-    return pool
+
+def _average_pool(data: Any, attributes: Any) -> Any:
+    sums, counted = (
+        functional.avg_pool2d(
+            functional.pad(image, _sides(attributes.padding)),
+            _numbers(attributes.pool_size),
+            _numbers(attributes.strides),
+        )
+        for image in (data, torch.ones_like(data))
+    )
+    return sums if attributes.count_include_pad else sums / counted
+
+
+def _sides(padding: Any) -> list[int]:
+    """The padding of rows and columns, of which parts of images have one side only, in torch's order."""
+    top, left, bottom, right = _numbers(padding)
+    return [left, right, top, bottom]
 
 
 def _batch_norm(data: Any, gamma: Any, beta: Any, mean: Any, variance: Any, attributes: Any) -> Any:
@@ -89,6 +103,20 @@ def _batch_norm(data: Any, gamma: Any, beta: Any, mean: Any, variance: Any, attr
 def _layer_norm(data: Any, gamma: Any, beta: Any, attributes: Any) -> Any:
     assert _numbers(attributes.axes) == [-1]
     return functional.layer_norm(data, data.shape[-1:], gamma, beta, float(attributes.epsilon))
+
+
+def _group_norm(data: Any, gamma: Any, beta: Any, attributes: Any) -> Any:
+    axes = _numbers(attributes.axes)
+    assert int(attributes.channel_axis) == 1
+    assert axes == list(range(2, data.dim()))
+    return functional.group_norm(data, int(attributes.num_groups), gamma, beta, float(attributes.epsilon))
+
+
+def _pad(data: Any, value: Any = 0, attributes: Any = None) -> Any:
+    assert attributes.pad_mode == "constant"
+    widths = _numbers(attributes.pad_width)
+    sides = [widths[2 * axis + side] for axis in reversed(range(data.dim())) for side in (0, 1)]
+    return functional.pad(data, sides, value=float(attributes.pad_value))
 
 
 def _reduction(operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,10 +176,12 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "nn.softmax": lambda data, attributes: torch.softmax(data, int(attributes.axis)),
     "nn.conv1d": _convolution,
     "nn.conv2d": _convolution,
-    "nn.max_pool2d": _pool(functional.max_pool2d),
-    "nn.avg_pool2d": _pool(functional.avg_pool2d),
+    "nn.max_pool2d": _max_pool,
+    "nn.avg_pool2d": _average_pool,
     "nn.batch_norm": _batch_norm,
     "nn.layer_norm": _layer_norm,
+    "nn.group_norm": _group_norm,
+    "nn.pad": _pad,
     "mean": _reduction(torch.mean),
     "sum": _reduction(torch.sum),
     "max": _reduction(torch.amax),
