@@ -188,18 +188,23 @@ class _Emitter:
 
     def _operand(
         self, operand: Operand, axis: Axis | None, operand_range: Range | None, machine: int | None
-    ) -> relax.Expr:
-        """Return the operand of a machine's operation: its range along ``axis``, or all of it if that is None."""
+    ) -> relax.Expr | None:
+        """Return the operand of a machine's operation: its range along ``axis``, or all of it if that is None.
+
+        None if its operation reads nothing of it, as where a concatenation's range lies behind a field.
+        """
         leaf = operand.expression
         value = self._known(leaf)
         if axis is None or machine is None:
             return self._whole_of(leaf.name, machine) if value is None else value
-        if operand_range is None or (value is not None and operand_range == (0, axis.length)):
-            return value
+        if operand_range is None:
+            return None
         if value is None:
             read = self._slice_of_whole if reads_whole(operand, axis, self._outside) else self._fetch
             return read(leaf.name, axis.index, operand_range, machine)
         key = value, axis, operand_range
+        if operand_range == (0, axis.length):
+            return value
         if key not in self._constants:
             self._constants[key] = constant(axis.part_of(value.value.numpy(), *operand_range))
         return self._constants[key]

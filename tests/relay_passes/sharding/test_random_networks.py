@@ -81,3 +81,14 @@ def test_a_value_is_read_in_other_blocks_than_its_owners_have(
     for shares in ((0.5, 0.5), (0.75, 0.25), (0.5, 0.25, 0.25)):
         sharded = shard(module, region_of(module, shares, first), axis="channels", exchange=exchange)
         assert_same_values(module, sharded.module)
+
+
+@pytest.mark.parametrize("exchange", BOTH)
+def test_only_machines_whose_range_has_a_constant_field_concatenate_it(exchange: Exchange) -> None:
+    """A class token is before the tokens of an image whose rows are sharded."""
+    network = Network((1, 4, 6, 6))
+    tokens = shard_grammar.to_tokens(Random(), network, network.add(op.nn.relu(network.input)))
+    fields = [network.weight(1, 1, 4), tokens, network.weight(1, 2, 4)]
+    module = network.module(network.add(op.nn.relu(network.add(op.concat(fields, 1)))))
+    sharded = shard(module, region_of(module, (0.5, 0.25, 0.25)), axis="rows", exchange=exchange)
+    assert_same_values(module, sharded.module)
