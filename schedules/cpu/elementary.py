@@ -2,7 +2,7 @@
 
 Measured on 400 000 elements: GELU takes 1.3 ms with erff, 0.13 ms with this. All keep NaN and compute in float32;
 float16 is widened first. Maximum relative errors against float64: exp 2e-7, tanh 4e-7. Maximum absolute error of erf:
-3e-7.
+3e-7. GELU's error is at most 1e-7 more than 5e-7 of the value, with and without fused multiply-adds.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +27,12 @@ ERF_NUMERATOR = (
 )  # fmt: skip
 ERF_DENOMINATOR = (
     -1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03, -1.42647390514189e-02,
+)  # fmt: skip
+# (2 * normal distribution's tail above x) ** (-1 / 8), for x >= 0; highest power first. Fitted for x <= 6 by linear
+# programming, with the constant 1; larger x give smaller tails still.
+TAIL_POLYNOMIAL = (
+    4.41333191e-07, -3.48916525e-06, 2.16009804e-05, -2.41880743e-05, 3.33929617e-04,
+    7.44063646e-04, 8.73188107e-03, 4.47474873e-02, 9.97369543e-02, 1.0,
 )  # fmt: skip
 TANH_LIMIT = 7.90531110763549805
 TANH_NUMERATOR = (
@@ -91,7 +97,11 @@ def silu(x: Any) -> Any:
 
 
 def gelu(x: Any) -> Any:
-    return x * (_number(0.5) + _number(0.5) * erf(x * _number(0.70710678118654752)))
+    # 1 + erf would cancel for negative x. An infinite eighth power gives the tail 0, as it should.
+    root = _horner(tirx.Select(x < _number(0.0), -x, x), TAIL_POLYNOMIAL)
+    square = root * root
+    tail = _number(0.5) / (square * square * square * square)
+    return x * tirx.Select(x < _number(0.0), tail, _number(1.0) - tail)
 
 
 def gelu_tanh(x: Any) -> Any:

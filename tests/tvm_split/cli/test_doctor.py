@@ -1,8 +1,10 @@
+import platform
 import time
 from importlib import metadata
 
 import pytest
 
+from rpc_runtime.hardware import cpu_features
 from tvm_split.cli.doctor import Verdict, all_checks
 from tvm_split.compiler.targets import host_target, target_text
 from tvm_split.profiling.machine_times import CachedTime
@@ -13,8 +15,9 @@ def test_this_installation_is_fit(invoke_json):
     report = invoke_json("doctor")
     assert report["ok"] is True
     checks = {check["name"]: check for check in report["checks"]}
-    for name in ("processor", "memory", "deployment"):
-        assert checks[name]["verdict"] == "ok"
+    is_slow = platform.machine() == "x86_64" and "avx2" not in cpu_features()
+    for name, verdict in (("processor", "warn" if is_slow else "ok"), ("memory", "ok"), ("deployment", "ok")):
+        assert checks[name]["verdict"] == verdict
     assert target_text(host_target(1)) in checks["processor"]["found"]
 
 
