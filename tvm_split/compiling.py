@@ -91,7 +91,7 @@ def compile(
     steps = len(bundle.program.stages) + 1 + verify
     if verify:
         report("comparing with the source", steps - 1, steps)
-        verified, output_error = verify_bundle(model, plan, bundle, lambda: whole().computations)
+        verified, output_error = verify_bundle(model, plan, bundle, whole)
         bundle = replace(bundle, verified=verified, output_error=output_error)
     report("done", steps, steps)
     return bundle

@@ -26,6 +26,9 @@ class Reference(Protocol):
     def outputs(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """Return the model's outputs for these inputs, computed by the source framework."""
 
+    def precise(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Return the outputs with float64 instead of float32; absent, or raises, if the source cannot do so."""
+
     def values(self, inputs: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield names of variables in ``Model.module`` with their values in the source framework, in execution order.
 

@@ -104,4 +104,4 @@ def test_a_second_replica_that_computes_something_else_is_found(model: tvm_split
     tampered = replace(bundle, program=replace(bundle.program, stages=tuple(stages)))
     cut = partition(model, for_two_targets)
     with pytest.raises(tvm_split.VerificationError, match=r"\(with stage_1 of machine-c\)"):
-        verify_bundle(model, for_two_targets, tampered, lambda: cut.computations)
+        verify_bundle(model, for_two_targets, tampered, lambda: cut)

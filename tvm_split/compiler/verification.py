@@ -3,11 +3,10 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 import tvm
 from tvm import relax
@@ -19,81 +18,32 @@ from relay_passes.ir import (
     new_function,
     operator_name,
     returned_fields,
-    used_variables,
 )
-from relay_passes.partition import Computation
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.execution.loaded_stage import first_line
 from rpc_runtime.program.program import Program
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.bundle import Bundle, Verified
+from tvm_split.compiler.difference import TOLERANCES, Difference, difference, tolerances_of
+from tvm_split.compiler.partition import Partition
+from tvm_split.compiler.rounding import TIMES_THE_SOURCE, by_regions, has_error_of_source, rounded
 from tvm_split.compiler.stage import StageCompiler
-from tvm_split.compiler.targets import host_target, runs_here
+from tvm_split.compiler.targets import host_target, runs_here, target_text
 from tvm_split.errors import CompileWarning, VerificationError
 from tvm_split.model import Model, Reference
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Precision
 
-TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-"""The largest difference allowed, as a share of the largest magnitude of the reference.
-
-They allow another order of summation through a deep network: hundreds of layers of float32 (24 bits) lose
-about 1e-6 a layer at worst, float16 (11 bits) and bfloat16 (8 bits) correspondingly more.
-"""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The largest absolute difference of two arrays, its limit, and the largest magnitude of the reference."""
-
-    largest: float
-    allowed: float
-    magnitude: float = 0.0
-
-    @property
-    def share(self) -> float:
-        """The difference as a share of the magnitude."""
-        return self.largest / self.magnitude if self.magnitude else self.largest
-
-    @property
-    def is_within(self) -> bool:
-        return self.largest <= self.allowed
-
-
-def difference(
-    actual: np.ndarray, expected: np.ndarray, tolerance: float | None = None, precision: Precision = "float32"
-) -> Difference:
-    """Compare floating-point arrays with a tolerance relative to the largest finite reference value, others exactly.
-
-    ``tolerance`` replaces the dtype's. A coarser ``precision`` of the computation raises the tolerance to its own.
-    Arrays of different shapes or dtypes have an infinite difference.
-    """
-    if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        return Difference(float("inf"), 0.0)
-    if tolerance is None:
-        tolerance = TOLERANCES.get(str(expected.dtype), 0.0)
-    if tolerance and precision != "float32":
-        tolerance = max(tolerance, TOLERANCES[precision])
-    actual_values, expected_values = actual.astype(np.float64), expected.astype(np.float64)
-    equal = (actual_values == expected_values) | (np.isnan(actual_values) & np.isnan(expected_values))
-    if equal.all():
-        return Difference(0.0, 0.0)
-    gap = np.abs(actual_values[~equal] - expected_values[~equal])
-    largest = float("inf") if np.isnan(gap).any() else float(gap.max())
-    finite = expected_values[np.isfinite(expected_values)]
-    magnitude = float(np.abs(finite).max(initial=0.0))
-    return Difference(largest, tolerance * magnitude, magnitude)
-
 
 def verify_bundle(
-    model: Model, plan: Plan, bundle: Bundle, computations: Callable[[], Sequence[Computation]]
+    model: Model, plan: Plan, bundle: Bundle, whole: Callable[[], Partition]
 ) -> tuple[Verified, float | None]:
     """Run the compiled stages in this process and compare their outputs with the source framework.
 
     Stages for targets that this host cannot run (a GPU, another CPU) are compiled again for this host, from their
-    ``computations``, so that at least the import and the passes are checked. Returns how the stages were compared, and
-    the largest difference as a share of the largest magnitude of its output (None if nothing was compared). NaN equals
-    NaN; a `CompileWarning` counts them for each output. Indices that choose elements of equal value pass with one too.
+    partition ``whole``, so that at least the import and the passes are checked. Returns how the stages were compared,
+    and the largest difference as a share of the largest magnitude of its output (None if nothing was compared). NaN
+    equals NaN; a `CompileWarning` counts them for each output. Differences that rounding explains pass with one too.
 
     Raises:
         VerificationError: an output differs by more than its tolerance; names it, the difference and the first layer
@@ -103,25 +53,25 @@ def verify_bundle(
         return Verified.NO, None
     error = 0.0
     inputs, expected = compared
-    tolerances = _tolerances(model)
-    names = [getattr(output, "name", "") for output in returned_fields(main_function(model.module))]
+    tolerances, names = _tolerances(model), _output_names(model.module)
+    comparison = _Comparison(model, model.reference, plan, inputs, whole)
     for program in one_by_one(bundle.program):
         with ScratchFolder("verify") as folder:
-            runnable = _runnable_here(plan, replace(bundle, program=program), computations, folder.path)
+            runnable = _runnable_here(plan, replace(bundle, program=program), whole, folder.path)
             with InProcessRunner(runnable.program, runnable.blob_path) as pipeline:
                 actual = pipeline.run(inputs)
-        for tensor, name, value, reference in zip(model.outputs, names, actual, expected, strict=True):
-            gap = difference(value, reference, tolerances.get(name), plan.precision)
+        for place, (tensor, value, reference) in enumerate(zip(model.outputs, actual, expected, strict=True)):
+            gap = difference(value, reference, tolerances.get(names[place]), plan.precision)
             if gap.is_within:
                 error = max(error, gap.share)
-            elif _is_tie(model, partial(_imported_values, model, inputs), name, value, reference, plan.precision):
-                text = f"output {tensor.name!r} has other indices than the source; they choose elements that are equal"
-                warnings.warn(CompileWarning(f"{text} within the tolerance"), stacklevel=2)
+            elif why := comparison.why_right(place, value, reference):
+                text = f"output {tensor.name!r} differs from the source by {gap.largest:.3g}: {why}"
+                warnings.warn(CompileWarning(text), stacklevel=2)
             else:
                 raise VerificationError(
                     f"the compiled model{_which_replicas(bundle.program, program)} and {model.framework} disagree on "
                     f"output {tensor.name!r} by {gap.largest:.3g} (allowed for {tensor.dtype}: {gap.allowed:.3g}). "
-                    + _where_values_differ(model, model.reference, inputs, plan.precision)
+                    + comparison.where_values_differ()
                 )
     for tensor, reference in zip(model.outputs, expected, strict=True):
         count = np.count_nonzero(np.isnan(reference.astype(np.float64)))
@@ -133,6 +83,10 @@ def verify_bundle(
             )
     foreign = any(not runs_here(plan.machine(stage.machine).target) for stage in bundle.program.stages)
     return (Verified.COMPILED_AGAIN if foreign else Verified.AS_COMPILED), error
+
+
+def _output_names(module: tvm.IRModule) -> list[str]:
+    return [getattr(output, "name", "") for output in returned_fields(main_function(module))]
 
 
 def one_by_one(program: Program) -> tuple[Program, ...]:
@@ -196,13 +150,11 @@ def _compared(model: Model, reference: Reference) -> tuple[tuple[np.ndarray, ...
         return None
 
 
-def _runnable_here(
-    plan: Plan, bundle: Bundle, computations: Callable[[], Sequence[Computation]], folder: Path
-) -> Bundle:
+def _runnable_here(plan: Plan, bundle: Bundle, whole: Callable[[], Partition], folder: Path) -> Bundle:
     if all(runs_here(plan.machine(stage.machine).target) for stage in bundle.program.stages):
         return bundle
     stages = []
-    for stage, part in zip(bundle.program.stages, computations(), strict=True):
+    for stage, part in zip(bundle.program.stages, whole().computations, strict=True):
         machine = plan.machine(stage.machine)
         if not runs_here(machine.target):
             compiler, library = StageCompiler(host_target(machine.threads)), folder / f"{stage.name}.so"
@@ -211,6 +163,63 @@ def _runnable_here(
             stage = replace(stage, device="cpu", library=bundle.blobs.add_file(library), weights=weights)
         stages.append(stage)
     return replace(bundle, program=replace(bundle.program, stages=tuple(stages)))
+
+
+_ROUNDED_OTHERWISE = "values on ties are rounded the other way; each rounding by itself is at most one step apart"
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """A model with inputs for which outputs differ from the source by more than the tolerance."""
+
+    model: Model
+    reference: Reference
+    plan: Plan
+    inputs: Sequence[np.ndarray]
+    whole: Callable[[], Partition]
+
+    def why_right(self, place: int, actual: np.ndarray, expected: np.ndarray) -> str:
+        """The reason why rounding alone explains the difference of an output; empty if nothing shows that."""
+        model, name = self.model, _output_names(self.model.module)[place]
+        imported_values = partial(_imported_values, model, self.inputs)
+        if _is_tie(model, imported_values, name, actual, expected, self.plan.precision):
+            return "its indices choose other elements, which are equal within the tolerance"
+        if self.plan.precision != "float32":
+            return ""
+        if model.tolerance is not None:
+            imported = difference(imported_values()[name], expected, model.tolerance)
+            limit = TIMES_THE_SOURCE * max(imported.largest, imported.allowed)
+            is_like_imported = difference(actual, expected).largest <= limit
+            return _ROUNDED_OTHERWISE if is_like_imported and not self.wrong_region else ""
+        if has_error_of_source(self.reference, place, self.inputs, actual, expected):
+            return "the network is ill-conditioned, and the source's own float32 is as far from float64"
+        return ""
+
+    def where_values_differ(self) -> str:
+        """A sentence about the first layer whose values differ from the source's."""
+        if self.model.tolerance is not None and self.plan.precision == "float32":
+            return self.wrong_region
+        return _where_values_differ(self.model, self.reference, self.inputs, self.plan.precision)
+
+    @cached_property
+    def wrong_region(self) -> str:
+        """A sentence about the first layer of a quantised network whose own integers are wrong; empty if none is."""
+        module = self.whole().model.module
+        outputs, names = _output_names(module), {*rounded(module), *_output_names(module)}
+        known = {name: value for name, value in self.reference.values(self.inputs) if name in names}
+        known |= zip(outputs, self.reference.outputs(self.inputs), strict=True)
+        known |= zip([tensor.name for tensor in self.model.inputs], self.inputs, strict=True)
+        targets = {target_text(machine.target): machine.target for machine in self.plan.machines}
+        for target in [target for target in targets.values() if runs_here(target)] or [host_target(1)]:
+            for name, value in by_regions(module, target, known).items():
+                steps = np.abs(value.astype(np.float64) - known[name]).max(initial=0.0)
+                gap = difference(value, known[name], self.model.tolerance)
+                if steps > 1 if name in rounded(module) else not gap.is_within:
+                    layer = self.model.layers.get(name, name)
+                    return (
+                        f"The first layer with other values is {layer!r}: by {steps:.3g} from the source's own integers"
+                    )
+        return ""
 
 
 def _where_values_differ(model: Model, reference: Reference, inputs: Sequence[np.ndarray], precision: Precision) -> str:
@@ -335,20 +344,3 @@ def _every_value_returned(model: Model) -> tuple[list[str], tvm.IRModule]:
     rewritten = new_function("main", function.params, emit)
     tensors = [name for name, value in values.items() if isinstance(value.ty, relax.TensorType)]
     return tensors, tvm.IRModule({"main": rewritten})
-
-
-def tolerances_of(function: relax.Function) -> dict[str, float]:
-    """Return the tolerance of every floating-point tensor that ``function`` binds, by the name of its variable.
-
-    The coarsest dtype in a value's computation counts: networks of mixed precision convert half precision to float32,
-    but the lost bits do not come back. The dtypes of inputs and weights do not count: both sides have the same values.
-    """
-    rounding: dict[str, float] = {}
-    tolerances: dict[str, float] = {}
-    for binding in bindings_of(function):
-        tolerance = TOLERANCES.get(str(getattr(binding.var.ty, "dtype", "")), 0.0)
-        before = (rounding.get(used.name, 0.0) for used in used_variables(binding.value))
-        rounding[binding.var.name] = max(tolerance, *before, 0.0)
-        if tolerance:
-            tolerances[binding.var.name] = rounding[binding.var.name]
-    return tolerances

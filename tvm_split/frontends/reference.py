@@ -44,6 +44,9 @@ class Arranged:
     def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         return self.reference.outputs(inputs)
 
+    def precise(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        return self.reference.precise(inputs)
+
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
         for variable, value in self.reference.values(inputs):
             yield variable, np.array(value.transpose(self.orders[variable]), order="C")
@@ -63,6 +66,9 @@ class InChildProcess:
 
     def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         return tuple(array for _, array in self._asked("outputs", inputs))
+
+    def precise(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        return tuple(array for _, array in self._asked("precise", inputs))
 
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
         return self._asked("values", inputs)
@@ -189,7 +195,7 @@ def _answer(connection: Connection) -> None:
                 for variable, value in reference.values(inputs):
                     connection.send((variable, value))
             else:
-                for output in reference.outputs(inputs):
+                for output in getattr(reference, method)(inputs):
                     connection.send(("", output))
             connection.send(("", None))
         except (EOFError, OSError):

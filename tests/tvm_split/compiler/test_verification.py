@@ -3,15 +3,17 @@
 import dataclasses
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import tvm
 from hypothesis import given, strategies as st
+from onnx import helper, numpy_helper
 from torch import nn
 
 import tvm_split
 from tvm_split.compiler.bundle import Verified
-from tvm_split.compiler.verification import TOLERANCES, difference, tolerances_of
+from tvm_split.compiler.difference import TOLERANCES, difference, tolerances_of
 from tvm_split.errors import CompileWarning
 
 
@@ -62,6 +64,92 @@ def test_indices_of_nearly_equal_values_are_no_difference_and_no_fault_of_the_im
 def test_equal_values_differ_by_nothing() -> None:
     values = np.array([1.0, np.nan, np.inf, -0.0], np.float32)
     assert difference(values, values.copy()).is_within
+
+
+def quantised_chain(scale: float = 0.3, size: int = 400) -> onnx.ModelProto:
+    """Products of integers whose results all lie on steps or between two: ties that float32's last bit decides.
+
+    Each layer makes several steps of one. The second layer's weights are multiples of ``scale``.
+    """
+    generator = np.random.default_rng(0)
+    scales = {"input": 0.1, "output": 0.06, **{f"weight_{layer}": 0.3 for layer in range(3)}, "weight_1": scale}
+    weights = [numpy_helper.from_array(np.float32(value), name) for name, value in scales.items()]
+    nodes = []
+
+    def add(kind: str, name: str, *inputs: str) -> str:
+        nodes.append(helper.make_node(kind, inputs, [name], name=name))
+        return name
+
+    x = add("DequantizeLinear", "x_float", add("QuantizeLinear", "x_steps", "x", "input", "zero"), "input", "zero")
+    for layer in range(3):
+        values = generator.integers(-1, 2, (size, size)) * (generator.random((size, size)) < 64 / size)
+        weights.append(numpy_helper.from_array(values.astype("int8"), f"w{layer}"))
+        weight = add("DequantizeLinear", f"w{layer}_float", f"w{layer}", f"weight_{layer}", "zero")
+        steps = add("QuantizeLinear", f"steps{layer}", add("MatMul", f"product{layer}", x, weight), "output", "zero")
+        x = add("DequantizeLinear", f"float{layer}", steps, "input", "zero")
+    weights.append(numpy_helper.from_array(np.int8(0), "zero"))
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [8, size]) for name in ("x", x)]
+    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.filterwarnings("ignore::tvm_split.errors.CompileWarning")
+def test_a_quantised_network_may_round_ties_otherwise_but_not_more() -> None:
+    model = tvm_split.load_model(quantised_chain())
+    planned = tvm_split.plan(model, tvm_split.Cluster.in_process(1), estimate=True)
+    assert tvm_split.compile(model, planned).verified is Verified.AS_COMPILED
+    wrong = dataclasses.replace(tvm_split.load_model(quantised_chain(0.35)), reference=model.reference)
+    with pytest.raises(tvm_split.VerificationError, match=r"first layer with other values is 'steps1': by \d\d"):
+        tvm_split.compile(wrong, planned)
+
+
+class IllConditioned(nn.Module):
+    """Subtracts numbers that are nearly equal, so that float32 has few right digits left."""
+
+    def __init__(self, slope: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.slope, self.large = slope, torch.randn(256, 16) * 1e4
+        self.less = self.large - torch.randn(256, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh((x * self.large).sum(1) - (x * self.less).sum(1) * self.slope)
+
+
+@pytest.mark.filterwarnings("ignore::tvm_split.errors.CompileWarning")
+@pytest.mark.parametrize("framework", ["torch", "onnx"])
+def test_an_ill_conditioned_network_may_be_as_far_off_as_its_source(framework: str) -> None:
+    x = torch.randn(4, 256, 1, generator=torch.Generator().manual_seed(1))
+    models = [tvm_split.load_model(IllConditioned(slope).eval(), (x,)) for slope in (1.0, 1.001)]
+    if framework == "onnx":
+        models = [tvm_split.load_model(as_onnx(IllConditioned(slope)), (x.numpy(),)) for slope in (1.0, 1.001)]
+    planned = tvm_split.plan(models[0], tvm_split.Cluster.in_process(1), estimate=True)
+    tvm_split.compile(models[0], planned)
+    wrong = dataclasses.replace(models[1], reference=models[0].reference)
+    with pytest.raises(tvm_split.VerificationError, match=r"disagree on output"):
+        tvm_split.compile(wrong, planned)
+
+
+def as_onnx(network: IllConditioned) -> onnx.ModelProto:
+    weights = {
+        "large": network.large.numpy(),
+        "less": network.less.numpy(),
+        "slope": np.float32(network.slope),
+        "axis": np.int64([1]),
+    }
+    nodes = [
+        helper.make_node("Mul", ["x", "large"], ["a"]),
+        helper.make_node("Mul", ["x", "less"], ["b"]),
+        helper.make_node("ReduceSum", ["a", "axis"], ["p"], keepdims=0),
+        helper.make_node("ReduceSum", ["b", "axis"], ["q"], keepdims=0),
+        helper.make_node("Mul", ["q", "slope"], ["r"]),
+        helper.make_node("Sub", ["p", "r"], ["d"]),
+        helper.make_node("Tanh", ["d"], ["y"]),
+    ]
+    shapes = {"x": [4, 256, 1], "y": [4, 16]}
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    initializers = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    return helper.make_model(helper.make_graph(nodes, "ill", ends[:1], ends[1:], initializers), ir_version=9)
 
 
 def test_outputs_of_nan_pass_with_a_warning_for_each() -> None:

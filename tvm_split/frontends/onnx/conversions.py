@@ -20,7 +20,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import compositions
 from tvm_split.frontends.convert import BRANCH, DYNAMIC, LOOP, RANDOM, Call, Conversion
-from tvm_split.frontends.onnx.graph import OnnxReference
+from tvm_split.frontends.onnx.reference import OnnxReference
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
 
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ def take_weights(model: onnx.ModelProto) -> dict[str, Array]:
     weights = {}
     for tensor in model.graph.initializer:
         if math.prod(tensor.dims) > _LARGEST_IN_SKELETON and numpy_name(tensor.data_type) in _NUMBERS:
-            weights[tensor.name] = _array(tensor)
+            weights[tensor.name] = array_of(tensor)
             empty = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
             empty.data_location = onnx.TensorProto.EXTERNAL
             empty.external_data.add(key="location", value=tensor.name)
@@ -75,7 +75,7 @@ def take_weights(model: onnx.ModelProto) -> dict[str, Array]:
     return weights
 
 
-def _array(tensor: onnx.TensorProto) -> Array:
+def array_of(tensor: onnx.TensorProto) -> Array:
     try:
         return numpy_helper.to_array(tensor)
     except Exception as error:
@@ -93,7 +93,7 @@ def static_graph(
     for sparse in model.graph.sparse_initializer:
         raise ModelImportError(f"weight {sparse.values.name!r} is sparse; only dense weights can be imported")
     rest = (tensor for tensor in model.graph.initializer if tensor.name not in weights)
-    constants = {**weights, **{tensor.name: _array(tensor) for tensor in rest}}
+    constants = {**weights, **{tensor.name: array_of(tensor) for tensor in rest}}
     skeleton = _inlined_without_weights(model)
     outputs = [value.name for value in skeleton.graph.output]
     nodes = list(skeleton.graph.node)
@@ -377,75 +377,3 @@ def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onn
             needed.update(_read_by(node))
             selected.append(node)
     return selected[::-1]
-
-
-_TENSORS_AT_A_TIME = 64
-"""The most intermediate values in one run, so that those of a large network need not fit in memory."""
-
-
-@dataclass(frozen=True)
-class OnnxReference:
-    """Run the original ``model`` (sizes bound); ``variables`` maps tensor names to variables, in execution order.
-
-    ``weights`` are those that `take_weights` moved out of the model.
-    """
-
-    model: onnx.ModelProto
-    input_names: Sequence[str]
-    variables: Mapping[str, str]
-    weights: Mapping[str, Array] = field(default_factory=dict)
-
-    def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        """The model's outputs in the model's order."""
-        return tuple(self._run(self.model, inputs))
-
-    def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
-        """Yield the variable name and the value of every tensor that a node computes, in execution order."""
-        computed = {name for node in self.model.graph.node for name in node.output}
-        tensors = [name for name in self.variables if name in computed]
-        for start in range(0, len(tensors), _TENSORS_AT_A_TIME):
-            names = tensors[start : start + _TENSORS_AT_A_TIME]
-            for name, value in zip(names, self._run(_with_outputs(self.model, names), inputs), strict=True):
-                yield self.variables[name], value
-
-    def _run(self, model: onnx.ModelProto, inputs: Sequence[Array]) -> list[Array]:
-        names = [value.name for value in model.graph.output]
-        feed = dict(zip(self.input_names, inputs, strict=True))
-        try:
-            values = _run_by_onnxruntime(model, self.weights, feed)
-        except Exception:  # it is not installed, or lacks an operator or dtype, which it may notice only at run time
-            values = ReferenceEvaluator(_with_weights(model, self.weights)).run(names, feed)
-        return [np.asarray(value) for value in values]
-
-
-def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    del copy.graph.output[:]
-    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    return copy
-
-
-def _with_weights(model: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for tensor in copy.graph.initializer:
-        if tensor.name in weights:
-            tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
-    return copy
-
-
-def _run_by_onnxruntime(model: onnx.ModelProto, weights: Mapping[str, Array], feed: Mapping[str, Array]) -> list[Any]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    held = {  # without copies, so that they have to live as long as the session
-        name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, kinds[name])
-        for name, array in weights.items()
-    }
-    options.add_external_initializers(list(held), list(held.values()))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run([value.name for value in model.graph.output], feed))

@@ -18,15 +18,9 @@ from tvm_split.frontends.dimensions import bound_inputs, in_order
 from tvm_split.frontends.onnx.annotations import split_from_annotations
 from tvm_split.frontends.onnx.conversions import CONVERSIONS, REFUSED, OnnxCall
 from tvm_split.frontends.onnx.external_data import read_model
-from tvm_split.frontends.onnx.graph import (
-    OnnxGraph,
-    OnnxReference,
-    model_inputs,
-    numpy_name,
-    static_graph,
-    take_weights,
-)
+from tvm_split.frontends.onnx.graph import OnnxGraph, model_inputs, numpy_name, static_graph, take_weights
 from tvm_split.frontends.onnx.microsoft import MICROSOFT
+from tvm_split.frontends.onnx.reference import OnnxReference
 from tvm_split.frontends.reference import InChildProcess
 from tvm_split.model import Model
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from tvm_split.errors import ModelImportError, class_and_first_line
 from tvm_split.frontends.convert import line_of_source
-from tvm_split.frontends.torch.graph import held_tensors, user_inputs
+from tvm_split.frontends.torch.graph import held_tensors, user_inputs, user_outputs
 from tvm_split.frontends.torch.tensors import dtype_name, shown, to_numpy, to_torch
 from tvm_split.units import short_list
 
@@ -197,6 +197,14 @@ class TorchReference:
                 if node in self.variables:
                     yield self.variables[node], to_numpy(value)
 
+    def precise(self, inputs: Sequence[np.ndarray[Any, Any]]) -> tuple[np.ndarray[Any, Any], ...]:
+        """The outputs with float64 instead of float32."""
+        outputs = user_outputs(self.program)
+        with torch.no_grad():
+            results = _results(self.program, [to_torch(array) for array in inputs], _to_double)
+            values = {node: value for node, value in results if node in outputs}
+        return tuple(to_numpy(values[node]) for node in outputs)
+
 
 @contextmanager
 def _exported_path() -> Iterator[None]:
@@ -209,14 +217,29 @@ def _exported_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _results(program: ExportedProgram, inputs: Sequence[torch.Tensor]) -> Iterator[tuple[fx.Node, Any]]:
-    """Yield every call of the graph with its result; results are dropped after their last use."""
-    values: dict[fx.Node, Any] = held_tensors(program) | dict(zip(user_inputs(program), inputs, strict=True))
+def _to_double(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.double() if leaf.dtype is torch.float32 else leaf
+    return torch.float64 if leaf is torch.float32 else leaf
+
+
+def _results(
+    program: ExportedProgram, inputs: Sequence[torch.Tensor], convert: Callable[[Any], Any] = lambda leaf: leaf
+) -> Iterator[tuple[fx.Node, Any]]:
+    """Yield every call of the graph with its result; results are dropped after their last use.
+
+    ``convert`` is applied to all tensors and arguments before.
+    """
+    held = held_tensors(program) | dict(zip(user_inputs(program), inputs, strict=True))
+    values: dict[fx.Node, Any] = {node: convert(value) for node, value in held.items()}
+
+    def argument(leaf: Any) -> Any:
+        return values[leaf] if isinstance(leaf, fx.Node) else convert(leaf)
+
     last_use = {source: node for node in program.graph.nodes for source in node.all_input_nodes}
     for node in program.graph.nodes:
         if node.op == "call_function":
-            arguments = fx.map_arg(node.args, values.__getitem__)
-            keywords = fx.map_arg(node.kwargs, values.__getitem__)
+            arguments, keywords = pytree.tree_map(argument, (tuple(node.args), dict(node.kwargs)))
             values[node] = node.target(*arguments, **keywords)
             yield node, values[node]
             for source in node.all_input_nodes:
