@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.rounding import TIMES_THE_SOURCE, by_regions, has_error_of_source, rounded
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import host_target, runs_here, target_text
+from tvm_split.compiler.unusual import differs, with_unusual_values
 from tvm_split.errors import CompileWarning, VerificationError
 from tvm_split.model import Model, Reference
 from tvm_split.planner.plan import Plan
@@ -55,11 +57,13 @@ def verify_bundle(
     inputs, expected = compared
     tolerances, names = _tolerances(model), _output_names(model.module)
     comparison = _Comparison(model, model.reference, plan, inputs, whole)
+    unusual = _unusual(model, plan, inputs)
     for program in one_by_one(bundle.program):
         with ScratchFolder("verify") as folder:
             runnable = _runnable_here(plan, replace(bundle, program=program), whole, folder.path)
             with InProcessRunner(runnable.program, runnable.blob_path) as pipeline:
                 actual = pipeline.run(inputs)
+                probed = pipeline.run(unusual[0]) if unusual is not None else ()
         for place, (tensor, value, reference) in enumerate(zip(model.outputs, actual, expected, strict=True)):
             gap = difference(value, reference, tolerances.get(names[place]), plan.precision)
             if gap.is_within:
@@ -73,6 +77,8 @@ def verify_bundle(
                     f"output {tensor.name!r} by {gap.largest:.3g} (allowed for {tensor.dtype}: {gap.allowed:.3g}). "
                     + comparison.where_values_differ()
                 )
+        if unusual is not None:
+            _warn_if_unusual_differs(model, unusual, probed)
     for tensor, reference in zip(model.outputs, expected, strict=True):
         count = np.count_nonzero(np.isnan(reference.astype(np.float64)))
         if count:
@@ -83,6 +89,35 @@ def verify_bundle(
             )
     foreign = any(not runs_here(plan.machine(stage.machine).target) for stage in bundle.program.stages)
     return (Verified.COMPILED_AGAIN if foreign else Verified.AS_COMPILED), error
+
+
+_Compared = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]
+"""Inputs and the source's outputs for them."""
+
+
+def _unusual(model: Model, plan: Plan, inputs: Sequence[np.ndarray]) -> _Compared | None:
+    """Return inputs with unusual values, if the network takes any and is in float32 throughout."""
+    unusual = with_unusual_values(inputs)
+    is_float32 = set(_tolerances(model).values()) <= {TOLERANCES["float32"]} and plan.precision == "float32"
+    if model.reference is None or unusual is None or not is_float32:
+        return None
+    try:
+        return unusual, model.reference.outputs(unusual)
+    except Exception:  # the source may reject such values
+        return None
+
+
+def _warn_if_unusual_differs(model: Model, unusual: _Compared, actual: Sequence[np.ndarray]) -> None:
+    """Warn of outputs that differ from the source; it is no error, since networks may amplify such values."""
+    inputs, expected = unusual
+    for place, tensor in enumerate(model.outputs):
+        how = differs(actual[place], expected[place])
+        if how and not has_error_of_source(model.reference, place, inputs, actual[place], expected[place]):
+            text = (
+                f"for inputs with unusual values (zeros, 1e-40, ±30, ±1000) output {tensor.name!r} differs from the "
+                f"source: {how}. If your inputs have such values, give them as example_inputs, which names the layer"
+            )
+            warnings.warn(CompileWarning(text), stacklevel=3)
 
 
 def _output_names(module: tvm.IRModule) -> list[str]:
@@ -136,10 +171,14 @@ def verification_inputs(model: Model, *, makes_integers: bool = False) -> tuple[
     return tuple(inputs)
 
 
-def _compared(model: Model, reference: Reference) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]] | None:
+def _compared(model: Model, reference: Reference) -> _Compared | None:
     """Return inputs for the comparison and the source's outputs for them; None if it rejects generated integers."""
     inputs = verification_inputs(model, makes_integers=True)
     assert inputs is not None  # noqa: S101  (for mypy)
+    if model.example_inputs is None and any(tensor.dtype in ("int8", "uint8") for tensor in model.inputs):
+        wide = tuple(map(_over_the_range, inputs))
+        with suppress(Exception):  # they may be indices
+            return wide, reference.outputs(wide)
     try:
         return inputs, reference.outputs(inputs)
     except Exception as error:  # each framework raises its own
@@ -148,6 +187,15 @@ def _compared(model: Model, reference: Reference) -> tuple[tuple[np.ndarray, ...
         text = f"the source rejects integer inputs of zeros and ones ({first_line(error)}), so nothing is compared"
         warnings.warn(CompileWarning(f"{text}; give example_inputs"), stacklevel=3)
         return None
+
+
+def _over_the_range(array: np.ndarray) -> np.ndarray:
+    """Return an array of 8-bit integers with all of their numbers, ends first; other arrays unchanged."""
+    if array.dtype not in (np.int8, np.uint8):
+        return array
+    numbers = np.random.default_rng(0).permutation(np.arange(256).astype(array.dtype))
+    kinds = np.iinfo(array.dtype)
+    return np.resize(np.array([kinds.min, kinds.max, *numbers], array.dtype), array.shape)
 
 
 def _runnable_here(plan: Plan, bundle: Bundle, whole: Callable[[], Partition], folder: Path) -> Bundle:

@@ -10,6 +10,7 @@ import tvm
 from hypothesis import given, strategies as st
 from onnx import helper, numpy_helper
 from torch import nn
+from torch.nn import functional
 
 import tvm_split
 from tvm_split.compiler.bundle import Verified
@@ -164,6 +165,46 @@ def test_outputs_of_nan_pass_with_a_warning_for_each() -> None:
     assert bundle.verified is Verified.AS_COMPILED
     (warning,) = warned
     assert f"2 of 3 values of output {model.outputs[0].name!r} are NaN" in str(warning.message)
+
+
+class Clamps(nn.Module):
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float().clamp(-self.limit, self.limit)
+
+
+def compiled_as(limit: float, x: torch.Tensor, has_examples: bool = True) -> None:
+    """Compile a network that clamps at ``limit``, against a source that does so at 20."""
+    right, wrong = (tvm_split.load_model(Clamps(value).eval(), (x,)) for value in (20.0, limit))
+    wrong = dataclasses.replace(wrong, reference=right.reference)
+    wrong = wrong if has_examples else dataclasses.replace(wrong, example_inputs=None)
+    tvm_split.compile(wrong, tvm_split.plan(wrong, tvm_split.Cluster.in_process(1), estimate=True))
+
+
+def test_a_difference_at_large_values_is_warned_of() -> None:
+    with pytest.warns(CompileWarning, match=r"unusual values .* output 'output_0' differs from the source: by"):
+        compiled_as(25.0, torch.linspace(-1, 1, 64))
+
+
+def test_8_bit_integers_are_compared_over_their_range() -> None:
+    compiled_as(20.0, torch.zeros(2, 4, dtype=torch.uint8), has_examples=False)
+    with pytest.raises(tvm_split.VerificationError, match="by 5"):
+        compiled_as(25.0, torch.zeros(2, 4, dtype=torch.uint8), has_examples=False)
+
+
+@pytest.mark.filterwarnings("error::tvm_split.errors.CompileWarning")
+def test_right_operators_are_not_warned_of_at_unusual_values() -> None:
+    class Operators(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = functional.softplus(x) + torch.erf(x) + torch.sign(x) + functional.gelu(x)
+            z = torch.logsumexp(x, -1) + (x == 0).sum(-1) + torch.fmod(x, 0.3).sum(-1)
+            return y, z, torch.exp(x), torch.softmax(x, -1), functional.layer_norm(x, (32,)), torch.round(x), 1 / x
+
+    model = tvm_split.load_model(Operators().eval(), (torch.randn(4, 32),))
+    tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.in_process(1), estimate=True))
 
 
 @pytest.mark.parametrize(
