@@ -21,13 +21,13 @@ from tvm_split.units import Shown
 
 
 class Reference(Protocol):
-    """The source framework, which computes the reference values of a model."""
+    """The source framework, which computes the reference values of a model.
+
+    It may also have ``precise``, as ``outputs`` but with float64 instead of float32; it may raise.
+    """
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         """Return the model's outputs for these inputs, computed by the source framework."""
-
-    def precise(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Return the outputs with float64 instead of float32; absent, or raises, if the source cannot do so."""
 
     def values(self, inputs: Sequence[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
         """Yield names of variables in ``Model.module`` with their values in the source framework, in execution order.

@@ -15,7 +15,6 @@ from tvm import relax
 from relay_passes.ir import main_function, new_function, operations_of, returned_fields, substitute
 from tvm_split.compiler.stage import StageCompiler, code_of
 from tvm_split.compiler.targets import tvm_target
-from tvm_split.model import Reference
 
 _ROUNDED = ("int8", "uint8", "int16", "uint16")
 TIMES_THE_SOURCE = 16.0
@@ -25,7 +24,7 @@ _LARGEST_ERROR = 0.1
 
 
 def has_error_of_source(
-    reference: Reference, place: int, inputs: Sequence[np.ndarray], actual: np.ndarray, expected: np.ndarray
+    reference: Any, place: int, inputs: Sequence[np.ndarray], actual: np.ndarray, expected: np.ndarray
 ) -> bool:
     """Whether output ``place`` is as close to float64 as the source's own float32 is, but for a small factor."""
     if expected.dtype != np.float32:

@@ -45,7 +45,8 @@ class Arranged:
         return self.reference.outputs(inputs)
 
     def precise(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        return self.reference.precise(inputs)
+        reference: Any = self.reference  # not every one has this method
+        return tuple(reference.precise(inputs))
 
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
         for variable, value in self.reference.values(inputs):

@@ -77,7 +77,7 @@ def take_weights(model: onnx.ModelProto) -> dict[str, Array]:
 
 def array_of(tensor: onnx.TensorProto) -> Array:
     try:
-        return numpy_helper.to_array(tensor)
+        return np.asarray(numpy_helper.to_array(tensor))
     except Exception as error:
         raise ModelImportError(f"weight {tensor.name!r} is damaged: {last_line(error)}") from error
 
