@@ -43,6 +43,7 @@ TRIAL_START_SECONDS = 10.0
 MEASUREMENT_SECONDS = 10.0
 ANSWER_SECONDS = 5.0
 """Timeout of a worker's first answer: a running worker answers sooner, and a stopped one never."""
+SIGN_OF_LIFE_SECONDS = 1.0
 CALLED_AT_ONCE = 256
 """The number of machines called in parallel, so that hundreds of unreachable ones do not delay the others."""
 
@@ -285,6 +286,8 @@ class WorkerClient:
         return tuple(value_of(LinkStatistics, link) for link in reply.links)
 
     def unload(self, timeout_seconds: float) -> None:
+        """End the deployment; a worker that does not answer at once is frozen, and ends it when it goes on."""
+        self._call(pb.DescribeRequest(), min(timeout_seconds, SIGN_OF_LIFE_SECONDS))
         self._call(pb.UnloadRequest(deployment=self.deployment), timeout_seconds)
 
     def statistics(self, timeout_seconds: float) -> tuple[StageStatistics, ...]:
