@@ -195,7 +195,8 @@ class BlobStore:
                 f"the cache {self.folder} may hold {self._own_limit_bytes} bytes, and {what} needs {needed_bytes}: "
                 "raise its limit (--cache-limit-bytes), or close deployments"
             )
-        text = f"{what} needs {needed_bytes} bytes, and {shutil.disk_usage(self.folder).free} are free"
+        free = f"{shutil.disk_usage(self.folder).free} are free, of which all blobs may take {self.limit_bytes}"
+        text = f"{what} needs {needed_bytes} bytes, and {free}"
         return OSError(errno.ENOSPC, text, str(self.folder))  # which `_explained` converts
 
     def _evict(self, blob: BlobSpec) -> None:

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING
 
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
+from rpc_runtime.errors import RAISE_FILES, InputError, TvmSplitError, WorkerError
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.addresses import Address
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 64, 16_384
+MINIMUM_FILES, MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 128, 64, 16_384
 OWN_FILES = 512
 """File descriptors reserved for blobs, locks and gRPC; a worker without free descriptors cannot work."""
 STOP_SECONDS = 2.0
@@ -62,7 +62,7 @@ FORCED_EXIT_SECONDS = 8.0
 
 
 def serve(config: WorkerConfig, results: IO[str]) -> None:
-    """Run a worker until SIGTERM, SIGINT, or the end of its parent. Call it from the main thread.
+    """Run a worker until SIGTERM, SIGINT, SIGHUP, or the end of its parent. Call it from the main thread.
 
     The ready line, which says where the worker listens, is written to ``results``.
 
@@ -85,7 +85,8 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     signalled, signal_end = os.pipe()
     os.set_blocking(signal_end, False)
     signal.set_wakeup_fd(signal_end, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    hang_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # nohup ignores it
+    for number in (signal.SIGTERM, signal.SIGINT, *hang_up):
         signal.signal(number, lambda *_: None)
 
     def end(failed: threading.ExceptHookArgs) -> None:
@@ -149,12 +150,14 @@ def _prepare_process(config: WorkerConfig) -> None:
 
 
 def _maximum_connections() -> int:
-    """Return the limit of connections: the limit of open files less `OWN_FILES`, within fixed bounds."""
+    """Return the limit of connections: that of open files less `OWN_FILES`. Raises `WorkerError` if it is too low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:  # the soft limit is low only for programs that use select()
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
+    if soft < MINIMUM_FILES:
+        raise WorkerError(f"a worker needs {MINIMUM_FILES} file descriptors, and {soft} are allowed. {RAISE_FILES}")
     return max(MINIMUM_CONNECTIONS, min(soft - OWN_FILES, MAXIMUM_CONNECTIONS))
 
 

@@ -212,13 +212,7 @@ def _key(target: Target) -> tuple[str, ...]:
 def _records(folder: Path) -> Iterator[Record]:
     """Read the records of a folder; skip an unfinished last line."""
     path = folder / RECORDS
-    if not path.exists():
-        return
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise DatabaseError(f"cannot read {path}: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_content(path).splitlines(keepends=True), start=1):
         if line.endswith(b"\n") and line.strip():
             try:
                 yield _RECORD.validate_json(line)
@@ -229,9 +223,19 @@ def _records(folder: Path) -> Iterator[Record]:
                 ) from error
 
 
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        text = f"cannot read {path}: {error.strerror}; make it a file that you can read, or name another folder"
+        raise DatabaseError(text) from error
+
+
 def _finish_last_line(path: Path) -> None:
     """Drop an unfinished last line, whose writer was killed."""
-    content = path.read_bytes() if path.exists() else b""
+    content = _content(path)
     complete = content.rfind(b"\n") + 1
     if complete < len(content):
         logger.warning("%s ended in an unfinished line, which was dropped", path)

@@ -1,6 +1,6 @@
 """The table of all commands, and their common handling of exit codes, errors and signals.
 
-Ctrl-C and SIGTERM end a command within two seconds, with one line of output and exit code 130 or 143.
+Ctrl-C, SIGTERM and SIGHUP end a command within two seconds, with one line of output and exit code 130, 143 or 129.
 
 The main thread may be inside TVM, which may return to Python only after minutes, and turns a KeyboardInterrupt in a
 callback into errors of its own. So nothing is raised there: another thread waits for signals, cleans up the command's
@@ -39,7 +39,7 @@ from tvm_split.cli.options import has_hidden, with_groups
 from tvm_split.display.console import STDOUT, print_error, print_note
 from tvm_split.errors import CacheWarning, CompileWarning, NoPlanError, UntriedVersionWarning
 
-WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 END_SECONDS = 20.0
 """The time limit for cleaning up, longer than it takes; then the process ends with exit code 1."""
 SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
@@ -48,7 +48,7 @@ SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let both signals end the process in this context, unless it was started ignoring them. For the main thread."""
+    """Let these signals end the process in this context, unless it was started ignoring them. For the main thread."""
     wakeup_reader, wakeup_writer = os.pipe()
     os.set_blocking(wakeup_writer, False)
     signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)  # before the handlers, so that no signal is lost

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -128,6 +129,8 @@ for limit in (None, 1 << 40):
     for line in lines:
         assert line.startswith(f"cannot keep blobs in {tmp_path / 'cache'} (")
         assert line.endswith("): make room there")
+    needed, free, limit = re.search(r"needs (\d+) bytes, and (\d+) are free, .* may take (\d+)", lines[0]).groups()
+    assert int(needed) > min(int(free), int(limit))
 
 
 def test_a_blob_that_another_store_uses_stays(tmp_path: Path) -> None:

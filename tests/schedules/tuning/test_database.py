@@ -139,3 +139,16 @@ def test_another_user_who_can_read_the_folder_keeps_no_writer_away(tmp_path):
 
 def test_a_folder_that_does_not_exist_is_empty(tmp_path):
     assert len(TuningDatabase(tmp_path / "none")) == 0
+
+
+@pytest.mark.parametrize("use", [TuningDatabase, DatabaseWriter])
+@pytest.mark.parametrize("place", [RECORDS, ""])
+def test_what_is_no_file_of_records_is_named(tmp_path, use, place):
+    """A folder in place of the file, and a file in place of the folder."""
+    folder = tmp_path / "tuned"
+    if place:
+        (folder / place).mkdir(parents=True)
+    else:
+        folder.write_text("")
+    with pytest.raises(DatabaseError, match=rf"cannot (read|write).* {folder}.*: (Is|Not) a directory|File exists"):
+        use(folder)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, sent to all processes of a long command at once, end it with one line and leave nothing."""
+"""Ctrl-C, SIGTERM and SIGHUP, sent to all processes of a long command, end it with one line and leave nothing."""
 
 import itertools
 import os
@@ -15,7 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, wait_while_running
 
-WORDS = {signal.SIGINT: (130, "interrupted\n"), signal.SIGTERM: (143, "terminated\n")}
+WORDS = {
+    signal.SIGINT: (130, "interrupted\n"),
+    signal.SIGTERM: (143, "terminated\n"),
+    signal.SIGHUP: (129, "hung up\n"),
+}
 NOBODY_READS = """
 import os, signal, threading
 from tvm_split.cli.application import ended_by_signals
