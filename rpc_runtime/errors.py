@@ -4,6 +4,19 @@ They are defined in the lowest package, so that every package can raise them and
 ``tvm_split.TvmSplitError``. Every message names the stage, machine or layer it is about and says what to do.
 """
 
+import errno
+import os
+
+RAISE_FILES = "Raise the limit of open files (ulimit -n) of the process that reports this"
+
+
+def out_of_files(error: object) -> str:
+    """Return an error's text with the remedy, if its reason is that no file descriptor is free; else an empty text."""
+    text = str(error)
+    if os.strerror(errno.EMFILE) not in text:  # which every library quotes
+        return ""
+    return text if RAISE_FILES in text else f"{text}. {RAISE_FILES}"
+
 
 class TvmSplitError(Exception):
     """The base of every error that this project raises on purpose."""

@@ -14,7 +14,7 @@ from typing import Any
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.watch import WorkerWatch
 from rpc_runtime.client.worker_client import ANSWER_SECONDS, Answer, WorkerClient, WorkerDescription, on_every_machine
-from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerUnavailableError, out_of_files
 from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
@@ -128,6 +128,8 @@ class Session(Runner):
             self._links_of_workers = self._connect()
             self._open_links()
         except TvmSplitError as error:
+            if text := out_of_files(error):  # links break then, and workers report only those
+                raise type(error)(text) from error
             raise self._watch.cause_of(error) from error
         self._is_open = True
         self._dispatcher.require_usable()

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
@@ -14,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
 
-from rpc_runtime.errors import BlobError, StageError, WorkerError
+from rpc_runtime.errors import BlobError, StageError, WorkerError, out_of_files
 from rpc_runtime.execution.cuda_runtime import load_cuda
 from rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.program.runner import Bytes
@@ -243,10 +244,10 @@ def load_library(content: Bytes, where: str) -> Any:
         with library_file(content) as descriptor:
             return load(descriptor)
     except Exception as error:
-        raise WorkerError(
-            f"{where}: TVM cannot load the library: {first_line(error)}. Give the machine its right target and compile "
-            "again"
-        ) from error
+        text = f"{where}: TVM cannot load the library: {first_line(error)}"
+        has_files = Path("/proc/self/fd").is_dir()
+        advice = "Give the machine its right target and compile again" if has_files else "Mount /proc on this machine"
+        raise WorkerError(out_of_files(text) or f"{text}. {advice}") from error
 
 
 def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: WeightCache, where: str) -> Tensor:

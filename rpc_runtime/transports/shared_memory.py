@@ -6,6 +6,7 @@ header; the receiver's kernels read the tensor in place. If a process dies, its 
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import hmac
@@ -324,8 +325,10 @@ def received_memory(connection: socket.socket, routes: Sequence[Route]) -> dict[
         ProtocolError: the message is not valid memory for these routes.
         WorkerUnavailableError: the receiver has disconnected.
     """
-    message, descriptors, _, _ = socket.recv_fds(connection, len(MESSAGE) + 1, 2)
+    message, descriptors, flags, _ = socket.recv_fds(connection, len(MESSAGE) + 1, 2)
     try:
+        if flags & socket.MSG_CTRUNC and not descriptors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not message and not descriptors:
             raise WorkerUnavailableError("its other end disconnected before it sent its memory")
         if message != MESSAGE or len(descriptors) != 1:

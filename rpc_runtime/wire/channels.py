@@ -15,6 +15,7 @@ from rpc_runtime.errors import (
     TvmSplitError,
     WorkerError,
     WorkerUnavailableError,
+    out_of_files,
 )
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.framing import MAXIMUM_LETTERS, cleaned
@@ -137,7 +138,8 @@ def error_of(status: Any, endpoint: WorkerEndpoint) -> TvmSplitError:
         advice = f": {_token_advice(endpoint.token)}" * (details == TOKEN_REFUSED)
         return WorkerError(f"{where} refused the call: {details}{advice}")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return WorkerUnavailableError(f"{where} cannot be reached: {details}. Is its worker running?")
+        text = f"{where} cannot be reached: {details}"
+        return WorkerUnavailableError(out_of_files(text) or f"{text}. Is its worker running?")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ProtocolError(f"{where} is no worker of this version: {details}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -157,6 +159,8 @@ def _token_advice(given: str | None) -> str:
 
 def explained(error: WorkerUnavailableError, endpoint: WorkerEndpoint) -> WorkerUnavailableError:
     """Return the error of a failed connection, with the TLS reason if there is one; connects once more to find it."""
+    if out_of_files(error):
+        return error
     from rpc_runtime.wire.certificates import tls_refusal
 
     reason = tls_refusal(endpoint.address, endpoint.tls)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rpc_runtime.client import session
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
@@ -86,6 +88,19 @@ def test_a_hanging_worker_is_named(workers: LocalWorkers, maker: ProgramMaker) -
             pytest.raises(WorkerUnavailableError, match=f"{B}.*silent for 2.5 seconds.*'two'"),
         ):
             list(results)
+
+
+def test_a_worker_that_is_frozen_is_not_waited_for_at_the_end(
+    workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "UNLOAD_SECONDS", 10 * PATIENCE_SECONDS)
+    pipe = open_on(workers, chain(maker), maker)
+    with stopped(workers.process_ids[B]):
+        closing = threading.Thread(target=pipe.close, daemon=True)
+        closing.start()
+        closing.join(PATIENCE_SECONDS)
+        assert not closing.is_alive()
+    assert [deployments_left(workers.endpoints[name]) for name in (A, B, C)] == [(), (), ()]
 
 
 @pytest.mark.parametrize("streaming", [True, False])

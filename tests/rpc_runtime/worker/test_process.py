@@ -72,7 +72,7 @@ def test_a_worker_describes_its_machine(workers: LocalWorkers) -> None:
     assert abs(description.clock_offset_nanoseconds) <= description.round_trip_seconds * 1e9
 
 
-@pytest.mark.parametrize("cause", [signal.SIGTERM, signal.SIGINT, "parent"])
+@pytest.mark.parametrize("cause", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, "parent"])
 def test_it_ends_cleanly(start: Start, cause: int | str) -> None:
     process = start("--exit-with-parent")
     ready(process)
@@ -83,6 +83,22 @@ def test_it_ends_cleanly(start: Start, cause: int | str) -> None:
         process.stdin.close()
         process.stdin = None
     assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_a_worker_under_nohup_stays(start: Start) -> None:
+    process = start("--json", within=("sh", "-c", 'trap "" HUP; exec "$@"', "sh"))
+    address = ready(process)
+    process.send_signal(signal.SIGHUP)
+    assert describe(WorkerEndpoint(A, address), PATIENCE_SECONDS).process_id == process.pid
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_named(start: Start) -> None:
+    process = start("--json", within=("sh", "-c", 'ulimit -n 16; exec "$@"', "sh"))
+    assert process.wait(PATIENCE_SECONDS) == 1
+    assert process.stderr is not None
+    assert re.fullmatch(
+        r"error: a worker needs \d+ .* 16 are allowed. Raise .* \(ulimit -n\).*\n", process.stderr.read()
+    )
 
 
 def test_it_ends_at_once_where_its_parent_gives_it_nothing_to_read(tmp_path: Path) -> None:
