@@ -90,10 +90,8 @@ class Registry(Generic[Kind]):
         """
         try:
             yield
-        except (PluginError, *documented):
-            raise
         except (Exception, SystemExit) as error:
-            if name in self._built_in:
+            if name in self._built_in or isinstance(error, (PluginError, *documented)):
                 raise
             broken = self._broken(self._plugins()[name], f"failed: {error!r}")
             warnings.warn(str(broken), PluginWarning, stacklevel=3)
