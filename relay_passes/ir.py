@@ -113,11 +113,7 @@ def returned_fields(function: relax.Function) -> tuple[relax.Expr, ...]:
 
 def used_variables(expression: relax.Expr) -> tuple[relax.Var, ...]:
     """Return the variables that an expression reads, each once, in the order of their first use."""
-    variables: dict[str, relax.Var] = {}
-    for leaf in leaves_of(expression):
-        if isinstance(leaf, relax.Var):
-            variables.setdefault(leaf.name, leaf)
-    return tuple(variables.values())
+    return tuple(relax.analysis.free_vars(expression))
 
 
 class Builder(relax.BlockBuilder):  # type: ignore[misc]
@@ -189,6 +185,17 @@ def emit_operations(
     for binding in operations:
         name = binding.var.name
         values[name] = builder.emit(substitute(binding.value, values), name_hint=name)
+
+
+def emit_again(
+    builder: relax.BlockBuilder, binding: relax.VarBinding, replacements: Mapping[str, relax.Expr]
+) -> relax.Var:
+    """Emit a binding of the same variable, whose type stays; its operation is built again only for other operands."""
+    used = used_variables(binding.value)
+    if not all(replacements.get(variable.name, variable).same_as(variable) for variable in used):
+        binding = relax.VarBinding(binding.var, substitute(binding.value, replacements))
+    builder.emit_normalized(binding)
+    return binding.var
 
 
 def operator_name(expression: relax.Expr | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -48,6 +49,8 @@ from tvm_split.reached_workers import reached_workers
 from tvm_split.shard_planning.candidates import ShardCandidates
 from tvm_split.shard_planning.choice import Choice, ShardChoice
 
+WHOLE_LAYERS_SHARE = 0.4
+"""Fraction of the time limit for plans of whole layers, if plans with sharded layers are searched in the rest."""
 SplitLike = Mapping[str, Sequence[str]] | Sequence[Sequence[str]] | str
 
 
@@ -256,10 +259,13 @@ class PlanningProblem:
     def best(self) -> Choice:
         """Return the best plan of whole layers; for latency, or if none fits, possibly one with sharded layers."""
         request, refusal, whole = self.request, None, None
+        limit = request.time_limit_seconds
+        deadline = time.monotonic() + limit
         may_shard = request.auto_shards and request.stages is None and len(self.cluster.machines) > 1
         may_shard = may_shard and request.precision == "float32"
         try:
-            solution = with_fewest_machines(self.problem, self._solved())
+            share = WHOLE_LAYERS_SHARE if may_shard and request.objective == "latency" else 1.0
+            solution = with_fewest_machines(self.problem, self._solved(share * limit))
             whole = self._whole(solution, solution.stages)
         except PlanError as error:
             if not may_shard:
@@ -267,7 +273,7 @@ class PlanningProblem:
             refusal = error
         if whole is not None and not (may_shard and request.objective == "latency"):
             return whole
-        return self._shards.better_of(whole, refusal)
+        return self._shards.better_of(whole, refusal, deadline)
 
     def of_stages(self, stages: tuple[Stage, ...]) -> Choice:
         """Return stages by hand with their prediction and the lower bound of the best plan."""
@@ -298,14 +304,14 @@ class PlanningProblem:
                     "the plan cuts through layers that run in one kernel, so what was measured of it says nothing "
                     "about other cuts; make a new plan"
                 )
-            solution = self._solved()
+            solution = self._solved(self.request.time_limit_seconds)
             best, now = self._whole(solution, solution.stages), self._whole(solution, pieces)
             is_possible = keeps_demands(self.problem, pieces, now.prediction)
         change = change_to(best.prediction, now.prediction, self.problem, threshold, keeps_demands=is_possible)
         return best if change.changed else replace(now, stages=current), change
 
-    def _solved(self) -> Solution:
-        return solve_by(self.request.strategy, self.problem, self.request.time_limit_seconds)
+    def _solved(self, time_limit_seconds: float) -> Solution:
+        return solve_by(self.request.strategy, self.problem, time_limit_seconds)
 
     def _whole(self, best: Solution, pieces: Sequence[Stage]) -> Choice:
         """Return stages of pieces with their prediction, compared with the best solution."""

@@ -16,6 +16,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import (
+    emit_again,
     free_name,
     main_function,
     names_of,
@@ -128,8 +129,7 @@ class _Spreading:
             elif name not in self._lazy:
                 if name not in self._places:
                     self._places[name] = self._places[binding.value.args[0].name]
-                value = self._on(binding.value, self._places[name].machines)
-                self._emitted[name] = builder.emit(value, name_hint=name)
+                self._emitted[name] = emit_again(builder, binding, self._read_by(binding.value, self._places[name]))
         return [
             self._read(name, self._keepers[name].machines if name in self._keepers else ()) for name in self._returned
         ]
@@ -148,9 +148,9 @@ class _Spreading:
                     first[machines] = min(first.get(machines, user), user, key=lambda place: place.stage)
         return first_users
 
-    def _on(self, value: relax.Expr, machines: tuple[str, ...]) -> relax.Expr:
-        """Return an operation whose operands are the variables on its machines."""
-        return substitute(value, {read.name: self._read(read.name, machines) for read in used_variables(value)})
+    def _read_by(self, value: relax.Expr, place: Place) -> Mapping[str, relax.Expr]:
+        """Return the variables that an operation reads on its machines, by the names of those that it has read."""
+        return {read.name: self._read(read.name, place.machines) for read in used_variables(value)}
 
     def _read(self, name: str, machines: tuple[str, ...]) -> relax.Expr:
         """Return the variable that ``machines`` read; emit a lazy one on first use."""
@@ -162,7 +162,8 @@ class _Spreading:
             place = self._users[name][machines]
             value = self._range(self._ranges[name], own_name, place) if name in self._ranges else None
             if value is None:
-                value = self._bind(self._on(self._bindings[name].value, machines), own_name, name, place)
+                whole = self._bindings[name].value
+                value = self._bind(substitute(whole, self._read_by(whole, place)), own_name, name, place)
             self._made[key] = value
         return self._made[key]
 

@@ -34,7 +34,7 @@ from tvm import relax
 
 from relay_passes.ir import (
     constant,
-    emit_operations,
+    emit_again,
     free_name,
     is_tensor_constant,
     leaves_of,
@@ -79,9 +79,9 @@ def shard(module: tvm.IRModule, region: Region, *, axis: ShardAxis, exchange: Ex
     values: dict[str, relax.Expr] = {parameter.name: parameter for parameter in contents.function.params}
 
     def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
-        emit_operations(builder, contents.before, values)
+        values.update({binding.var.name: emit_again(builder, binding, values) for binding in contents.before})
         values.update(emitter.emit(builder, {name: values[name] for name in contents.outside}))
-        emit_operations(builder, contents.behind, values)
+        values.update({binding.var.name: emit_again(builder, binding, values) for binding in contents.behind})
         return [substitute(field, values) for field in returned_fields(contents.function)]
 
     sharded = with_main(module, new_function("main", contents.function.params, emit))

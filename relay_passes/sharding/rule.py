@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -77,7 +78,7 @@ class Operation:
     def is_tuple(self) -> bool:
         return isinstance(self.expression.ty, relax.TupleType)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The names of the operands, an empty string for a constant."""
         return [getattr(operand.expression, "name", "") for operand in self.operands]
@@ -90,7 +91,7 @@ class Operation:
             operands=tuple(Operand(old.expression, old.shape, operand_axes or (None,)) for old, operand_axes in pairs),
         )
 
-    @property
+    @cached_property
     def operator(self) -> str:
         return operator_name(self.expression) or type(self.expression).__name__
 

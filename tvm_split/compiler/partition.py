@@ -108,7 +108,8 @@ def stages_of(model: Model, plan: Plan) -> dict[str, int]:
                     "out of one"
                 )
             stage_of_layer[layer] = index
-    unknown = [layer for layer in stage_of_layer if layer not in set(model.layer_names)]
+    known = set(model.layer_names)
+    unknown = [layer for layer in stage_of_layer if layer not in known]
     if unknown:
         raise PlanError(
             f"the plan for model {model.name!r} places layer {unknown[0]!r}, {why_unknown(model.graph, unknown[0])}"

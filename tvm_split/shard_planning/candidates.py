@@ -6,17 +6,18 @@ are measured in their own shapes, unless the cluster is only estimated.
 """
 
 import math
-import time
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 
 from relay_passes.ir import main_function, operations_of, operator_name, shape_of
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.describe import tensors_in
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import partition
-from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.planner.by_hand import named, with_independent_layers
 from tvm_split.planner.evaluate import evaluate, limit_violations, memory_shortage, shares_by_speed
@@ -27,6 +28,7 @@ from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.shard_search import (
+    STAGE_SECONDS,
     Segment,
     ShardOption,
     blocks_of,
@@ -37,17 +39,20 @@ from tvm_split.planner.shard_search import (
 )
 from tvm_split.planner.step_graph import StepGraph
 from tvm_split.progress import StepProgress
+from tvm_split.shard_planning.attempts import Attempts
 from tvm_split.shard_planning.estimates import PartEstimates, profile_parts, transfers_of
 from tvm_split.units import names_of
 
 MOST_BALANCED = 3
 """Most candidates whose shares are balanced."""
-MOST_TRIES = 40
-"""Most failed attempts to find the end of a sharded stage, for one sharding and one set of machines."""
+MOST_TRIES = 20
+"""Most blocks with which no sharded stage can begin, for one sharding and one set of machines."""
 SIZES = (2, 3, 4)
 """Sizes of the sets of machines that shard a stage, in addition to all machines; each set has the fastest ones."""
 BALANCING = 3
 """Most iterations of balancing the shares of a plan."""
+OPTIONS_SHARE = 0.6
+"""Fraction of the time in which options are searched; the rest is for rewriting and balancing whole plans."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,12 @@ class ShardPlan:
     stages: tuple[Stage, ...]
     graph: StepGraph
     evaluation: Evaluation
+
+    @property
+    def handover_seconds(self) -> float:
+        """Seconds to hand over between the steps of the machine that has most, which an evaluation does not count."""
+        steps = Counter(machine for step in self.graph.steps for machine in step.machines)
+        return STAGE_SECONDS * (max(steps.values()) - 1)
 
     @property
     def words(self) -> str:
@@ -94,6 +105,8 @@ class ShardCandidates:
         self._forbidden = {layer: forbidden[piece.name] for piece in profile.pieces for layer in piece.layers}
         self._blocks = blocks_of(model.graph, profile, forbidden)
         self._block_of = {layer: number for number, block in enumerate(self._blocks) for layer in block.layers}
+        self.attempts = Attempts()
+        self._is_late: Callable[[], bool] = self.attempts.is_late
 
     def estimated(self, stages: tuple[Stage, ...]) -> ShardPlan:
         """The estimated plan of these stages; raises a `PlanError` if they cannot be sharded so or lack a link."""
@@ -101,9 +114,16 @@ class ShardCandidates:
         return ShardPlan(stages, graph, evaluate(self._problem, graph))
 
     def timed(
-        self, plans: Sequence[ShardPlan], cluster: Workers, on_progress: StepProgress | None
+        self,
+        plans: Sequence[ShardPlan],
+        cluster: Workers,
+        on_progress: StepProgress | None,
+        attempts: Attempts | None = None,
     ) -> tuple[ShardPlan, ...]:
-        """The same plans with their parts measured in their own shapes; errors as of `profile_parts`."""
+        """The same plans with their parts measured in their own shapes.
+
+        Errors are those of `profile_parts`; with ``attempts``, plans whose parts cannot be built are left out.
+        """
         graphs = profile_parts(
             self._model,
             [self._make_plan(plan.stages) for plan in plans],
@@ -112,14 +132,17 @@ class ShardCandidates:
             database=self._request.database,
             refresh=self._request.refresh,
             on_progress=on_progress,
+            attempts=attempts,
         )
         return tuple(
             ShardPlan(plan.stages, graph, evaluate(self._problem, graph))
             for plan, graph in zip(plans, graphs, strict=True)
+            if graph is not None
         )
 
-    def candidates(self) -> tuple[ShardPlan, ...]:
-        """Plans that satisfy the demands, in ascending order of their estimates."""
+    def candidates(self, deadline: float) -> tuple[ShardPlan, ...]:
+        """Plans that satisfy the demands, in ascending order of their estimates; after the deadline, those so far."""
+        self.attempts = Attempts(deadline)
         groups = self._options()
         # If memory is short, shard every block that can be sharded.
         return self._found_with(groups, all_shared=False) or self._found_with(groups, all_shared=True)
@@ -130,20 +153,23 @@ class ShardCandidates:
             float(sum(tensor.size_bytes for tensor in tensors)) for tensors in (self._model.inputs, self._model.outputs)
         )
         for options in [[option for group in groups for option in group], *groups]:
+            if plans and self.attempts.is_late():
+                break
             segments = cheapest(self._blocks, options, self._links, inputs, outputs, all_shared=all_shared)
             stages = self._stages(segments)
             if not stages or stages in plans:
                 continue
-            try:
-                plans[stages] = self.estimated(stages)
-            except PlanError:
-                continue  # runs of blocks that can be sharded one by one may not be possible together
+            # Runs of blocks that can be sharded one by one may not be possible together.
+            plan = self.attempts.built(stages, partial(self.estimated, stages))
+            if plan is not None:
+                plans[stages] = plan
         best = sorted(plans.values(), key=self._rank)
         balanced = [*map(self._balanced, best[:MOST_BALANCED]), *best[MOST_BALANCED:]]
-        return tuple(sorted(filter(self.keeps_demands, balanced), key=self._value))
+        return tuple(sorted(filter(self.keeps_demands, balanced), key=self.value))
 
-    def _value(self, plan: ShardPlan) -> float:
-        return objective_seconds(self._problem.objective, plan.evaluation)
+    def value(self, plan: ShardPlan) -> float:
+        """The seconds by which plans are compared, hand-overs included."""
+        return objective_seconds(self._problem.objective, plan.evaluation) + plan.handover_seconds
 
     def keeps_demands(self, plan: ShardPlan) -> bool:
         """Whether a plan fits the memory and satisfies pins, numbers of stages and machines, and limits."""
@@ -156,20 +182,16 @@ class ShardCandidates:
         )
 
     def _options(self) -> list[list[ShardOption]]:
-        """Groups of options, one for each sharding and set of machines; after the time limit, only those found so far.
-
-        The search goes on past the limit until it has a first group.
-        """
-        deadline = time.monotonic() + self._request.time_limit_seconds
+        """Groups of options, one for each sharding and set of machines; when their time is over, those found so far."""
         groups: list[list[ShardOption]] = []
-        for machines in self._teams():
+        pairs = [*product(self._teams(), _shardings(self._model))]
+        for place, (machines, sharding) in enumerate(pairs, 1):
             shares = rounded(shares_by_speed([self._seconds[machine] for machine in machines]))
-            for sharding in _shardings(self._model):
-                if groups and time.monotonic() > deadline:
-                    return groups
-                options = list(self._options_of(sharding, machines, shares))
-                if options:
-                    groups.append(options)
+            # Each gets its part of the time, and what earlier ones left of theirs.
+            self._is_late = partial(self.attempts.is_late, OPTIONS_SHARE * place / len(pairs))
+            options = list(self._options_of(sharding, machines, shares))
+            if options:
+                groups.append(options)
         return groups
 
     def _teams(self) -> Iterator[tuple[str, ...]]:
@@ -187,18 +209,25 @@ class ShardCandidates:
     ) -> Iterator[ShardOption]:
         tries = MOST_TRIES
         first, last = 0, len(self._blocks)
-        while first < last and tries:
-            for end in range(last, first, -1):
-                option = ShardOption(sharding, machines, shares, first, {})
-                if not tries or self._looked_ahead(option, end) is None:
-                    tries = max(0, tries - 1)
-                    continue
-                seconds = self._by_end(option, end)
-                if seconds:
-                    yield replace(option, seconds=seconds)
-                first = end - 1
-                break
-            first += 1
+        while first < last and tries and not self._is_late():
+            option = ShardOption(sharding, machines, shares, first, {})
+            end = self._last_end(option)
+            seconds = self._by_end(option, end) if end > first else {}
+            if seconds:
+                yield replace(option, seconds=seconds)
+            tries -= not seconds
+            first = max(first + 1, end)
+
+    def _last_end(self, option: ShardOption) -> int:
+        """The last end of a stage that begins with an option; its beginning if no block can be sharded so.
+
+        A block that cannot be sharded ends all longer stages too, so it is found by halving.
+        """
+        last = len(self._blocks)
+        if self._looked_ahead(option, last) is not None:
+            return last
+        ends = range(option.begin + 1, last)
+        return option.begin + bisect_left(ends, True, key=lambda end: self._looked_ahead(option, end) is None)
 
     def _by_end(self, option: ShardOption, last: int) -> dict[int, Sequence[float]]:
         """The seconds of each block by the end of the stage; they depend on it only for halos that are computed twice.
@@ -212,6 +241,8 @@ class ShardCandidates:
         seconds_by_end: dict[int, Sequence[float]] = {last: whole}
         fused = option.sharding.axis in ("rows", "columns") and option.sharding.exchange == "fused"
         for end in range(option.begin + 1, last):
+            if fused and self._is_late():
+                break
             seconds = self._looked_ahead(option, end) if fused else whole[: end - option.begin]
             if seconds is not None:
                 seconds_by_end[end] = seconds
@@ -229,11 +260,10 @@ class ShardCandidates:
         """The seconds of each block without exchanges, estimated without rewriting; None if they cannot be sharded."""
         if not all(block.seconds.keys() >= {*option.machines} for block in self._blocks[option.begin : end]):
             return None
-        try:
-            layer_seconds = self._estimates.looked_ahead(*self._plan_around(option, end))
-        except PlanError:
-            return None
-        return self._block_seconds(option, end, layer_seconds.items())
+        plan, shared = self._plan_around(option, end)
+        looked_ahead = partial(self._estimates.looked_ahead, plan, shared)
+        layer_seconds = self.attempts.built(plan.stages, looked_ahead, may_refuse=True)
+        return None if layer_seconds is None else self._block_seconds(option, end, layer_seconds.items())
 
     def _block_seconds(
         self, option: ShardOption, end: int, layer_seconds: Iterable[tuple[tuple[str, str], float]]
@@ -248,9 +278,8 @@ class ShardCandidates:
     def _costs(self, option: ShardOption, end: int) -> list[float] | None:
         """The seconds of each block of the rewritten model, exchanges included; None if it cannot be rewritten."""
         plan, shared = self._plan_around(option, end)
-        try:
-            placed = partition(self._model, plan)
-        except PlanError:
+        placed = self.attempts.built(plan.stages, partial(partition, self._model, plan), may_refuse=True)
+        if placed is None:
             return None
         computing = self._block_seconds(
             option,
@@ -285,7 +314,8 @@ class ShardCandidates:
                 sizes[block, level][machine_of[transfer.source], machine_of[taker]] += transfer.bytes
         seconds_of_block: defaultdict[int, float] = defaultdict(float)
         for (block, _), crossing in sizes.items():
-            seconds_of_block[block] += max(self._link_seconds(*ends, size) for ends, size in crossing.items())
+            crossing_seconds = (self._link_seconds(*ends, size) for ends, size in crossing.items())
+            seconds_of_block[block] += STAGE_SECONDS + max(crossing_seconds)
         return seconds_of_block
 
     def _link_seconds(self, source: str, end: str, size: float) -> float:
@@ -317,7 +347,6 @@ class ShardCandidates:
 
         If memory is short, the shares of machines that exceed theirs are reduced in proportion instead.
         """
-        best = plan
         limits = {machine.name: machine.memory_bytes for machine in self._problem.machines}
         for _ in range(BALANCING):
             is_short = memory_shortage(self._problem, plan.evaluation) > 0
@@ -325,18 +354,17 @@ class ShardCandidates:
                 lightened(stage, plan.evaluation, limits) if is_short else rebalanced(stage, plan.graph)
                 for stage in plan.stages
             )
-            if stages == plan.stages:
+            if stages == plan.stages or self.attempts.is_late():
                 break
-            try:
-                plan = self.estimated(stages)
-            except PlanError:
-                break  # a share is too small to shard with
-            if self._rank(plan) < self._rank(best):
-                best = plan
-        return best
+            # A share may be too small to shard with.
+            balanced = self.attempts.built(stages, partial(self.estimated, stages), may_refuse=True)
+            if balanced is None or self._rank(balanced) >= self._rank(plan):
+                break
+            plan = balanced
+        return plan
 
     def _rank(self, plan: ShardPlan) -> tuple[float, float]:
-        return memory_shortage(self._problem, plan.evaluation), self._value(plan)
+        return memory_shortage(self._problem, plan.evaluation), self.value(plan)
 
 
 def _forbidden(problem: Problem) -> dict[str, frozenset[str]]:

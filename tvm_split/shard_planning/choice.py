@@ -1,5 +1,6 @@
 """Choose between the best plan of whole layers and plans with sharded stages, with a lower bound and the reasons."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from tvm_split.planner.problem import Problem, Stage, Timed, gap_of, objective_s
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.search.bounds import division_bound
 from tvm_split.progress import StepProgress
+from tvm_split.shard_planning.attempts import Attempts
 from tvm_split.shard_planning.candidates import ShardCandidates, ShardPlan
 from tvm_split.units import names_of, seconds_text
 
@@ -62,9 +64,10 @@ class ShardChoice:
         """Whether stages, some of them sharded, satisfy the demands, by estimates."""
         return self._candidates.keeps_demands(self._candidates.estimated(stages))
 
-    def better_of(self, whole: Choice | None, refusal: PlanError | None = None) -> Choice:
+    def better_of(self, whole: Choice | None, refusal: PlanError | None, deadline: float) -> Choice:
         """Return the better of ``whole``, the best plan of whole layers, and the best plan found with sharded stages.
 
+        The search ends at the ``deadline``, a time of the monotonic clock.
         ``whole`` is None if there is no plan of whole layers; then ``refusal`` is raised if no other plan is found.
         """
         value = float("inf") if whole is None else self._value(whole.prediction)
@@ -72,15 +75,17 @@ class ShardChoice:
         if whole is not None and bound >= value * (1 - MARGIN):
             return self._of_whole_layers(whole, bound, None)
         self._on_progress("considering splits inside layers", 0, 1)
-        candidates = self._candidates.candidates()
+        candidates = self._candidates.candidates(deadline)
+        if whole is None and not candidates and self._candidates.attempts.was_late:
+            candidates = self._candidates.candidates(math.inf)
         near: Sequence[ShardPlan] = [
-            candidate for candidate in candidates if self._value(candidate.evaluation) <= WORTH_TIMING * value
+            candidate for candidate in candidates if self._candidates.value(candidate) <= WORTH_TIMING * value
         ][:MOST_TIMED]
         if near and self._cluster is not None:
-            near = [*filter(self._candidates.keeps_demands, self._timed(near))]
-        best = min(near, key=lambda plan: self._value(plan.evaluation), default=None)
+            near = [*filter(self._candidates.keeps_demands, self._timed(near, self._candidates.attempts))]
+        best = min(near, key=lambda plan: self._candidates.value(plan), default=None)
         self._on_progress("considering splits inside layers", 1, 1)
-        if best is not None and self._value(best.evaluation) < value * (1 - MARGIN):
+        if best is not None and self._candidates.value(best) < value * (1 - MARGIN):
             return self._chosen(best, self._certificate(best, near, whole, bound))
         if whole is None:
             raise refusal or NoPlanError("no plan was found")
@@ -89,8 +94,10 @@ class ShardChoice:
     def _value(self, timed: Timed) -> float:
         return objective_seconds(self._problem.objective, timed)
 
-    def _timed(self, plans: Sequence[ShardPlan]) -> Sequence[ShardPlan]:
-        return plans if self._cluster is None else self._candidates.timed(plans, self._cluster, self._on_progress)
+    def _timed(self, plans: Sequence[ShardPlan], attempts: Attempts | None = None) -> Sequence[ShardPlan]:
+        if self._cluster is None:
+            return plans
+        return self._candidates.timed(plans, self._cluster, self._on_progress, attempts)
 
     def _chosen(self, plan: ShardPlan, certificate: Certificate) -> Choice:
         predicted = partial(predict, self._problem, plan.graph, certificate, self._profile)
@@ -99,9 +106,9 @@ class ShardChoice:
     def _certificate(
         self, best: ShardPlan, timed: Sequence[ShardPlan], whole: Choice | None, bound: float
     ) -> Certificate:
-        best_text = f"this one {seconds_text(self._value(best.evaluation))}"
+        best_text = f"this one {seconds_text(self._candidates.value(best))}"
         lost = [
-            plan.compared(f"takes {seconds_text(self._value(plan.evaluation))}, {best_text}")
+            plan.compared(f"takes {seconds_text(self._candidates.value(plan))}, {best_text}")
             for plan in timed
             if plan is not best
         ]
@@ -117,7 +124,11 @@ class ShardChoice:
             ]
         how = "estimated" if self._cluster is None else "timed in their own shapes"
         method = f"splits inside layers considered, the best few {how}; the bound is of {DIVIDED}"
-        return Certificate(bound, method, "", tuple(sorted(lost, key=self._value)))
+        return Certificate(bound, self._noted(method), "", tuple(sorted(lost, key=self._value)))
+
+    def _noted(self, method: str) -> str:
+        """The method with what the search for sharded stages left out."""
+        return "; ".join([method, *self._candidates.attempts.notes])
 
     def _of_whole_layers(self, whole: Choice, bound: float, best: ShardPlan | None) -> Choice:
         """Choose the plan of whole layers, and say why no plan with sharded stages is better."""
@@ -126,7 +137,7 @@ class ShardChoice:
         whole_text = f"{'one machine' if count == 1 else f'{count} machines with whole layers'} {seconds_text(value)}"
         alternatives = prediction.alternatives
         if best is not None:
-            best_seconds = self._value(best.evaluation)
+            best_seconds = self._candidates.value(best)
             pays = "no split inside layers pays" if best_seconds >= value else "a split inside layers gains too little"
             reason = f"{pays}: {whole_text}, best split inside layers {seconds_text(best_seconds)} ({best.words})"
             alternatives = (*alternatives, best.compared(f"takes {seconds_text(best_seconds)}"))
@@ -140,7 +151,7 @@ class ShardChoice:
             prediction,
             lower_bound_seconds=lower,
             gap=gap_of(value, lower),
-            method=prediction.method + among,
+            method=self._noted(prediction.method + among),
             why_no_more_machines="; ".join(filter(None, [prediction.why_no_more_machines, reason])),
             alternatives=tuple(sorted(alternatives, key=self._value)),
         )

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tvm import relax, tirx
@@ -16,6 +17,7 @@ from relay_passes.ir import (
     returned_fields,
     used_variables,
 )
+from relay_passes.partition import Computation
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.describe import calls, size_bytes
@@ -25,6 +27,7 @@ from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.model import Model
 from tvm_split.planner.estimate import CORE
 from tvm_split.planner.plan import Plan
+from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import ClusterProfile, PieceTime
 from tvm_split.planner.step_graph import Step, StepGraph, Transfer
 from tvm_split.profiling.kernel_timing import time_kernels
@@ -32,6 +35,7 @@ from tvm_split.profiling.kernels import KernelCall, TargetCode, scheduled_calls,
 from tvm_split.profiling.machine_facts import MachineFacts
 from tvm_split.profiling.machine_times import CallSeconds
 from tvm_split.progress import StepProgress
+from tvm_split.shard_planning.attempts import Attempts
 
 
 @dataclass(frozen=True)
@@ -248,13 +252,19 @@ def profile_parts(
     database: str | Path | None = None,
     refresh: bool = False,
     on_progress: StepProgress | None = None,
-) -> tuple[StepGraph, ...]:
+    attempts: Attempts | None = None,
+) -> tuple[StepGraph | None, ...]:
     """The measured steps of each plan: their kernels are compiled as for a deployment and cached like those of pieces.
 
     Kernels that cannot be measured are estimated, as in a profile. ``estimates`` says which steps run under contention.
-    Other arguments, and errors, are those of `time_kernels`.
+    With ``attempts``, a plan whose parts cannot be built gives None instead of an error. Other arguments, and errors,
+    are those of `time_kernels`.
     """
-    scheduled = [_ScheduledPlan(model, plan, open_database(database)) for plan in plans]
+    makers = [(plan, partial(_ScheduledPlan, model, plan, open_database(database))) for plan in plans]
+    made = [attempts.built(plan.stages, make) if attempts else make() for plan, make in makers]
+    scheduled = [plan for plan in made if plan is not None]
+    if not scheduled:
+        return (None,) * len(plans)
     times = time_kernels(
         f"parts of {model.name}",
         lambda machine: _code(scheduled, machine),
@@ -265,14 +275,15 @@ def profile_parts(
     used = {machine for plan in scheduled for machine in plan.machines()}
     seconds = {time.machine.name: CallSeconds(time) for time in times if time.machine.name in used}
     return tuple(
-        StepGraph(
+        plan
+        and StepGraph(
             tuple(
                 _timed(plan, step, seconds[step.machines[0]], estimates, origin)
                 for step, origin in zip(estimates.steps(plan.placed, plan.plan), plan.placed.origins, strict=True)
             ),
             transfers_of(plan.placed),
         )
-        for plan in scheduled
+        for plan in made
     )
 
 
@@ -281,13 +292,13 @@ _Scheduled = tuple[tuple[KernelCall, ...], Mapping[str, tirx.PrimFunc]]
 
 
 class _ScheduledPlan:
-    """A plan whose stages are partitioned; the kernels of a stage are scheduled for its machine on first use."""
+    """A plan whose stages are partitioned, and their kernels scheduled for their machines."""
 
     def __init__(self, model: Model, plan: Plan, database: schedules.TunedKernels | None) -> None:
         self.plan = plan
         self.placed = partition(model, plan)
         self._database = database
-        self._scheduled: dict[str, _Scheduled] = {}
+        self._scheduled = {placed.name: self._schedule(placed, part) for placed, part in self.placed.parts}
 
     def machines(self) -> Iterable[str]:
         return dict.fromkeys(stage.machine for stage in self.placed.plan.stages)
@@ -296,11 +307,11 @@ class _ScheduledPlan:
         return [self.calls_of(stage.name) for stage in self.placed.plan.stages if stage.machine == machine]
 
     def calls_of(self, stage: str) -> _Scheduled:
-        if stage not in self._scheduled:
-            placed, computation = next(part for part in self.placed.parts if part[0].name == stage)
-            layers, target = computation.layers(self.placed.model.layers), self.plan.machine(placed.machine).target
-            self._scheduled[stage] = scheduled_calls(computation.function, target, layers, self._database)
         return self._scheduled[stage]
+
+    def _schedule(self, placed: Stage, computation: Computation) -> _Scheduled:
+        layers, target = computation.layers(self.placed.model.layers), self.plan.machine(placed.machine).target
+        return scheduled_calls(computation.function, target, layers, self._database)
 
 
 def _code(plans: Sequence[_ScheduledPlan], facts: MachineFacts) -> TargetCode:
