@@ -7,10 +7,9 @@ from typing import TypeVar
 
 from tvm_split.errors import PlanError, last_line
 from tvm_split.planner.problem import Stage
-from tvm_split.units import count_text
 
 MOST_NAMED = 3
-"""Most candidates that are named among those that could not be built."""
+"""Most reasons for which candidates could not be built that are named."""
 
 Built = TypeVar("Built")
 
@@ -23,6 +22,7 @@ class Attempts:
         self.was_late = False
         """Whether `is_late` has ever said so."""
         self._failed: dict[str, str] = {}
+        """The first stages that failed, by the reason."""
 
     def is_late(self, fraction: float = 1.0) -> bool:
         """Whether this fraction of the time is over."""
@@ -40,19 +40,15 @@ class Attempts:
         except Exception as error:
             if not (may_refuse and isinstance(error, PlanError)):
                 kind = "" if isinstance(error, PlanError) else f"{type(error).__name__}: "
-                self._failed.setdefault(_regions(stages), kind + last_line(error))
+                self._failed.setdefault(kind + last_line(error), _regions(stages))
             return None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the reader of a plan."""
-        notes = [f"{regions} could not be built ({why})" for regions, why in self._failed.items()]
-        more = len(notes) - MOST_NAMED
-        return (
-            *["the time limit ended the search of splits inside layers"] * self.was_late,
-            *notes[:MOST_NAMED],
-            *[f"{count_text(more, 'more candidate')} could not be built"] * (more > 0),
-        )
+        notes = [f"{regions} could not be built ({why})" for why, regions in self._failed.items()]
+        late = ["the time limit ended the search of splits inside layers"] * self.was_late
+        return (*late, *notes[:MOST_NAMED])
 
 
 def _regions(stages: Sequence[Stage]) -> str:
