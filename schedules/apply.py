@@ -33,27 +33,32 @@ class TunedKernels(Protocol):
         """Return the function scheduled with the choices tuned for this target, or None if there is no decision."""
 
 
-def apply(module: tvm.IRModule, target: Target, database: TunedKernels | None = None) -> tvm.IRModule:
+def apply(
+    module: tvm.IRModule,
+    target: Target,
+    database: TunedKernels | None = None,
+    on_kernel: Callable[[int, int], None] = lambda done, kernels: None,
+) -> tvm.IRModule:
     """Return the module with every PrimFunc scheduled for ``target`` and marked with `SCHEDULE_ATTRIBUTE`.
 
     If ``database`` has measured a kernel to be faster with other choices, the tuned kernel is used, and the rule's name
-    gets the suffix `TUNED`.
+    gets the suffix `TUNED`. ``on_kernel`` is called with the number of functions done, and of all, before each.
 
     The module must have been through FuseTIR. If a rule fails on a function, the next rule is tried, and the log gets a
     warning. Functions that are already scheduled (``tirx.is_scheduled``) are kept. The input module is not changed.
     """
     rules = (cpu if is_cpu(target) else gpu).rules(target)
     done: dict[StructuralKey, tirx.PrimFunc] = {}
-    functions = {}
-    for variable, function in module.functions_items():
-        if isinstance(function, tirx.PrimFunc) and not function.attrs.get(IS_SCHEDULED, 0):
+    functions = dict(module.functions_items())
+    kernels = [(variable, function) for variable, function in functions.items() if isinstance(function, tirx.PrimFunc)]
+    for number, (variable, function) in enumerate(kernels):
+        on_kernel(number, len(kernels))
+        if not function.attrs.get(IS_SCHEDULED, 0):
             workload = StructuralKey(without_symbol(function))
             if workload not in done:
                 default = without_pragma_scope(_schedule(workload.key, rules, variable.name_hint))
                 done[workload] = default if database is None else _tuned(workload.key, default, target, database)
             functions[variable] = _keep_symbol(done[workload], function)
-        else:
-            functions[variable] = function
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 

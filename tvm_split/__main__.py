@@ -1,12 +1,14 @@
 """The command line: ``tvm-split`` and ``python -m tvm_split``."""
 
+import os
 import signal
 
 
 def main() -> None:
     """Run the command of this process's arguments and end the process."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the process without a traceback
+        # Ctrl-C during the imports ends the process without a traceback, and with the exit code of later.
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
     from tvm_split.cli.application import run_application
 
     run_application()

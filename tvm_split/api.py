@@ -63,8 +63,11 @@ def compile_and_deploy(
         example_inputs, cluster = None, example_inputs
     cluster = Cluster.local() if cluster is None else as_cluster(cluster)
     request = request_for(cluster, request, fields, split=split, stages=stages, objective=objective)
-    with contextlib.ExitStack() as undo, contextlib.ExitStack() as bars:
-        bars.enter_context(_rare_garbage_collection())
+    with (
+        contextlib.ExitStack() as undo,
+        _rare_garbage_collection(),
+        contextlib.nullcontext(on_progress) if on_progress else step_progress("from network to pipeline") as report,
+    ):
         workers = undo.enter_context(cluster.start())
         described = reached_workers(cluster, request, deploys=True)
         with ThreadPoolExecutor(1) as pool:  # workers start while the frontend is imported
@@ -72,14 +75,14 @@ def compile_and_deploy(
             model = load_model(source, example_inputs, batch=batch)
         if starting is not None:
             starting.result()
-        report = on_progress or bars.enter_context(step_progress("planning"))
         planned = plan(model, workers, request=request, described=described, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:
             warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=3)
         bundle = compile(model, planned, verify=verify, database=request.database, on_progress=report)
         undo.pop_all()
-    return deploy_on(workers, bundle, timeout_seconds, in_flight=in_flight)
+        with step_progress("deploying"):
+            return deploy_on(workers, bundle, timeout_seconds, in_flight=in_flight)
 
 
 @contextlib.contextmanager

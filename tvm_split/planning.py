@@ -113,7 +113,7 @@ def plan(
             if on_problem is not None:
                 on_problem(planning.problem)
             if on_progress is not None:
-                on_progress("searching for the best plan", 1, 1)
+                on_progress("searching for the best plan", 0, 1)
             choice, origin = planning.best(), planning.origin
         elif request.is_by_hand and (request.predict or request.profile is not None):
             planning = build_planning_problem(model, workers, request.searched(stages=None), on_progress, described)

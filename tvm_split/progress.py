@@ -1,6 +1,6 @@
 """Progress in steps, shown on stderr: a bar on a terminal, elsewhere a line every ten seconds.
 
-The variable TVM_SPLIT_PROGRESS=0 turns both off.
+The variable TVM_SPLIT_PROGRESS=0 turns both off. An operation within another one is shown in its place.
 """
 
 import functools
@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 from rich.console import Console
@@ -71,17 +72,56 @@ def says_progress(what: str) -> Callable[[Callable[Arguments, Result]], Callable
     return shown
 
 
+class _Shown:
+    """The task of a `Progress` that shows the steps of an operation."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+
+    def begin(self, what: str) -> None:
+        """Show an operation, in place of the one before, whose steps are not known yet."""
+        for task in self._bars.task_ids:
+            self._bars.remove_task(task)
+        self._task = self._bars.add_task(what, total=None)
+        self._step: tuple[str, int, int | None] = what, 0, None
+
+    def step(self, what: str, done: int, steps: int) -> None:
+        self._step = what, done, steps
+        if done % max(1, steps // MOST_DRAWN) == 0:  # limit the cost of drawing short steps
+            self._bars.update(self._task, description=what, completed=done, total=steps)
+
+    def part(self, what: str, share: float) -> None:
+        step, done, steps = self._step
+        self._bars.update(self._task, description=f"{step}: {what}", completed=done + share, total=steps)
+
+
+_SHOWN: ContextVar[_Shown | None] = ContextVar("_SHOWN", default=None)
+"""Where this thread's operation shows its steps."""
+
+
+def show_part(what: str, done: int = 0, parts: int = 1) -> None:
+    """Show a part of the current step, and how many parts are done, if this thread's operation shows its steps."""
+    shown = _SHOWN.get()
+    if shown is not None:
+        shown.part(what, done / parts)
+
+
 @contextmanager
 def step_progress(what: str) -> Iterator[StepProgress]:
     """Show counted steps; yields a function to call with the current step, the steps done and all steps."""
+    outer = _SHOWN.get()
+    if outer is not None:
+        outer.begin(what)
+        yield outer.step
+        return
     with progress_bars(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()) as bars:
-        task = bars.add_task(what, total=None)
-
-        def report(description: str, done: int, steps: int) -> None:
-            if done % max(1, steps // MOST_DRAWN) == 0:  # limit the cost of drawing short steps
-                bars.update(task, description=description, completed=done, total=steps)
-
-        yield report
+        shown = _Shown(bars)
+        shown.begin(what)
+        token = _SHOWN.set(shown)
+        try:
+            yield shown.step
+        finally:
+            _SHOWN.reset(token)
 
 
 @contextmanager
@@ -108,8 +148,7 @@ def progress_bars(*columns: ProgressColumn) -> Iterator[Progress]:
 def _say_lines(bars: Progress, ended: threading.Event) -> None:
     begun = time.monotonic()
     while not ended.wait(SECONDS_BETWEEN_LINES):
-        for task in bars.tasks:
-            if not task.finished:
-                share = "" if task.total is None else f" ({task.completed / max(task.total, 1):.0%} done)"
-                line = f"{task.description}{share}, {time.monotonic() - begun:.0f} s"
-                STDERR.print(line, markup=False, highlight=False, soft_wrap=True)
+        for task in [task for task in bars.tasks if not task.finished] or bars.tasks[-1:]:
+            share = "" if task.total is None else f" ({task.completed / max(task.total, 1):.0%} done)"
+            line = f"{task.description}{share}, {time.monotonic() - begun:.0f} s"
+            STDERR.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,12 +1,20 @@
 """Long operations report their progress also without a terminal, unless that is disabled."""
 
+import re
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+import tvm_split
+from relay_passes.ir import main_function
 from tests.helpers.waiting import eventually
+from tests.models.small_onnx_model import small_model
 from tvm_split import progress
+from tvm_split.compiler.stage import StageCompiler
+from tvm_split.compiler.targets import host_target
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +41,74 @@ def test_lines_where_there_is_no_terminal(capsys):
     capsys.readouterr()
     time.sleep(0.1)
     assert capsys.readouterr().err == ""
+
+
+def line_during(capsys, operation):
+    """Return a line that is written while an operation waits for it; the first may be about what was before."""
+    lines = []
+
+    def wait():
+        capsys.readouterr()
+        eventually(lambda: lines.extend(capsys.readouterr().err.splitlines()) or len(lines) > 1, "lines are written")
+
+    operation(wait)
+    return lines[-1]
+
+
+def test_a_part_of_a_step_says_how_far_it_is(capsys):
+    def works(wait):
+        with progress.step_progress("working") as report:
+            report("compiling", 1, 4)
+            progress.show_part("3 of 6 kernels built", 3, 6)
+            wait()
+
+    assert line_during(capsys, works).startswith("compiling: 3 of 6 kernels built (38% done), ")
+
+
+def test_an_operation_within_another_is_shown_in_its_place(capsys):
+    def works(wait):
+        with progress.step_progress("outer") as report:
+            report("compiling", 4, 4)
+            with progress.step_progress("importing"):
+                wait()
+
+    assert line_during(capsys, works).startswith("importing, ")
+
+
+def test_steps_that_are_done_are_still_shown(capsys):
+    """What follows them may take long, too."""
+
+    def works(wait):
+        with progress.step_progress("working") as report:
+            report("searching", 1, 1)
+            wait()
+
+    assert line_during(capsys, works).startswith("searching (100% done), ")
+
+
+def test_an_import_is_shown(capsys):
+    def imports(wait):
+        def network(x):
+            wait()
+            return x + 1
+
+        tvm_split.load_model(network, (torch.zeros(2),))
+
+    assert line_during(capsys, imports).startswith("importing function, ")
+
+
+def test_kernels_that_are_done_are_counted(capsys):
+    """The tuned kernels are asked for one after another."""
+
+    network = main_function(tvm_split.load_model(small_model().SerializeToString()).module)
+
+    def compiles(wait):
+        target = host_target(1)
+        tuned = SimpleNamespace(kernel=lambda function, target: wait())
+        with progress.step_progress("compiling"):
+            StageCompiler(target, tuned).lower(network.with_attr("global_symbol", "main"))
+
+    assert re.match(r"compiling: \d of \d kernels scheduled, ", line_during(capsys, compiles))
 
 
 def test_it_can_be_turned_off(capsys, monkeypatch):

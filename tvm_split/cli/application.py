@@ -9,6 +9,7 @@ temporary files and processes, and ends the process. A command that handles a si
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import functools
 import gc
@@ -296,10 +297,32 @@ def run_application() -> None:
     sys.stdout = STDOUT.file = take_stdout()
     gc.set_threshold(50_000)  # instead of 700: most new objects belong to loaded modules, and are never garbage
     with ended_by_signals():
+        _end_at_once(_exit_code(for_libraries))
+
+
+def _exit_code(for_libraries: IO[str]) -> int:
+    """Run the command; return its exit code once its output is written."""
+    try:
         try:
             app(obj=for_libraries)
         finally:
             _flush(STDOUT.file)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        return FAILED
+    return 0
+
+
+def _end_at_once(code: int) -> None:
+    """End the process without freeing what TVM and torch hold, which takes seconds after the last output."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, also by the parent process
+            stream.flush()
+    _leave_the_end_to_signals()
+    os._exit(code)
 
 
 @functools.cache

@@ -113,7 +113,7 @@ def run(
     bundle, cluster, batches = running.prepared(source, shapes, request, machines, 1)
     with running.deploy(bundle, cluster, running.in_flight)[0] as deployment:
         results, seconds = _stream(deployment, batches, repeat, keep=output is not None)
-        statistics = deployment.stats()
+        statistics, limit = deployment.stats(), deployment.report().measured_limiting
     written = None if output is None else {"path": str(output), "shapes": save_outputs(output, results)}
     count = batches.count * repeat
     if json:
@@ -126,6 +126,7 @@ def run(
                 "micro_batches_per_second": count / seconds,
                 "blob_bytes_sent": statistics.blob_bytes_sent,
                 "weight_bytes": dict(statistics.weight_bytes),
+                "limited_by": limit,
                 "stages": [dataclasses.asdict(stage) for stage in statistics.stages],
                 "output": written,
             }
@@ -135,7 +136,8 @@ def run(
 
         title = count_text(count, "micro-batch")
         rate = f"{title} in {seconds:.3f} s: {count / seconds:.1f} a second"
-        print_parts([statistics_table(statistics.stages, f"{bundle.model}: {title}"), rate])
+        limited = [f"Limited by {limit}"] if limit else []
+        print_parts([statistics_table(statistics.stages, f"{bundle.model}: {title}"), rate, *limited])
     if output is not None:
         print_note(f"outputs written to {output}")
 

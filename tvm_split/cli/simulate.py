@@ -162,7 +162,8 @@ def solve(
     """
     read = read_problem_file(problem)
     try:
-        solution = tvm_split.solve(read, time_limit_seconds=time_limit)
+        with step_progress("searching for the best plan"):
+            solution = tvm_split.solve(read, time_limit_seconds=time_limit)
     except PlanError as error:
         raise type(error)(f"{problem}: {error}") from error
     if json:

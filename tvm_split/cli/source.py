@@ -24,6 +24,7 @@ from tvm_split.display.console import print_note
 from tvm_split.errors import ClusterError, ModelImportError, NoExamplesError, OpenAxesError
 from tvm_split.frontends import file_suffixes, is_network
 from tvm_split.planner.request import PlanRequest
+from tvm_split.progress import step_progress
 from tvm_split.reached_workers import reached_workers, require_answers
 from tvm_split.units import count_text
 
@@ -116,8 +117,9 @@ class MachineOptions:
             ClusterError: as `machines`.
             WorkerUnavailableError: a needed worker cannot be reached.
         """
-        cluster = self.machines()
-        return AskedMachines(cluster, reached_workers(cluster, request, deploys=deploys))
+        with step_progress("asking the machines"):
+            cluster = self.machines()
+            return AskedMachines(cluster, reached_workers(cluster, request, deploys=deploys))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,11 +220,12 @@ def bundle_on_machines(
         if not (old and separator and new):
             raise WrongUseError(f"{old + separator + new!r} is not OLD=NEW", "--rename")
     names = {old: new for old, _, new in pairs}
-    elsewhere = machines.machines() if machines.is_elsewhere else None
-    if elsewhere is not None:
-        require_answers(elsewhere, {names.get(name, name) for name in _machines_of(folder)})
-    load_tvm()
-    bundle = tvm_split.Bundle.load(folder)
+    with step_progress(f"reading {folder}"):
+        elsewhere = machines.machines() if machines.is_elsewhere else None
+        if elsewhere is not None:
+            require_answers(elsewhere, {names.get(name, name) for name in _machines_of(folder)})
+        load_tvm()
+        bundle = tvm_split.Bundle.load(folder)
     bundle = bundle.renamed(names) if names else bundle
     return bundle, elsewhere or _cluster_here(bundle, machines)
 

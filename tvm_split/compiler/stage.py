@@ -29,10 +29,13 @@ from tvm_split.compiler.cuda_code import machine_code
 from tvm_split.compiler.describe import calls, size_bytes, tensors_in
 from tvm_split.compiler.targets import cpu_part, tvm_target
 from tvm_split.errors import CompileError, last_line
-from tvm_split.units import bytes_text
+from tvm_split.progress import show_part
+from tvm_split.units import bytes_text, count_text
 
 LARGEST_OBJECT_BYTES = 64 * 1024 * 1024
 """Several times the largest object file of a stage; weights are not in it."""
+BUILT_TOGETHER = 8
+"""Kernels in a module; 63 kernels take 1.1 times as long to build one by one as all together."""
 
 
 class StageCompiler:
@@ -49,7 +52,7 @@ class StageCompiler:
         self._phases = stage_phases(
             schedules.layout_passes(built_for),
             schedules.legalizations(built_for),
-            lambda module: schedules.apply(module, built_for, database),
+            lambda module: schedules.apply(module, built_for, database, _show_scheduled),
         )
 
     def lower(self, function: relax.Function, *, until: str = "schedule") -> dict[str, tvm.IRModule]:
@@ -75,6 +78,7 @@ class StageCompiler:
         """
         with self._compiling(name):
             lifted, weights = lift_weights(scheduled)
+            show_part(f"building {count_text(len(lifted.get_global_vars()) - 1, 'kernel')}", 1, 2)
             self._export(code_of(lifted, self._built_for), library, name)
         return weights
 
@@ -82,7 +86,23 @@ class StageCompiler:
         """Compile scheduled kernels into a library that exports each under its key; ``name`` is for errors."""
         named = {symbol: function.with_attr("global_symbol", symbol) for symbol, function in functions.items()}
         with self._compiling(name):
-            self._export(tvm.tirx.build(tvm.IRModule(named), self._built_for), library, name)
+            modules = self._built(named)
+            for module in modules[1:]:
+                modules[0].import_module(module)
+            self._export(modules[0], library, name, len(modules))
+
+    def _built(self, functions: Mapping[str, tirx.PrimFunc]) -> list[Any]:
+        """Return modules of kernels, of a few each, which takes no longer than one and shows how far it is.
+
+        GPU kernels are one module, as their library has one file of device code.
+        """
+        symbols, modules = list(functions), []
+        size = BUILT_TOGETHER if self._built_for.kind.name == "llvm" else len(symbols)
+        for first in range(0, len(symbols), size):
+            show_part(f"{first} of {len(symbols)} kernels built", len(symbols) + first, 2 * len(symbols))
+            group = {symbol: functions[symbol] for symbol in symbols[first : first + size]}
+            modules.append(tvm.tirx.build(tvm.IRModule(group), self._built_for))
+        return modules
 
     @contextmanager
     def _compiling(self, name: str) -> Iterator[None]:
@@ -95,8 +115,11 @@ class StageCompiler:
         except Exception as error:
             raise CompileError(f"{name} cannot be compiled for {dict(self._target)}: {last_line(error)}") from error
 
-    def _export(self, module: Any, library: Path, name: str) -> None:
-        """Link a library. Temporary files lie in its folder, so they are removed with it even after a crash."""
+    def _export(self, module: Any, library: Path, name: str, modules: int = 1) -> None:
+        """Link a library. Temporary files lie in its folder, so they are removed with it even after a crash.
+
+        ``modules`` is the number of modules of machine code.
+        """
         command = link_command(self._target, name) or [get_cc()]
 
         def link(output: str, objects: Sequence[str], options: Sequence[str] = ()) -> None:
@@ -107,8 +130,13 @@ class StageCompiler:
                 raise CompileError(f"linking {name} in {library.parent} with {command[0]} failed: {reason}")
 
         _require_large_files(name)
-        with _objects_in_memory(library.parent) as objects:
+        with _objects_in_memory(library.parent, modules) as objects:
             module.export_library(str(library), fcompile=link, workspace_dir=objects)
+
+
+def _show_scheduled(done: int, kernels: int) -> None:
+    # Building, which TVM does without calling back, takes the other half of the time.
+    show_part(f"{done} of {kernels} kernels scheduled", done, 2 * kernels)
 
 
 def _require_large_files(name: str) -> None:
@@ -122,10 +150,10 @@ def _require_large_files(name: str) -> None:
 
 
 @contextmanager
-def _objects_in_memory(parent: Path) -> Iterator[str]:
+def _objects_in_memory(parent: Path, modules: int) -> Iterator[str]:
     """Yield a folder in which TVM's object files are links to memory: LLVM ends the process if a disk is full."""
     with tempfile.TemporaryDirectory(dir=parent) as folder, ExitStack() as files:
-        for name in ("lib0.o", "devc.o"):
+        for name in (*(f"lib{number}.o" for number in range(modules)), "devc.o"):
             descriptor = os.memfd_create(name)
             files.callback(os.close, descriptor)
             (Path(folder) / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")

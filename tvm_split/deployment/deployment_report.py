@@ -22,7 +22,14 @@ from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program, StageSpec
 from rpc_runtime.program.turns import Recurrence
 from rpc_runtime.transports.transport import uses_codecs
-from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport, advice_for, changed_links
+from tvm_split.deployment.report_values import (
+    Comparison,
+    LinkReport,
+    MachineReport,
+    advice_for,
+    changed_links,
+    limit_of,
+)
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan
@@ -44,6 +51,7 @@ class DeploymentReport(Shown):
     ``period`` is the time between two results of a stream once the pipeline is full (throughput is its inverse),
     ``latency`` is the time of a single run. ``runs`` and ``streamed`` count the single runs and the results of streams
     that were measured. ``limiting`` is the predicted bottleneck, which sets the period; empty without a prediction.
+    ``measured_limiting`` is the measured one; empty without a stream.
     ``profiled_at`` and ``corrections`` are those of the prediction, for planning again. In JSON the names of values in
     seconds end in ``_seconds``.
     """
@@ -60,6 +68,7 @@ class DeploymentReport(Shown):
     advice: tuple[str, ...]
     profiled_at: float | None = None
     corrections: Corrections = field(default_factory=Corrections)
+    measured_limiting: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The report as values for JSON; each comparison also has its ratio, measured by predicted."""
@@ -112,6 +121,7 @@ def report_of(
         advice=advice_for(period, latency, machines, links, estimated) if prediction else (),
         profiled_at=prediction.profiled_at if prediction else None,
         corrections=prediction.corrections if prediction else Corrections(),
+        measured_limiting=limit_of(period, machines, links),
     )
 
 

@@ -1,7 +1,8 @@
 """The values of a deployment report: predicted and measured numbers of machines and links, and advice to the user."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import Field, computed_field
@@ -19,6 +20,7 @@ SMALLEST_SHARE_OF_PERIOD = 0.25
 """Least share of the period of a transfer that says something about the link, for the same reason."""
 PLAN_ANEW = "plan with new measurements: `tvm-split plan MODEL --cluster FILE --refresh`"
 IMPROVE = "or by what was measured here: `tvm-split replan MODEL --cluster FILE --plan PLAN --measured REPORT`"
+OUTSIDE = "the inputs, what takes the results, the waking of threads, or other programs"
 WIDEST_RANGE = 3.0
 """Largest ratio of the ends of a predicted range for which a measurement within the range confirms it."""
 
@@ -131,9 +133,25 @@ def advice_for(
             for activity, peers, seconds in _sums_of_links(machines, links)
             if _is_changed(seconds, period, latency)
         )
-    if parts:
-        return (*parts, f"{PLAN_ANEW}, {IMPROVE}")
-    return tuple(_of_the_whole(period, latency))
+    whole = _of_the_whole(period, latency, machines, links)
+    return (*parts, *whole, f"{PLAN_ANEW}, {IMPROVE}") if parts else tuple(whole)
+
+
+def limit_of(period: Comparison, machines: Sequence[MachineReport], links: Sequence[LinkReport]) -> str:
+    """Return what the measured stream waits for: a machine or link, and its seconds; empty without a stream."""
+    busy = [(machine.compute.measured or 0.0, f"compute of {machine.machine}") for machine in machines]
+    busy += (
+        (seconds.measured or 0.0, f"{activity} {names_of(peers)}")
+        for activity, peers, seconds in _sums_of_links(machines, links)
+        if is_long_enough(seconds, period.measured or 0.0)
+    )
+    longest, what = max(busy, default=(0.0, ""), key=lambda part: part[0])
+    if not longest or not period.measured:
+        return ""
+    share = f"{seconds_text(longest)} of the {seconds_text(period.measured)} between two results"
+    if longest >= (1 - RELEVANT_DIFFERENCE) * period.measured:
+        return f"{what}, which takes {share}"
+    return f"no single part: {what}, the longest, takes {share}; the rest goes to {OUTSIDE}"
 
 
 def changed_links(period: Comparison, latency: Comparison, links: Sequence[LinkReport]) -> list[LinkReport]:
@@ -194,21 +212,37 @@ def _of_wire(what: str, seconds: Comparison) -> str:
     return f"{what} takes {_both(seconds)}: {why}. Probe it again"
 
 
-def _of_the_whole(period: Comparison, latency: Comparison) -> Iterator[str]:
+def _of_the_whole(
+    period: Comparison, latency: Comparison, machines: Sequence[MachineReport], links: Sequence[LinkReport]
+) -> list[str]:
+    sentences = []
     if differs(period, 0.0):
-        text = f"a result came every {_both(period)}"
+        limit, why = limit_of(period, machines, links), f"the plan's measurements are old; {PLAN_ANEW}"
         if period.difference > 0:
-            yield (
-                f"{text}, though no machine and no link is known to be slower: the inputs, or what takes the results, "
-                "may be slower than the pipeline, or the machines share cores with other programs"
-            )
-        else:
-            yield f"{text}: the plan's measurements are old; {PLAN_ANEW}"
+            why = f"it is limited by {limit or OUTSIDE}"
+        sentences.append(f"a result came every {_both(period)}: {why}")
     if differs(latency, 0.0):
-        yield (
-            f"a single run takes {_both(latency)}, though no machine and no link is known to differ from its "
-            f"prediction: the links' latency may have changed; {PLAN_ANEW}"
+        sentences.append(f"a single run takes {_both(latency)}: {_why_alone(latency, machines, links)}")
+    return sentences
+
+
+def _why_alone(latency: Comparison, machines: Sequence[MachineReport], links: Sequence[LinkReport]) -> str:
+    """Return the likely reason for a single run's time, from what machines and links took."""
+    in_stream = sum(machine.compute.measured or 0.0 for machine in machines)
+    if (latency.measured or 0.0) < in_stream <= (latency.predicted or 0.0):
+        return (
+            f"alone, the machines compute faster than in a stream, where they take {seconds_text(in_stream)} together"
         )
+    sign = math.copysign(1.0, latency.difference)
+    changes = [
+        (sign * sum(machine.compute.difference for machine in machines), "computing takes"),
+        # The prediction for a single transfer, with its latency, is the upper end of the range.
+        (sign * sum(replace(link.seconds, predicted_least=None).difference for link in links), "the links take"),
+    ]
+    change, what = max(changes)
+    if change > NEGLIGIBLE * (latency.measured or 0.0):
+        return f"{what} {seconds_text(change)} {'longer' if sign > 0 else 'less'} than predicted"
+    return f"no machine is known to differ from its prediction, so the links' latency may have changed; {PLAN_ANEW}"
 
 
 def _both(comparison: Comparison) -> str:

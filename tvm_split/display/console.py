@@ -49,6 +49,7 @@ def print_note(text: str) -> None:
 def transfer_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function that updates a machine's progress bar: its name, the bytes sent so far, the bytes in total."""
     with progress_bars(BarColumn(), DownloadColumn(), TransferSpeedColumn()) as bars:
+        bars.add_task("deploying", total=None)
         tasks: dict[str, Any] = {}
 
         def report(machine: str, sent: int, total: int) -> None:

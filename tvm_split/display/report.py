@@ -83,6 +83,8 @@ def summary(report: DeploymentReport) -> list[str]:
         predicted = report.period.predicted
         beside = "" if predicted is None else f" (predicted: {1 / predicted:.1f})"
         lines.append(f"{1 / report.period.measured:.1f} micro-batches a second{beside}")
+        predicted_limit = f"; predicted: {report.limiting}" if report.limiting else ""
+        lines.append(f"Limited by {report.measured_limiting}{predicted_limit}")
     lines.append(f"Medians over {report.streamed} streamed micro-batches, and over single runs: {report.runs}")
     if report.period.predicted is None:
         lines.append("The plan has no prediction to compare with.")

@@ -16,6 +16,7 @@ from rpc_runtime.registry import PluginError, Registry
 from tvm_split.errors import ModelImportError, NoExamplesError, required
 from tvm_split.frontends.files import require_model_file
 from tvm_split.parameters import Size
+from tvm_split.progress import step_progress
 
 if TYPE_CHECKING:
     from tvm_split.model import Model
@@ -237,7 +238,8 @@ def load_model(
         if importlib.util.find_spec(package) is None:
             raise ModelImportError(f"this model needs {package}, which is not installed: pip install {install}")
     module, _, function = frontend.load.partition(":")
-    with ONE_AT_A_TIME:
+    shown = name or (Path(source).name if isinstance(source, str | Path) else type(source).__name__)
+    with step_progress(f"importing {shown}"), ONE_AT_A_TIME:
         model = getattr(importlib.import_module(module), function)(source, request)
     return required(Model, model, PluginError, f"frontend {frontend.name!r} returned it; update its package")
 

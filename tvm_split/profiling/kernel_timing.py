@@ -12,6 +12,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from operator import attrgetter
@@ -279,8 +280,9 @@ def time_kernels(
             for timing in timings:
                 timing.measure()
         else:
-            with ThreadPoolExecutor(len(timings)) as pool:  # different hosts at the same time
-                list(pool.map(HostTiming.measure, timings))
+            with ThreadPoolExecutor(len(timings)) as pool:  # different hosts at the same time, progress shown as here
+                contexts = [copy_context() for _ in timings]
+                list(pool.map(lambda context, timing: context.run(timing.measure), contexts, timings))
         steps.done()
         return times
 

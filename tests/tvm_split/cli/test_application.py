@@ -156,3 +156,46 @@ def test_a_file_that_hides_a_package_of_ours_is_named(tmp_path, name):
         check=False,
     )
     assert f"'{tmp_path / name}.py' hides the package '{name}' of tvm-split: rename that file" in ended.stderr
+
+
+TORN_DOWN = """
+import atexit
+
+class Held:
+    def __del__(self):
+        import os, signal
+        os.kill(os.getpid(), signal.SIGINT)
+
+held = Held()
+atexit.register(lambda: print("at exit"))
+"""
+
+
+def test_a_command_ends_at_once_after_its_last_words(start_process, tmp_path):
+    """Freeing what a process holds takes seconds, in which Ctrl-C would change the exit code; exit handlers run."""
+    (tmp_path / "held.py").write_text(TORN_DOWN)
+    process = start_process(
+        "plan", "held:network", cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    error = "error: MODEL: 'held' has no 'network'\n"
+    assert (process.returncode, output, errors) == (2, "at exit\n", error)
+
+
+INTERRUPTED_IMPORT = """
+import signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *places):
+        if name == "tvm_split.cli.application":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+from tvm_split.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_a_command_is_loaded_has_the_same_exit_code():
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")

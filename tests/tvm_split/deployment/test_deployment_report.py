@@ -19,6 +19,8 @@ from tvm_split.planner.profile import Corrections
 
 SLOW = dataclasses.replace(streamed(), streams=(Window(0, 240 * MILLISECOND, 20),))
 """A result every 12 ms; 10 ms are predicted."""
+TWICE = dataclasses.replace(streamed(), streams=(Window(0, 400 * MILLISECOND, 20),))
+"""A result every 20 ms."""
 FORKED = Program(
     (tensor("x"),),
     (tensor("w"),),
@@ -65,6 +67,22 @@ def test_every_number_has_its_place():
     json.dumps(report.to_dict())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "compute of machine-a, which takes 10 ms of the 10 ms"),
+        ({"compute": (6, 9)}, "compute of machine-b, which takes 9 ms"),
+        ({"compute": (3, 4), "wire": 9}, "receiving on machine-a from client, which takes 9 ms"),
+        ({"compute": (1, 2)}, "no single part: compute of machine-b, the longest, takes 2 ms"),
+        ({"measured": MeasuredRuns((), (), 0)}, ""),
+    ],
+)
+def test_what_the_measured_stream_waits_for(arguments, words):
+    report = compared(**arguments)
+    assert report.measured_limiting.startswith(words)
+    assert report.to_dict()["measured_limiting"] == report.measured_limiting
+
+
 def test_waiting_for_a_core_is_as_predicted_where_they_are_too_few():
     assert compared(first=0.005).machines[0].compute.ratio == pytest.approx(2.0)
     shared = {"shared_cores": (CoresLoad((A, B, "client"), 1, 0.011, 2),)}
@@ -105,6 +123,18 @@ def test_only_what_began_in_a_window_counts():
         ({"first": 0.005, "estimated_share": 0.4}, ("40% of its prediction was estimated",)),
         ({"measured": SLOW}, ("a result came every 12 ms", "the inputs")),
         ({"prediction_changes": {"latency_seconds": 0.008}}, ("a single run takes 16 ms",)),
+        (
+            {"compute": (20, 6), "measured": TWICE},
+            ("every 20 ms and not 10 ms (2.00 times as long): it is limited by compute of machine-a", "computes 20 ms"),
+        ),
+        (
+            {"compute": (20, 6), "measured": TWICE, "prediction_changes": {"latency_seconds": 0.030}},
+            ("every 20 ms", "a single run takes 16 ms and not 30 ms (0.53", "they take 26 ms together"),
+        ),
+        (
+            {"compute": (7, 3), "prediction_changes": {"latency_seconds": 0.030}},
+            ("a single run takes 16 ms and not 30 ms", "computing takes 6 ms less than predicted"),
+        ),
     ],
 )
 def test_advice(arguments, words):
