@@ -5,6 +5,7 @@ The variable TVM_SPLIT_PROGRESS=0 turns both off. An operation within another on
 
 import functools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -127,16 +128,17 @@ def step_progress(what: str) -> Iterator[StepProgress]:
 @contextmanager
 def progress_bars(*columns: ProgressColumn) -> Iterator[Progress]:
     """Show one bar per task that is added to the yielded `Progress`; lines instead of bars without a terminal."""
+    console = Console(file=sys.stderr)  # as it is now: while a frontend runs, other output there is held back
     bars = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         *columns,
-        console=STDERR,
+        console=console,
         transient=True,
-        disable=not STDERR.is_terminal or os.environ.get(PROGRESS_VARIABLE) == "0",
+        disable=not console.is_terminal or os.environ.get(PROGRESS_VARIABLE) == "0",
     )
     ended = threading.Event()
-    if not STDERR.is_terminal and os.environ.get(PROGRESS_VARIABLE) != "0":
+    if not console.is_terminal and os.environ.get(PROGRESS_VARIABLE) != "0":
         threading.Thread(target=_say_lines, args=(bars, ended), name="progress", daemon=True).start()
     try:
         with bars:
@@ -151,4 +153,4 @@ def _say_lines(bars: Progress, ended: threading.Event) -> None:
         for task in [task for task in bars.tasks if not task.finished] or bars.tasks[-1:]:
             share = "" if task.total is None else f" ({task.completed / max(task.total, 1):.0%} done)"
             line = f"{task.description}{share}, {time.monotonic() - begun:.0f} s"
-            STDERR.print(line, markup=False, highlight=False, soft_wrap=True)
+            bars.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -117,8 +117,8 @@ class MachineOptions:
             ClusterError: as `machines`.
             WorkerUnavailableError: a needed worker cannot be reached.
         """
+        cluster = self.machines()
         with step_progress("asking the machines"):
-            cluster = self.machines()
             return AskedMachines(cluster, reached_workers(cluster, request, deploys=deploys))
 
 
@@ -220,8 +220,8 @@ def bundle_on_machines(
         if not (old and separator and new):
             raise WrongUseError(f"{old + separator + new!r} is not OLD=NEW", "--rename")
     names = {old: new for old, _, new in pairs}
+    elsewhere = machines.machines() if machines.is_elsewhere else None
     with step_progress(f"reading {folder}"):
-        elsewhere = machines.machines() if machines.is_elsewhere else None
         if elsewhere is not None:
             require_answers(elsewhere, {names.get(name, name) for name in _machines_of(folder)})
         load_tvm()
