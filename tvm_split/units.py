@@ -1,6 +1,7 @@
 """Text for people: quantities, lists, and the base classes of values that are shown by `tvm_split.display.view`."""
 
 import dataclasses
+import difflib
 import io
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -69,6 +70,19 @@ def short_list(names: Sequence[str], most: int = 6) -> str:
         return ", ".join(names)
     head, tail = names[: most // 2], names[-(most // 2) :]
     return f"{', '.join(head)}, … {len(names) - len(head) - len(tail)} more …, {', '.join(tail)}"
+
+
+def meant_name(name: object, known: Sequence[str]) -> str:
+    """Return the known name that a misspelled one means; empty if none is near, or several are equally near."""
+    near = difflib.get_close_matches(str(name), known, n=2)
+    ratios = [difflib.SequenceMatcher(None, candidate, str(name)).ratio() for candidate in near]
+    return near[0] if near and ratios[0] > max(ratios[1:], default=0.0) else ""
+
+
+def known_names(known: Sequence[str], name: str) -> str:
+    """Return the end of an error message on an unknown name: the known ones, and which of them is meant."""
+    meant = meant_name(name, known)
+    return short_list(known) + (f"; did you mean {meant!r}?" if meant else "")
 
 
 def names_of(names: Sequence[str]) -> str:

@@ -7,11 +7,10 @@ Error messages give the file, the line and what is expected there::
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,7 +22,7 @@ from pydantic_core import ErrorDetails
 
 from rpc_runtime.errors import TvmSplitError
 from tvm_split.outputs import write_text
-from tvm_split.units import few_lines
+from tvm_split.units import few_lines, meant_name
 
 Value = TypeVar("Value")
 Location = tuple[int | str, ...]
@@ -202,16 +201,11 @@ def causes(failure: ValidationError) -> list[ErrorDetails]:
         *place, key = missing["loc"]
         beside = [problem for problem in problems if [*problem["loc"][:-1]] == place]
         unknown = [problem for problem in beside if problem["type"] == UNKNOWN_KEY]
-        wrong = [problem for problem in unknown if meant_key(problem["loc"][-1], [str(key)])] or unknown
+        wrong = [problem for problem in unknown if meant_name(problem["loc"][-1], [str(key)])] or unknown
         if wrong and (len(beside) == 2 or wrong is not unknown):
             problems[problems.index(wrong[0])] = {**wrong[0], "ctx": {"meant": key}}
             problems.remove(missing)
     return problems
-
-
-def meant_key(key: object, known: Sequence[str]) -> str:
-    """Return the known key that a misspelled one means; empty if none is close."""
-    return next(iter(difflib.get_close_matches(str(key), known, n=1)), "")
 
 
 def sentence(problem: ErrorDetails) -> str:
@@ -223,9 +217,17 @@ def sentence(problem: ErrorDetails) -> str:
     return f"{text} (it is {value!r})" if is_short and not is_shown and not is_of_key else text
 
 
+def plain(message: str) -> str:
+    """Return pydantic's message about a value in plain words."""
+    text = message.replace("Value error, ", "").replace("Input should ", "must ")
+    for kind, words in (("integer", "whole number"), ("boolean", "true or false")):
+        text = text.replace(f"must be a valid {kind}, unable to parse string as an {kind}", f"must be a {words}")
+    return text
+
+
 def text_of(problem: ErrorDetails) -> str:
     """Return what is wrong, without the value."""
-    message = problem["msg"].removeprefix("Value error, ").replace("Input should ", "must ")
+    message = plain(problem["msg"])
     known = MESSAGES.get(problem["type"])
     if known is None:
         return message

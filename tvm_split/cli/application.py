@@ -15,6 +15,7 @@ import functools
 import gc
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO, Annotated, Any, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -40,6 +41,8 @@ from tvm_split.cli.options import has_hidden, with_groups
 from tvm_split.display.console import STDOUT, print_error, print_note
 from tvm_split.errors import CacheWarning, CompileWarning, NoPlanError, UntriedVersionWarning
 
+UsageError: type[Exception] = cast(type[Exception], typer.BadParameter.__base__)
+"""The class of all that typer refuses; typer does not export it."""
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 END_SECONDS = 20.0
 """The time limit for cleaning up, longer than it takes; then the process ends with exit code 1."""
@@ -185,6 +188,8 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except UsageError as error:
+            _end_with(error, _usage_text(error), wrong_use=True)
         except TvmSplitError as error:
             _end_with(error, str(error), wrong_use=isinstance(error, ValueError) and not isinstance(error, NoPlanError))
         except BrokenPipeError:
@@ -241,6 +246,15 @@ def _end_with(error: Exception, text: str, *, wrong_use: bool) -> None:
         traceback.print_exception(error)
     print_error(text)
     raise typer.Exit(WRONG_USE if wrong_use else FAILED) from error
+
+
+def _usage_text(error: Any) -> str:
+    """Return what typer refuses in plain words, and the command that lists what there is."""
+    from tvm_split.values import plain  # imported here, since it loads pydantic
+
+    wrong = re.sub(r"^Invalid value for '(.*?)': ", r"\1: ", plain(error.format_message())).rstrip(".")
+    command = error.ctx.command_path if error.ctx else "tvm-split"
+    return f"{wrong}; `{command} --help` lists what there is"
 
 
 def _os_error_text(error: OSError) -> str:

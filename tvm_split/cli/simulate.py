@@ -54,7 +54,7 @@ def simulate(
         None, "Take what machines compute from a report of `tvm-split bench --json`.", metavar="REPORT"
     ),
     micro_batches: int | None = option(
-        None, "Results of the simulated stream (default: 300, or what turns need).", minimum=2
+        None, "Results of the simulated stream (default: 300, or more for replicas).", minimum=2
     ),
     in_flight: int | None = options.IN_FLIGHT,
     scatter: float = option(0.0, f"Standard deviation of computing times: {SHARE}.", metavar="SHARE", minimum=0.0),

@@ -16,7 +16,7 @@ from tvm_split.cluster.launcher import LAUNCHERS, Launcher, Started, launcher_at
 from tvm_split.cluster.machine import Link, Machine, faults
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import ClusterError, required
-from tvm_split.units import Shown, short_list
+from tvm_split.units import Shown, known_names
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +107,9 @@ class Cluster(Shown):
             if machine.name == name:
                 return machine
         reasons = "".join(f"\n  left out: {machine_name}, {reason}" for machine_name, reason in self.left_out.items())
-        raise ClusterError(f"no machine is named {name!r}; the cluster has {short_list(self.machine_names)}{reasons}")
+        raise ClusterError(
+            f"no machine is named {name!r}; the cluster has {known_names(self.machine_names, name)}{reasons}"
+        )
 
     @cached_property
     def _by_ends(self) -> dict[tuple[str, str], Link]:

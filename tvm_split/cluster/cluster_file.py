@@ -29,8 +29,8 @@ from tvm_split.cluster.machine import STRICT, Link, Machine, SshAccess, faults
 from tvm_split.cluster.shared_cores import Cores, SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.parameters import Number
-from tvm_split.units import short_list
-from tvm_split.values import UNKNOWN_KEY, Document, Location, causes, meant_key, sentence, text_in, text_of
+from tvm_split.units import meant_name, short_list
+from tvm_split.values import UNKNOWN_KEY, Document, Location, causes, sentence, text_in, text_of
 
 Pair = tuple[str, str]
 
@@ -184,7 +184,7 @@ def _text(problem: ErrorDetails) -> str:
     if problem["type"] == UNKNOWN_KEY:
         form = next((_FORMS[step] for step in reversed(place) if step in _FORMS), _File)
         known = [_ALIASES.get((form, attribute.name), attribute.name) for attribute in fields(form)]
-        meant = meant_key(key, known)
+        meant = meant_name(key, known)
         if not meant:
             return f"{text}; there are {', '.join(known)}"
         text, keys[-1:] = text_of({**problem, "ctx": {"meant": meant}}), [meant]

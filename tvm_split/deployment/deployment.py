@@ -32,7 +32,7 @@ from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.errors import BundleError, ClusterError
 from tvm_split.parameters import Count, Seconds
-from tvm_split.units import Shown, short_list
+from tvm_split.units import Shown, known_names
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 
@@ -275,9 +275,10 @@ def _check_machines(program: Program, cluster: Cluster) -> None:
     """Raise a `ClusterError` if the cluster lacks a machine of the program."""
     for machine in program.machines:
         if machine not in cluster.machine_names:
+            known = known_names(cluster.machine_names, machine)
             raise ClusterError(
-                f"the bundle has stages for machine {machine!r}; the cluster has {short_list(cluster.machine_names)}. "
-                f"Equal machines may take their place: --rename {machine}=NAME, or bundle.renamed in Python"
+                f"the bundle has stages for machine {machine!r}; the cluster has {known}. Equal machines may take "
+                f"their place: --rename {machine}=NAME, or bundle.renamed in Python"
             )
 
 

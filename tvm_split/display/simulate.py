@@ -78,7 +78,7 @@ def _sentences(result: SimulatedPlan) -> Iterator[str]:
         yield "Nothing takes any time"
     elif simulation.results == simulation.wanted:
         yield (
-            f"Replicas have had all their turns after {count_text(simulation.turns, 'result')}: a throughput needs "
+            f"The schedule of the replicas repeats after {count_text(simulation.turns, 'result')}: a throughput needs "
             f"--micro-batches {2 * simulation.turns}"
         )
     if simulation.single is not None:
@@ -117,7 +117,7 @@ def _loss_lines(losses: Sequence[Loss], simulation: Simulation) -> list[str]:
         else "No result came"
     )
     remaining = count_text(simulation.submitted - simulation.results, "micro-batch")
-    return [*lost, f"{came}; lost under way, since turns do not change: {remaining}"]
+    return [*lost, f"{came}; {remaining} never come out, since no other machine takes over"]
 
 
 def solution_parts(name: str, problem: Problem, solution: Solution) -> View:

@@ -18,7 +18,7 @@ from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, PieceTime, StreamingCost
 from tvm_split.planner.request import PlanRequest
-from tvm_split.units import short_list
+from tvm_split.units import known_names
 
 BUFFERS = 3
 """Micro-batches of a tensor that the runtime may buffer between neighbouring stages: `routes.queue_depth`."""
@@ -112,7 +112,7 @@ def require_known_pins(graph: LayerGraph, request: PlanRequest, machines: Sequen
         for name, machine in pairs:
             demand = f"layer {name!r} is to be {what} machine {machine!r}"
             if machine not in machines:
-                raise PlanError(f"{demand}; the cluster has {short_list(machines)}")
+                raise PlanError(f"{demand}; the cluster has {known_names(machines, machine)}")
             if not any(covers(name, layer) for layer in graph.layers):
                 raise PlanError(f"{demand}: that is a layer {why_unknown(graph, name)}")
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from tvm_split.errors import PlanError
 from tvm_split.planner.graph import LayerGraph, grouped
 from tvm_split.planner.problem import SHARES_TOLERANCE, Axis, Exchange, Sharding, Share, Stage
-from tvm_split.units import ShownFields, count_text, short_list
+from tvm_split.units import ShownFields, count_text, known_names
 from tvm_split.values import sentence
 
 FORM = "FIRST..LAST:AXIS:MACHINE=SHARE,MACHINE=SHARE[:EXCHANGE]"
@@ -153,7 +153,7 @@ def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str])
     owner_of_name: dict[str, str] = {}
     for machine, layer_names in split.items():
         if machine not in machine_names:
-            raise PlanError(f"split names machine {machine!r}; the cluster has {short_list(machine_names)}")
+            raise PlanError(f"split names machine {machine!r}; the cluster has {known_names(machine_names, machine)}")
         for name in layer_names:
             _places(graph, name, f"split gives machine {machine!r} the")
             if owner_of_name.setdefault(name, machine) != machine:
@@ -304,9 +304,9 @@ def _with_shards(
 
 
 def _check(shard: Shard, machine_names: Sequence[str]) -> None:
-    unknown = [machine for machine in shard.shares if machine not in machine_names]
-    if unknown:
-        raise PlanError(f"{shard} names machine {unknown[0]!r}; the cluster has {short_list(machine_names)}")
+    unknown = next((machine for machine in shard.shares if machine not in machine_names), None)
+    if unknown is not None:
+        raise PlanError(f"{shard} names machine {unknown!r}; the cluster has {known_names(machine_names, unknown)}")
     if len(shard.shares) < 2:
         raise PlanError(
             f"{shard} names {len(shard.shares)} of the machines; give shares to two at least, or leave it out"

@@ -27,7 +27,7 @@ from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import TOLERANCE, CoresLoad, Evaluation, MachineLoad, Problem, Stage, Timed
 from tvm_split.planner.step_graph import CLIENT_NUMBER, MachineSet, NumberedTransfer, StepGraph, Timetable, timetable
-from tvm_split.units import bytes_text, count_text, names_of, seconds_text, short_list
+from tvm_split.units import bytes_text, count_text, known_names, names_of, seconds_text
 
 CLIENT_SET = (CLIENT_NUMBER,)
 
@@ -67,7 +67,7 @@ def flow_of(problem: Problem, graph: StepGraph) -> Flow:
     position = {step.name: place for place, step in enumerate(graph.steps)} | {CLIENT: CLIENT_NUMBER}
     unknown = next((name for step in graph.steps for name in step.machines if name not in numbers), None)
     if unknown is not None:
-        raise PlanError(f"the plan names machine {unknown!r}; there are {short_list(list(numbers))}")
+        raise PlanError(f"the plan names machine {unknown!r}; there are {known_names(list(numbers), unknown)}")
     steps = [
         NumberedStep(
             tuple(numbers[machine] for machine in step.machines),

@@ -19,7 +19,7 @@ from tvm_split.errors import NoPlanError, PlanError
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Objective, Precision, Stage
 from tvm_split.planner.request import PlanRequest
-from tvm_split.units import Shown, short_list
+from tvm_split.units import Shown, known_names, short_list
 from tvm_split.values import Document, content_of, first_repeated, write
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ class Plan(Shown):
         for machine in self.machines:
             if machine.name == name:
                 return machine
-        raise PlanError(f"the plan names no machine {name!r}; it has {short_list([m.name for m in self.machines])}")
+        known = known_names([machine.name for machine in self.machines], name)
+        raise PlanError(f"the plan names no machine {name!r}; it has {known}")
 
     def renamed(self, names: Mapping[str, str]) -> Plan:
         """Return the same plan for machines with other names, by the names that they have in this plan.

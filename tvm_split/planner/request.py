@@ -94,16 +94,25 @@ def _machine_and_layers(text: Any) -> tuple[str, list[str]]:
 def _machines_of_layers(value: Any, field: str) -> Any:
     """Machines by layer, from texts LAYER=MACHINE or from a mapping, in which a single machine becomes a list."""
     if isinstance(value, Mapping):
-        return {layer: [machines] if isinstance(machines, str) else machines for layer, machines in value.items()}
-    if not isinstance(value, list | tuple | str):
-        return {} if value is None else value
+        return {str(layer): _machine_names(layer, machines, field) for layer, machines in value.items()}
+    if not isinstance(value, list | tuple | str | None):
+        raise RequestError(f"{value!r} is not machines of layers; give them by layer, {{'head': 'machine-a'}}", field)
     machines_by_layer: dict[str, list[str]] = {}
-    for text in [value] if isinstance(value, str) else value:
+    for text in [value] if isinstance(value, str) else value or ():
         layer, separator, machine = str(text).rpartition("=")
         if not (layer and separator and machine):
             raise RequestError(f"{text!r} is not LAYER=MACHINE", field)
         machines_by_layer.setdefault(layer, []).append(machine)
     return machines_by_layer
+
+
+def _machine_names(layer: Any, machines: Any, field: str) -> list[str]:
+    names = [machines] if isinstance(machines, str) else machines
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise RequestError(
+            f"layer {str(layer)!r} has {machines!r:.80}; give a machine's name, or a list of them", field
+        )
+    return list(names)
 
 
 def _shards(value: Any) -> Any:

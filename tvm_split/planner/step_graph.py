@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Amount, Piece, Problem, Stage
-from tvm_split.units import names_of, short_list
+from tvm_split.units import known_names, names_of
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _stage_of(problem: Problem, pieces: dict[str, Piece], stages: Sequence[Stage
             raise PlanError(f"a stage has {len(stage.machines)} machines and {len(stage.shares)} shares; give one each")
         for machine in stage.machines:
             if machine not in machines:
-                names = short_list([machine.name for machine in problem.machines])
+                names = known_names([machine.name for machine in problem.machines], machine)
                 raise PlanError(f"the plan names machine {machine!r}; there are {names}")
             if machine in used:
                 raise PlanError(

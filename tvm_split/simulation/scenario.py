@@ -12,7 +12,7 @@ from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.prediction import Prediction
-from tvm_split.units import short_list
+from tvm_split.units import known_names
 from tvm_split.values import first_repeated
 
 NOT_COMPILED = BlobSpec("0" * 64, 0)
@@ -127,7 +127,7 @@ class WhatIf:
         """Raise a `PlanError` if a named machine is not in the scenario: it does not exist, or it is idle."""
         for name in [*(slowdown.machine for slowdown in self.slowdowns), *(loss.machine for loss in self.losses)]:
             if name not in scenario.machines:
-                used = short_list(list(scenario.machines))
+                used = known_names(list(scenario.machines), name)
                 raise PlanError(f"the plan does not use a machine named {name!r}; it uses {used}")
 
 
@@ -264,7 +264,7 @@ def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> S
     machines = dict(scenario.machines)
     for name, measured in seconds.items():
         if name not in machines:
-            used = short_list(list(machines))
+            used = known_names(list(machines), name)
             raise PlanError(f"machine {name!r} was measured, and the plan does not use it; it uses {used}")
         turns = {stage.name: stage.own_turns.share for stage in scenario.program.stages_on(name)}
         before = machines[name].stages
