@@ -13,6 +13,8 @@ import typer
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.option import default_of, option, options
 
+USUAL = frozenset(("cluster", "workers", "batch", "objective", "split", "estimate", "output", "details", "json"))
+"""The options that a command's help shows before the groups of the others."""
 HIDDEN = "hidden"
 """The annotation of an option group that a command accepts, but does not show in its help."""
 SIMPLE = {int, float, bool, str, Path, type(None)}
@@ -55,7 +57,7 @@ def _parameter(name: str, field: dataclasses.Field[Any], hint: Any, **how: Any) 
     default, text = default_of(field), field.metadata["description"]
     flags = _flags(name, field)
     if default is True:
-        flags, text = [f" /{flags[0]}"], f"Leave out {text[0].lower()}{text[1:]}"
+        default, text = False, f"Leave out {text[0].lower()}{text[1:]}"
     parts = (hint,) if get_origin(hint) is Literal else get_args(hint) or (hint,)
     if not all(part in SIMPLE or get_origin(part) is Literal for part in parts):
         default, hint, text = None, list[str] | None, f"{text} Repeatable."
@@ -72,8 +74,10 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
             group, fields = groups[name], get_type_hints(groups[name])
-            how = {"hidden": HIDDEN in get_args(hints[name]), "rich_help_panel": getattr(group, "PANEL", None)}
-            parameters += [_parameter(field.name, field, fields[field.name], **how) for field in options(group)]
+            hidden, panel = HIDDEN in get_args(hints[name]), getattr(group, "PANEL", None)
+            for field in options(group):
+                how = {"hidden": hidden, "rich_help_panel": None if field.name in USUAL else panel}
+                parameters.append(_parameter(field.name, field, fields[field.name], **how))
         elif isinstance(parameter.default, dataclasses.Field):
             parameters.append(_parameter(name, parameter.default, hints[name]))
         else:
@@ -82,13 +86,20 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def with_options(**values: Any) -> None:
         for name, group in groups.items():
-            values[name] = _instance(group, {field.name: values.pop(field.name) for field in options(group)})
+            values[name] = _instance(
+                group, {field.name: _value(field, values.pop(field.name)) for field in options(group)}
+            )
         command(**values)
 
     del with_options.__wrapped__  # so that typer sees the options instead
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return with_options
+
+
+def _value(field: dataclasses.Field[Any], given: Any) -> Any:
+    """Return the value of a field from that of its option, which turns off what is on by default."""
+    return not given if default_of(field) is True else given
 
 
 def has_hidden(command: Callable[..., None]) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tvm_split
 from rpc_runtime.option import option
@@ -21,10 +21,14 @@ from tvm_split.planner.problem import Problem
 from tvm_split.planner.problem_file import problem_to_dict
 from tvm_split.planner.request import SPLITTING, PlanRequest
 
+MORE: dict[str, Any] = {"rich_help_panel": PlanRequest.PANEL}
+
 
 @dataclasses.dataclass(frozen=True)
 class PlanOutput:
     """The options for the output of a plan: print it, write it to a file or into a model, or draw it."""
+
+    PANEL: ClassVar[str] = "Output"
 
     output: Path | None = options.output(
         None, "Write the plan to this file, to edit it and compile by it.", file="FILE", flag="--output -o"
@@ -72,9 +76,13 @@ def plan(
     shapes: ModelOptions,
     request: PlanRequest,
     shown: PlanOutput,
-    batches: str | None = option(None, "Plan for each of these micro-batch sizes; take the best.", metavar="1,2,4"),
-    layers: bool = option(False, "List the names of all layers instead of planning."),
-    write_problem: Path | None = options.output(None, "Write what is searched, for `tvm-split solve`.", file="FILE"),
+    batches: str | None = option(
+        None, "Plan for each of these micro-batch sizes; take the best.", metavar="1,2,4", **MORE
+    ),
+    layers: bool = option(False, "List the names of all layers instead of planning.", **MORE),
+    write_problem: Path | None = options.output(
+        None, "Write what is searched, for `tvm-split solve`.", file="FILE", **MORE
+    ),
 ) -> None:
     """Show the best split of a model over the machines, from measurements, with a lower bound and simpler splits.
 

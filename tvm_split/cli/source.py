@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -44,15 +44,19 @@ class AskedMachines(NamedTuple):
 class MachineOptions:
     """The options that choose the machines; by default worker processes on this host."""
 
+    PANEL: ClassVar[str] = "Machines"
+
     cluster: str | None = option(
         None,
         "A cluster file (YAML), or a location: at:HOST:PORT, tracker:HOST:PORT?key=box, kubernetes:LABELS, "
         "local:3?threads=2, or in-process, which calls the stages in turn without workers. Credentials of listed "
-        "workers: ?token_file=F&tls_ca=F&tls_certificate=F&tls_key=F, or $TVM_SPLIT_TOKEN.",
+        "workers: ?token_file=F, ?tls_ca=F, &tls_certificate=F, &tls_key=F, or $TVM_SPLIT_TOKEN.",
         metavar="WHERE",
     )
-    tracker: str | None = option(None, "Short for --cluster tracker:HOST:PORT.", metavar="HOST:PORT[?key=KEY]")
-    kubernetes: str | None = option(None, "Short for --cluster kubernetes:LABELS.", metavar="LABELS[?namespace=NAME]")
+    tracker: str | None = option(None, "Short for --cluster tracker:HOST:PORT, with ?key=KEY.", metavar="HOST:PORT")
+    kubernetes: str | None = option(
+        None, "Short for --cluster kubernetes:LABELS, with ?namespace=NAME.", metavar="LABELS"
+    )
     workers: int | None = option(None, "Instead of a cluster: so many worker processes on this host.", minimum=1)
     threads: int | None = option(
         None, "Threads of each worker process on this host (default: 1), or of this process.", minimum=1
@@ -126,12 +130,15 @@ class MachineOptions:
 class ModelOptions:
     """The options for a model besides its source."""
 
+    PANEL: ClassVar[str] = "Model"
+
     batch: int | None = option(None, "The size of an open first axis of the inputs.", metavar="N", minimum=1)
     dimension: tuple[str, ...] = option((), "The size of an open axis, by its name.", metavar="NAME=SIZE")
     input_shape: tuple[str, ...] = option(
         (),
-        "Shape and dtype of an input of an nn.Module that comes without example inputs. One per input, in order.",
-        metavar="1,3,224,224[:float32]",
+        "Shape and dtype of an input of an nn.Module that comes without example inputs, such as 1,128:int64. One per "
+        "input, in order.",
+        metavar="SHAPE[:DTYPE]",
     )
 
     def load(self, source: str, inputs: Sequence[TensorSpec] = ()) -> tvm_split.Model:

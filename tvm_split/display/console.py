@@ -27,8 +27,8 @@ def print_json(value: Any) -> None:
 
 
 def print_line(text: str) -> None:
-    """Print a sentence on stdout, wrapped to the console's width, without markup."""
-    STDOUT.print(text, markup=False, highlight=False)
+    """Print a sentence on stdout without markup, on a terminal wrapped to its width."""
+    STDOUT.print(text, markup=False, highlight=False, soft_wrap=not STDOUT.is_terminal)
 
 
 def print_unwrapped(text: str) -> None:

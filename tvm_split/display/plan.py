@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from tvm_split.units import age_text, bytes_text, count_text, gap_text, number_t
 NOTHING = "–"
 PREDICTED_CAPTION = "milliseconds per micro-batch; est.: the share of computing that was not measured"
 NAMES_SHOWN, MOST_NAMES = 2, 6
-LONGEST_NAME = 24
+LONGEST_NAME = 19
 MACHINES_SHOWN = 4
 MOST_ROWS = 12
 """The most rows, and the most sentences about stages, that are shown without details."""
@@ -149,10 +150,18 @@ def _cells(machine: MachinePrediction) -> list[str]:
 
 
 def _layers_text(layers: Sequence[str], most: int) -> str:
-    # Keep the end of a long name, since its beginning is often the same as its neighbours'.
-    names = [name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME + 1 :]}" for name in layers]
-    shown = ", ".join(names) if len(names) <= most else f"{names[0]} … {names[-1]}"
+    names = list(map(_end_of_name, layers if len(layers) <= most else (layers[0], layers[-1])))
+    shown = ", ".join(names) if len(layers) <= most else " … ".join(names)
     return f"{shown} ({count_text(len(layers), 'layer')})"
+
+
+def _end_of_name(name: str) -> str:
+    """Return the last parts of a long name's path, since the first are often the same as its neighbours'."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    end = name[-LONGEST_NAME + 1 :]
+    separator = re.search(r"[/.](?=[^/.])", end)
+    return f"…{end[separator.start() :] if separator else end}"
 
 
 def _stage_lines(plan: Plan) -> Iterator[str]:
@@ -213,8 +222,9 @@ def _predicted_lines(prediction: Prediction, objective: str) -> Iterator[str]:
     first, second = (latency, throughput) if objective == "latency" else (throughput, latency)
     yield f"Predicted: {first}; {second}"
     proven = f"at most {gap_text(prediction.gap)} from the best" if prediction.gap > 0 else "proven the best"
-    profiled_at = prediction.profiled_at
-    age = f"measured {age_text(time.time() - profiled_at)} ago" if profiled_at > 0 else "estimated"
+    moments = filter(None, (prediction.profiled_until, prediction.profiled_at))
+    ages = dict.fromkeys(age_text(time.time() - moment) for moment in moments)
+    age = f"measured {' to '.join(ages)} ago" if ages else "estimated"
     yield f"Limited by {prediction.limiting}; {proven}; {age}"
     for load in prediction.shared_cores:
         if load.oversubscription > 1 and load.busy_seconds > 0:

@@ -97,7 +97,9 @@ def show(value: Any, console: Console = STDOUT, *, details: bool = False) -> Non
 def print_parts(parts: View, console: Console = STDOUT) -> None:
     """Print tables and sentences."""
     for part in parts:
-        console.print(_rendered(part))
+        # A sentence in a file or pipe is one line, to be searched for.
+        is_line = console is STDOUT and not console.is_terminal and not isinstance(part, Table)
+        console.print(_rendered(part), soft_wrap=is_line)
 
 
 def write(value: Any, *, json: bool, details: bool = False) -> None:

@@ -104,6 +104,7 @@ def predict(
         shared_cores=evaluation.shared_cores,
         steps=tuple(_step(step, place, flow) for place, step in enumerate(graph.steps)),
         transfers=graph.transfers,
+        profiled_until=max(profile.moments, default=0.0) if profile else 0.0,
     )
 
 

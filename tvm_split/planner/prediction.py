@@ -118,7 +118,8 @@ class Prediction:
         limiting: the machine, link or cores that set the period.
         method: how the plan and the lower bound were found.
         why_no_more_machines: why idle machines stay idle; empty if none is.
-        profiled_at: time of the oldest measurement, in seconds since 1970.
+        profiled_at: time of the oldest measurement, in seconds since 1970; profiled_until: that of the last machine or
+            link to be measured, 0 if it is not known.
         baselines: plans by simple rules, best first; alternatives: the best plans that were not chosen.
         corrections: corrections of the profile, included in all these numbers; empty if no run has corrected it.
         doubts: messages about measurements that contradict each other.
@@ -146,6 +147,7 @@ class Prediction:
     shared_cores: tuple[CoresLoad, ...] = ()
     steps: tuple[StepPrediction, ...] = ()
     transfers: tuple[Transfer, ...] = ()
+    profiled_until: Amount = 0.0
 
     def __post_init__(self) -> None:
         place = {step.name: number for number, step in enumerate(self.steps)}

@@ -134,8 +134,12 @@ class ClusterProfile:
     @property
     def measured_at(self) -> float:
         """When the oldest measurement was made, in seconds since 1970; 0 if nothing was measured."""
-        ages = [machine.measured_at for machine in self.machines] + [link.measured_at for link in self.links]
-        return min(filter(None, ages), default=0.0)
+        return min(self.moments, default=0.0)
+
+    @property
+    def moments(self) -> list[float]:
+        """When each machine and link was measured, those that are estimated left out."""
+        return [part.measured_at for part in (*self.machines, *self.links) if part.measured_at]
 
     @property
     def layer_counts(self) -> dict[str, int]:

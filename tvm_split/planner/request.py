@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 from rpc_runtime.option import option, options
 from tvm_split.errors import PlanError
 from tvm_split.parameters import Number, Seconds, Share, Whole
-from tvm_split.planner.by_hand import FORM, Shard, Split
+from tvm_split.planner.by_hand import Shard, Split
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, Objective, Precision
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.units import ShownFields, few_lines
@@ -157,13 +157,13 @@ class PlanRequest(ShownFields):
         {},
         "Layers for a machine; a name takes all layers below it. `source`: as the ONNX file's own annotations say, "
         "`source:NAME` of several.",
-        metavar="MACHINE=LAYER,LAYER",
+        metavar="MACHINE=LAYERS",
     )
     shards: Annotated[tuple[Shard, ...], BeforeValidator(_shards)] = option(
         (),
         "Layers that machines compute together on each input, by rows, columns, channels, heads or batch; a split is "
-        "for the other layers.",
-        metavar=FORM,
+        "for the other layers. The form is in docs/inside-layers.md.",
+        metavar="SHARD",
         flag="--shard",
     )
     auto_shards: bool = option(
@@ -204,11 +204,13 @@ class PlanRequest(ShownFields):
         "best", "By what a plan is searched for: best, first-fit, or a strategy that an installed package adds."
     )
     precision: Precision = option(
-        "float32", "What convolutions and products take their operands in; they add in float32."
+        "float32",
+        "What convolutions and products take their operands in (float32, float16, bfloat16); they add in float32.",
+        metavar="DTYPE",
     )
     database: Path | None = option(
         None,
-        "The folder of tuned kernels (default: $TVM_SPLIT_DATABASE, else tvm-split/tuning in the user's cache).",
+        "The folder of tuned kernels (default: $TVM_SPLIT_DATABASE, or tvm-split/tuning in the user's cache).",
         metavar="FOLDER",
     )
     profile: Annotated[InstanceOf[ClusterProfile] | None, Field(exclude=True)] = field(default=None, repr=False)
