@@ -1,5 +1,7 @@
 """Settings of all tests: the same examples in every run, a separate cache folder, no measured times, working Ctrl-C."""
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -24,6 +26,10 @@ settings.load_profile("tests")
 # test, would occupy the cores of the following tests, on a busy machine for minutes.
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
+# Torch, TVM and the tests themselves are half a million objects that stay: the collector passes them over.
+gc.set_threshold(50_000)
+atexit.register(gc.freeze)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "property tests try so many times their examples, drawn anew in each run"
@@ -45,6 +51,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         current = test._hypothesis_internal_use_settings
         more = settings(current, max_examples=times * current.max_examples, derandomize=False, database=None)
         test._hypothesis_internal_use_settings = more
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

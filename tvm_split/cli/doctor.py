@@ -20,6 +20,7 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import available_memory_bytes, cpu_features, own_cores, total_memory_bytes
 from tvm_split.cli import options
+from tvm_split.cli.source import load_tvm
 from tvm_split.display.console import STDOUT, print_json
 from tvm_split.units import age_text, bytes_text, count_text
 
@@ -233,6 +234,7 @@ def cache(
 
     Example: tvm-split cache show
     """
+    load_tvm()
     from tvm_split.compiler import build_cache, tuning_folder
     from tvm_split.profiling import store
 
