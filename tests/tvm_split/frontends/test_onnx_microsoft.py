@@ -1,12 +1,18 @@
 """Operators that onnxruntime's optimiser writes, compared with onnxruntime."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
+import torch
+import torch.nn.functional as F
+from onnxruntime.transformers import optimizer
+from torch import nn
 
-from tests.helpers.frontends.comparison import run_as_stage
+from tests.helpers.frontends.comparison import assert_equal_to_source, run_as_stage
 from tests.helpers.frontends.onnx_cases import merged, node_model, random
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
@@ -108,3 +114,65 @@ def test_forms_that_are_refused(
 ) -> None:
     with pytest.raises(ModelImportError, match=reason):
         load_model(node_model(operator, inputs, constants, domain="com.microsoft", **options))
+
+
+class Block(nn.Module):
+    """One layer of BERT, written so that onnxruntime finds its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.output = (nn.Linear(16, 16) for _ in range(4))
+        self.wide, self.narrow = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.first, self.second = nn.LayerNorm(16), nn.LayerNorm(16)
+
+    def heads(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape[0], x.shape[1], 2, 8).permute(0, 2, 1, 3)
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        query, key, value = (self.heads(part(x)) for part in (self.query, self.key, self.value))
+        scores = torch.matmul(query, key.transpose(-1, -2)) / 8**0.5 + bias
+        heads = torch.matmul(scores.softmax(-1), value).permute(0, 2, 1, 3).contiguous()
+        x = self.first(self.output(heads.view(x.shape)) + x)
+        y: torch.Tensor = self.second(self.narrow(F.gelu(self.wide(x))) + x)
+        return y
+
+
+class Bert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places, self.kinds = nn.Embedding(50, 16), nn.Embedding(8, 16), nn.Embedding(2, 16)
+        self.norm, self.block = nn.LayerNorm(16), Block()
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+        bias = (1.0 - mask[:, None, None, :].float()) * -10000.0
+        places = self.places(torch.arange(ids.shape[1])[None])
+        y: torch.Tensor = self.block(self.norm(self.words(ids) + self.kinds(kinds) + places), bias)
+        return y
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bert") / "bert.onnx"
+    names = ["ids", "mask", "kinds"]
+    inputs = (torch.ones(2, 6, dtype=torch.int64),) * 3
+    axes = {name: {0: "batch", 1: "length"} for name in names}
+    torch.onnx.export(Bert().eval(), inputs, path, dynamo=False, opset_version=14, input_names=names, dynamic_axes=axes)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tool", ["session", "transformers"])
+def test_a_network_that_onnxruntime_optimised(tool: str, bert: Path) -> None:
+    optimised = str(bert.with_name(f"{tool}.onnx"))
+    if tool == "session":
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = optimised
+        onnxruntime.InferenceSession(bert, options, providers=["CPUExecutionProvider"])
+    else:
+        model = optimizer.optimize_model(str(bert), model_type="bert", num_heads=2, hidden_size=16, opt_level=0)
+        model.save_model_to_file(optimised)
+    written = {node.op_type for node in onnx.load(optimised).graph.node}
+    assert {"BiasGelu"} | ({"Attention", "SkipLayerNormalization"} if tool == "transformers" else set()) <= written
+    ids, mask = np.arange(12).reshape(2, 6), np.int64([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
+    assert_equal_to_source(load_model(optimised, [ids, mask, 1 - mask]))

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.compose
 import onnx.inliner
 import onnx.shape_inference
 from onnx import defs, helper, numpy_helper
@@ -16,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.convert import Kind
+from tvm_split.frontends.onnx.nodes import fill_defaults, read_by, stand_in, with_branches_taken
 
 Array = np.ndarray[Any, Any]
 
@@ -105,7 +105,7 @@ def static_graph(
         if len(simpler) != len(nodes):
             nodes = simpler
             continue
-        remaining = _with_branches_taken(_fold(nodes, constants, kinds, skeleton, refused), constants)
+        remaining = with_branches_taken(_fold(nodes, constants, kinds, skeleton, refused), constants)
         if remaining == nodes:
             break
         nodes = remaining
@@ -149,25 +149,10 @@ def _inlined_without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
     for nodes in (copy.graph.node, *(function.node for function in copy.functions)):
-        _fill_defaults(nodes, copy.functions)
+        fill_defaults(nodes, copy.functions)
     copy = onnx.inliner.inline_local_functions(copy) if model.functions else copy
     _name_nodes(copy.graph.node)
     return copy
-
-
-def _fill_defaults(nodes: Iterable[onnx.NodeProto], functions: Sequence[onnx.FunctionProto]) -> None:
-    """Give calls of ``functions`` the attributes that they leave out, in place: ONNX's inliner does not."""
-    defaults = {(function.domain, function.name): function.attribute_proto for function in functions}
-    for node in nodes:
-        present = {attribute.name for attribute in node.attribute}
-        of_function = defaults.get((node.domain, node.op_type), ())
-        node.attribute.extend(attribute for attribute in of_function if attribute.name not in present)
-        for graph in _graphs_of(node):
-            _fill_defaults(graph.node, functions)
-
-
-def _graphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    return [graph for attribute in node.attribute for graph in (attribute.g, *attribute.graphs)]
 
 
 def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
@@ -191,7 +176,7 @@ def _kinds(
     model = onnx.ModelProto()
     model.CopyFrom(skeleton)
     del model.graph.node[:]
-    model.graph.node.extend(nodes)
+    model.graph.node.extend(map(stand_in, nodes))
     used = {name for node in nodes for name in node.input} | {value.name for value in model.graph.output}
     scales = {name for node in nodes if node.op_type in ("Resize", "Upsample") for name in node.input[1:3]}
     for name, value in constants.items():
@@ -215,34 +200,6 @@ def _kinds(
         elif value.type.HasField("sequence_type"):
             kinds[value.name] = None
     return kinds
-
-
-def _with_branches_taken(nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]) -> list[onnx.NodeProto]:
-    """Replace each If with a constant condition by the nodes of its branch, which keep its name."""
-    result: list[onnx.NodeProto] = []
-    for node in nodes:
-        if node.op_type == "If" and node.domain in ("", "ai.onnx") and node.input[0] in constants:
-            name = "then_branch" if constants[node.input[0]].item() else "else_branch"
-            result.extend(_branch(node, next(entry.g for entry in node.attribute if entry.name == name), constants))
-        else:
-            result.append(node)
-    return result
-
-
-def _branch(node: onnx.NodeProto, graph: onnx.GraphProto, constants: dict[str, Array]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a branch of ``node``, with names of their own; its weights are added to ``constants``."""
-    computed = {name for part in graph.node for name in part.output}
-    pairs = [(inner.name, outer) for inner, outer in zip(graph.output, node.output, strict=True) if outer]
-    prefix = f"{pairs[0][1]}:"
-    names = {inner: outer for inner, outer in pairs if inner in computed}
-    names |= {tensor.name: prefix + tensor.name for tensor in graph.initializer}
-    graph = onnx.compose.add_prefix_graph(graph, prefix, rename_outputs=False, name_map=names)
-    constants.update((tensor.name, numpy_helper.to_array(tensor)) for tensor in graph.initializer)
-    copies = [(names.get(inner, inner), outer) for inner, outer in pairs]
-    identities = [helper.make_node("Identity", [inner], [outer]) for inner, outer in copies if inner != outer]
-    for part in (*graph.node, *identities):
-        part.name = node.name
-        yield part
 
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
@@ -360,20 +317,11 @@ def _type(kind: Kind | None) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(np.dtype(kind.dtype)), kind.shape)
 
 
-def _read_by(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names of the tensors that a node reads; its branches read tensors outside of them."""
-    yield from node.input
-    for graph in _graphs_of(node):
-        yield from (value.name for value in graph.output)
-        for part in graph.node:
-            yield from _read_by(part)
-
-
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
     needed = set(outputs)
     selected = []
     for node in reversed(nodes):
         if needed.intersection(node.output):
-            needed.update(_read_by(node))
+            needed.update(read_by(node))
             selected.append(node)
     return selected[::-1]

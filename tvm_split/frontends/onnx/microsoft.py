@@ -125,6 +125,12 @@ def _skip_norm(op: Operators, call: OnnxCall, is_centred: bool) -> list[Any]:
     return [result, result, result, total]
 
 
+def _rms_norm(op: Operators, call: OnnxCall) -> relax.Expr:
+    data, weight = call.operands
+    axis, rank = call.get("axis", -1), len(shape_of(data))
+    return op.nn.rms_norm(data, weight, axes=[*range(axis % rank, rank)], epsilon=call.get("epsilon", 1e-5))
+
+
 def _fused_matmul(op: Operators, call: OnnxCall) -> relax.Expr:
     _refuse(call, "transBatchA", "transBatchB")
     operands = []
@@ -181,6 +187,7 @@ _IN_FLOAT32: dict[str, Conversion] = {
 }
 
 MICROSOFT: dict[str, Conversion] = {
+    "SimplifiedLayerNormalization": in_float32(_rms_norm),
     **{f"com.microsoft.{name}": in_float32(convert) for name, convert in _IN_FLOAT32.items()},
     "com.microsoft.Attention": _attention,
     "com.microsoft.MultiHeadAttention": _multi_head_attention,
@@ -188,4 +195,4 @@ MICROSOFT: dict[str, Conversion] = {
     "com.microsoft.FusedConv": partial(_fused, operator="Conv"),
     "com.microsoft.FusedGemm": partial(_fused, operator="Gemm"),
 }
-"""Conversions by domain and name."""
+"""Conversions by domain and name; the simplified norm is in ONNX's domain."""
