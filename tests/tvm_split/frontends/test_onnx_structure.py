@@ -8,7 +8,7 @@ import onnx.parser
 import pytest
 
 from tests.helpers.frontends.comparison import assert_equal_to_source
-from tests.helpers.frontends.onnx_cases import random
+from tests.helpers.frontends.onnx_cases import node_model, random
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
 
@@ -141,3 +141,12 @@ def test_weights_of_small_types_are_computed_on_import() -> None:
     model.graph.initializer.append(weight)
     model.opset_import[0].version = 21
     assert_equal_to_source(load_model(model), [random(4)])
+
+
+@pytest.mark.parametrize("operator", ["RNN", "GRU", "LSTM"])
+def test_recurrent_layers_are_refused_with_a_remedy(operator: str) -> None:
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[operator]
+    weights = [random(1, gates * 2, 3), random(1, gates * 2, 2)]
+    model = node_model(operator, [random(4, 1, 3)], constants=weights, hidden_size=2)
+    with pytest.raises(ModelImportError, match=rf"{operator} \(its steps are a loop; load the torch module"):
+        load_model(model)
