@@ -284,7 +284,7 @@ def in_float32(convert: Conversion) -> Conversion:
         result = op.builder.emit(result) if isinstance(result, relax.Expr) else relax.Tuple(list(result))
         results = result.fields if isinstance(result, relax.Tuple) else [result]
         kinds = zip(results, call.operation.results, strict=False)
-        return [op.cast(value, kind.dtype or dtype) for value, kind in kinds]
+        return [op.cast(value, getattr(kind, "dtype", "") or dtype) for value, kind in kinds]
 
     return converted
 

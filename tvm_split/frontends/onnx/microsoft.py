@@ -158,7 +158,8 @@ def _fused(op: Operators, call: OnnxCall, operator: str) -> relax.Expr:
     source.op_type, source.domain = operator, ""
     *operands, added = _operands(call, 4)
     plain = replace(call, operation=replace(call.operation, kind=operator, source=source), operands=operands)
-    result = op.builder.emit(CONVERSIONS.get(operator, lambda op, call: call.by_tvm())(op, plain))
+    convert = CONVERSIONS.get(operator)
+    result = op.builder.emit(plain.by_tvm() if convert is None else convert(op, plain))
     result = result if added is None else op.add(result, added)
     single = [call.get(f"activation_{name}") for name in ("alpha", "beta")]
     parameters = call.get("activation_params") or [number for number in single if number is not None]
