@@ -169,7 +169,9 @@ def _operation(node: onnx.NodeProto, graph: OnnxGraph) -> Operation:
     """A node as an operation; its kind has its domain if that is not ONNX's: ``com.microsoft.FastGelu``."""
     has_graphs = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
     kinds = [graph.kinds.get(name, Kind()) for name in (*node.input, *node.output)]
-    others = [kind.dtype for kind in kinds if kind is not None and kind.dtype not in _COMPUTABLE]
+    dtypes = [kind.dtype if kind is not None else "" for kind in kinds]
+    allowed = [_COMPUTABLE | _READABLE] * len(node.input) + [_COMPUTABLE] * len(node.output)
+    others = [dtype for dtype, names in zip(dtypes, allowed, strict=True) if dtype not in names]
     unknown = f"it has values of {others[0]}, which cannot be computed with here" if others else ""
     return Operation(
         node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}",
@@ -188,6 +190,8 @@ _COMPUTABLE = frozenset(
     + [f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64) if (kind, bits) != ("float", 8)]
 )
 """The dtypes of values that operators may have; strings (object) are refused elsewhere."""
+_READABLE = frozenset(["int2", "int4", "uint2", "uint4", "float8_e8m0fnu"])
+"""Other dtypes of the model's inputs that are converted rightly."""
 
 
 class _Importer(Importer):
