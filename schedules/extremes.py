@@ -1,4 +1,4 @@
-"""Lower max, min, argmax, argmin and bounds (clip, relu, maximum, minimum) to TE, correctly for infinities and NaN.
+"""Lower max, min, argmax, argmin, max-pooling and bounds (clip, relu, …) to TE, correctly for infinities and NaN.
 
 TVM's reductions start from the largest finite number and return it for a row of -inf. TVM's bounds use maximum and
 minimum, which return the bound for NaN.
@@ -12,9 +12,17 @@ import tvm_ffi
 from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 
-from schedules.relax_tools import accumulator_dtype, array_of, broadcast_index, default_legalization, static_shape
+from schedules.relax_tools import (
+    accumulator_dtype,
+    array_of,
+    broadcast_index,
+    default_legalization,
+    pool_of,
+    static_shape,
+)
 
 EXTREMES = ("relax.max", "relax.min")
+POOLS = tuple(f"relax.nn.max_pool{axes}d" for axes in (1, 2, 3))
 PLACES = ("relax.argmax", "relax.argmin")
 BOUNDS = ("relax.clip", "relax.nn.relu", "relax.nn.relu6", "relax.maximum", "relax.minimum")
 FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -34,8 +42,7 @@ def legalize_extreme(builder: BlockBuilder, call: relax.Call, *, widened: bool =
     reduced = sorted(int(axis) % len(shape) for axis in call_axes)
     keeps = bool(call.attrs.keepdims)
     kind = accumulator_dtype(dtype) if widened else dtype
-    combine, nothing, word = (tirx.max, "-inf", "largest") if name == "max" else (tirx.min, "inf", "smallest")
-    reducer = te.comm_reducer(lambda x, y: combine(x, y), lambda _: tirx.const(float(nothing), kind), name=word)
+    reducer = _reducer(name, kind)
 
     def compute(x: te.Tensor) -> te.Tensor:
         axes = {axis: te.reduce_axis((0, shape[axis]), name=f"k{axis}") for axis in reduced}
@@ -57,6 +64,41 @@ def legalize_extreme(builder: BlockBuilder, call: relax.Call, *, widened: bool =
         )
 
     return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
+
+
+def _reducer(name: str, dtype: str) -> Callable[..., Any]:
+    combine, nothing, word = (tirx.max, "-inf", "largest") if name == "max" else (tirx.min, "inf", "smallest")
+    reducer: Callable[..., Any] = te.comm_reducer(
+        lambda x, y: combine(x, y), lambda _: tirx.const(float(nothing), dtype), name=word
+    )
+    return reducer
+
+
+def legalize_pool(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
+    """Lower max-pooling of floats whose channels are before the window's axes; other forms are left to TVM."""
+    shape, dtype, window = static_shape(call), str(call.ty.dtype), pool_of(call)
+    layouts = {str(call.attrs.layout), str(call.attrs.out_layout) or str(call.attrs.layout)}
+    if shape is None or dtype not in FLOATS or len(layouts) > 1 or not layouts.pop().startswith("NC"):
+        return default_legalization(builder, call)
+    sizes, strides, dilation = window["pool_size"], window["strides"], window["dilation"]
+    axes = len(sizes)
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        before = [0, 0, *window["padding"][:axes], *[0] * (len(shape) - 2 - axes)]
+        after = [0] * len(shape)
+        for axis in range(axes):
+            reach = (shape[axis + 2] - 1) * strides[axis] + (sizes[axis] - 1) * dilation[axis] + 1
+            after[axis + 2] = max(0, reach - int(x.shape[axis + 2]) - before[axis + 2])
+        padded = topi.nn.pad(x, before, after, tirx.const(float("-inf"), dtype)) if any((*before, *after)) else x
+        places = [te.reduce_axis((0, size), name=f"k{axis}") for axis, size in enumerate(sizes)]
+
+        def largest(*index: Any) -> Any:
+            moved = [index[axis + 2] * strides[axis] + places[axis] * dilation[axis] for axis in range(axes)]
+            return _reducer("max", dtype)(padded[(*index[:2], *moved, *index[axes + 2 :])], axis=places)
+
+        return te.compute(shape, largest, name="max_pool")
+
+    return builder.call_te(compute, call.args[0], primfunc_name_hint="max_pool")
 
 
 def _share_among_threads(word: str, combine: Callable[[Any, Any], Any], nothing: str) -> None:

@@ -18,7 +18,18 @@ from schedules.cpu.one_dimensional import raise_to_two_dimensions
 from schedules.cpu.softmax import legalize_softmax, schedule_columns
 from schedules.cpu.transposed import ReplaceTransposed
 from schedules.cpu.winograd import UseWinograd, schedule_winograd
-from schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
+from schedules.extremes import (
+    BOUNDS,
+    EXTREMES,
+    PLACES,
+    POOLS,
+    legalize_bounds,
+    legalize_extreme,
+    legalize_place,
+    legalize_pool,
+)
+from schedules.functions import FUNCTIONS, legalize_function
+from schedules.integers import INTEGER_ARITHMETIC, legalize_integers
 from schedules.relax_tools import PLAIN_LAYOUTS, Legalization, default_convolution
 from schedules.template import Template
 from schedules.traits import Traits, threads_of, traits_of
@@ -70,6 +81,9 @@ def legalizations(target: Target) -> dict[str, Legalization]:
         **dict.fromkeys(BOUNDS, legalize_bounds),
         **dict.fromkeys(PLACES, legalize_place),
         **dict.fromkeys(EXTREMES, legalize_extreme),
+        **dict.fromkeys(POOLS, legalize_pool),
+        **dict.fromkeys(INTEGER_ARITHMETIC, legalize_integers),
+        **dict.fromkeys(FUNCTIONS, legalize_function),
         **dict.fromkeys(ELEMENTARY, legalize_elementary),
         **{name: partial(legalize, traits=traits_of(target)) for name, legalize in of_traits.items()},
     }

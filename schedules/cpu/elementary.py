@@ -11,6 +11,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.relax import BlockBuilder
 
+from schedules.functions import legalize_function
 from schedules.relax_tools import default_legalization
 
 # Outside these limits, the result's exponent is outside float32's range.
@@ -118,10 +119,13 @@ ELEMENTARY: dict[str, Elementary] = {
     "relax.nn.gelu": gelu,
     "relax.nn.gelu_tanh": gelu_tanh,
 }
+_OF_C = ("relax.erf", "relax.tanh")
 
 
 def legalize_elementary(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Lower one of `ELEMENTARY` elementwise; float64 and integers are left to TVM."""
+    """Lower one of `ELEMENTARY` elementwise; float64 and integers are left to the C library or TVM."""
+    if call.op.name in _OF_C and str(call.ty.dtype) == "float64":
+        return legalize_function(builder, call)
     if str(call.ty.dtype) not in ("float32", "float16") or str(call.args[0].ty.dtype) != str(call.ty.dtype):
         return default_legalization(builder, call)
     function, name = ELEMENTARY[call.op.name], call.op.name.rsplit(".", 1)[-1]

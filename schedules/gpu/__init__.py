@@ -13,7 +13,16 @@ from tvm.s_tir import dlight
 from tvm.target import Target
 
 from schedules.blocks import reduced_types
-from schedules.extremes import BOUNDS, EXTREMES, PLACES, legalize_bounds, legalize_extreme, legalize_place
+from schedules.extremes import (
+    BOUNDS,
+    EXTREMES,
+    PLACES,
+    POOLS,
+    legalize_bounds,
+    legalize_extreme,
+    legalize_place,
+    legalize_pool,
+)
 from schedules.gpu.attention import FuseAttention
 from schedules.gpu.default_rules import apply_default, apply_reduction, schedule_elementwise, schedule_whole_reduction
 from schedules.gpu.lower_contraction import legalize_matmul
@@ -22,6 +31,7 @@ from schedules.gpu.scan import SCANS, legalize_scan
 from schedules.gpu.tile import Gpu, gpu_of
 from schedules.gpu.tiling_space import TEMPLATES
 from schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
+from schedules.integers import INTEGER_ARITHMETIC, legalize_integers
 from schedules.relax_tools import Legalization
 from schedules.template import Template
 
@@ -82,6 +92,8 @@ def legalizations(target: Target) -> dict[str, Legalization]:
         **dict.fromkeys(BOUNDS, legalize_bounds),
         **dict.fromkeys(PLACES, legalize_place),
         **dict.fromkeys(EXTREMES, partial(legalize_extreme, widened=True)),
+        **dict.fromkeys(POOLS, legalize_pool),
+        **dict.fromkeys(INTEGER_ARITHMETIC, partial(legalize_integers, is_widened=False)),
         **dict.fromkeys(SCANS, legalize_scan),
         **dict.fromkeys(CONVOLUTIONS, partial(legalize_convolution, gpu=gpu_of(target))),
         "relax.matmul": partial(legalize_matmul, gpu=gpu_of(target)),

@@ -4,7 +4,7 @@ Each binding is one operator call, no binding is unused, and every variable is n
 returns a tuple, and at least one layer computes a part of it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -198,6 +198,8 @@ class ModelBuilder(Builder):
             infinity = np.copysign(np.inf, divisor).astype(divisor.dtype)
             return self.normalize(relax.op.multiply(expr.args[0], constant(infinity)))
         dtype = str(getattr(tensors[0].ty, "dtype", "")) if tensors else ""
+        if (operator, dtype) in _COMPOSED:
+            return self.normalize(_COMPOSED[operator, dtype](self, expr))
         operators, wider = _WIDER.get(dtype, ((), ""))
         if operator not in operators:
             return expr
@@ -257,6 +259,24 @@ def _with_short_output_padding(call: relax.Call) -> relax.Call:
     return relax.op.nn.pad(result, [0] * 4 + zeros) if any(zeros) else result
 
 
+def _row_norm(builder: ModelBuilder, call: relax.Call) -> relax.Expr:
+    data, weight, bias = call.args
+    axes = [int(axis) for axis in call.attrs.axes]
+    centred = builder.emit(relax.op.subtract(data, builder.emit(relax.op.mean(data, axes, keepdims=True))))
+    variance = builder.emit(relax.op.mean(builder.emit(relax.op.square(centred)), axes, keepdims=True))
+    widened = builder.emit(relax.op.add(variance, constant(np.array(float(call.attrs.epsilon)))))
+    scaled = builder.emit(relax.op.multiply(centred, builder.emit(relax.op.rsqrt(widened))))
+    return relax.op.add(builder.emit(relax.op.multiply(scaled, weight)), bias)
+
+
+def _zero_like(call: relax.Call) -> relax.Expr:
+    return constant(np.zeros((), str(call.ty.dtype)))
+
+
+def _sign_of_unsigned(builder: ModelBuilder, call: relax.Call) -> relax.Expr:
+    return relax.op.astype(builder.emit(relax.op.greater(call.args[0], _zero_like(call))), str(call.ty.dtype))
+
+
 def result_of_nothing(operator: str, dtype: str) -> float:
     """Return a reduction of no elements: 0 for a sum, NaN for a mean, the least number of a dtype for a maximum."""
     if operator in _OF_NOTHING:
@@ -282,9 +302,23 @@ _ACCUMULATING = (
     *(f"relax.nn.{name}" for name in ("softmax", "log_softmax", "attention", "attention_bias")),
 )  # fmt: skip
 """Operators that TVM accumulates in the dtype of their result. Sources accumulate half precision in float32."""
+_CLASSES = ("relax.isnan", "relax.isinf", "relax.isfinite")
+_FUNCTIONS = tuple(
+    f"relax.{name}" for name in ["acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan"]
+)
 _WIDER: Mapping[str, tuple[Sequence[str], str]] = {
     "bool": ((*_PLACES, *(f"relax.{name}" for name in _COMPARING.split())), "int8"),
-    "bfloat16": ((*_PLACES, "relax.mod", *_ACCUMULATING), "float32"),
-    "float16": (_ACCUMULATING, "float32"),
+    "bfloat16": ((*_PLACES, "relax.mod", *_CLASSES, *_FUNCTIONS, *_ACCUMULATING), "float32"),
+    "float16": ((*_FUNCTIONS, *_ACCUMULATING), "float32"),
 }
 """Dtype → the operators that TVM lacks or computes too coarsely in it, and a dtype with all its numbers for them."""
+_UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
+_COMPOSED: Mapping[tuple[str, str], Callable[[ModelBuilder, relax.Call], relax.Expr]] = {
+    ("relax.nn.layer_norm", "float64"): _row_norm,
+    **{("relax.sign", dtype): _sign_of_unsigned for dtype in _UNSIGNED},
+    **{
+        ("relax.negative", dtype): lambda _, call: relax.op.subtract(_zero_like(call), call.args[0])
+        for dtype in _UNSIGNED
+    },
+}
+"""Operator and dtype → what a call is made of, where TVM's own lowering, which it also tries to fold, fails."""

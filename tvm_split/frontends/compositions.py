@@ -253,26 +253,60 @@ def log_one_plus(op: Operators, operand: relax.Expr) -> relax.Expr:
 
 
 def erfc(op: Operators, operand: relax.Expr) -> relax.Expr:
-    """Return the complementary error function, with a relative error up to 1.2e-7.
+    """Return the complementary error function, with a relative error up to 1.2e-7, of float64 up to 1e-15.
 
-    Press et al., Numerical Recipes, 6.2 (erfcc): a Chebyshev fit in t = 1 / (1 + |x| / 2). In double precision it is
-    used only for x > 2, where 1 - erf(x) is less accurate.
+    Press et al., Numerical Recipes, 6.2 (erfcc): a Chebyshev fit in t = 1 / (1 + |x| / 2).
     """
     dtype = dtype_of(operand)
+    if dtype == "float64":
+        return op.where(op.greater(operand, 0.5), _erfc_beyond(op, operand), op.subtract(1, op.erf(operand)))
     x = op.cast(operand, wide(dtype))
     size = op.abs(x)
     t = op.divide(1, op.add(op.multiply(size, 0.5), 1))
     exponent = op.subtract(polynomial(op, t, _ERFC), op.multiply(size, size))
     beyond = op.multiply(t, op.exp(exponent))
-    result = op.where(op.less(x, 0), op.subtract(2, beyond), beyond)
-    if dtype == "float64":
-        result = op.where(op.greater(x, 2), result, op.subtract(1, op.erf(x)))
-    return op.cast(result, dtype)
+    return op.cast(op.where(op.less(x, 0), op.subtract(2, beyond), beyond), dtype)
+
+
+def _erfc_beyond(op: Operators, x: relax.Expr) -> relax.Expr:
+    """Return the function of float64 above 0.47: Cody, Rational Chebyshev approximations for the error function, 1969.
+
+    exp(-x^2) is a product, of x rounded to a 16th and of the rest, which keeps the digits of the square.
+    """
+    middle = op.divide(polynomial(op, x, _ERFC_4), polynomial(op, x, _ERFC_4_BELOW))
+    inverse = op.divide(1, op.multiply(x, x))
+    rest = op.multiply(
+        inverse, op.divide(polynomial(op, inverse, _ERFC_OVER), polynomial(op, inverse, _ERFC_OVER_BELOW))
+    )
+    far = op.divide(op.subtract(1 / math.sqrt(math.pi), rest), x)
+    rounded = op.divide(op.floor(op.multiply(x, 16.0)), 16.0)
+    change = op.multiply(op.subtract(x, rounded), op.add(x, rounded))
+    tail = op.multiply(op.exp(op.negative(op.multiply(rounded, rounded))), op.exp(op.negative(change)))
+    # Beyond, the result is 0; infinity would give NaN.
+    result = op.multiply(tail, op.where(op.less(x, 4), middle, far))
+    return op.where(op.less(x, 27.5), result, 0)
 
 
 _ERFC = (
     0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368,
     -1.26551223,
+)  # fmt: skip
+# Cody's coefficients below 4 in x, and from 4 on in 1 / x^2; highest power first.
+_ERFC_4 = (
+    2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594, 6.61191906371416295e1, 2.98635138197400131e2,
+    8.81952221241769090e2, 1.71204761263407058e3, 2.05107837782607147e3, 1.23033935479799725e3,
+)  # fmt: skip
+_ERFC_4_BELOW = (
+    1.0, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2, 1.62138957456669019e3,
+    3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3,
+)  # fmt: skip
+_ERFC_OVER = (
+    1.63153871373020978e-2, 3.05326634961232344e-1, 3.60344899949804439e-1, 1.25781726111229246e-1,
+    1.60837851487422766e-2, 6.58749161529837803e-4,
+)  # fmt: skip
+_ERFC_OVER_BELOW = (
+    1.0, 2.56852019228982242, 1.87295284992346725, 5.27905102951428412e-1, 6.05183413124413191e-2,
+    2.33520497626869185e-3,
 )  # fmt: skip
 
 

@@ -102,7 +102,9 @@ _UNARY: dict[str, str | Unary] = {
 def _copysign(op: Operators, call: TorchCall) -> relax.Expr:
     left, right = _promoted(op, call)
     size = op.abs(left)
-    return op.where(op.less(right, 0), op.negative(size), size)
+    # The quotient tells the zeros apart, which compare equal.
+    is_negative = op.logical_or(op.less(right, 0), op.less(op.divide(1, right), 0))
+    return op.where(is_negative, op.negative(size), size)
 
 
 def _clamp(op: Operators, call: TorchCall) -> relax.Expr:
