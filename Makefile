@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.demo-installed
 # JAX, Flax, Keras and LiteRT, half a gigabyte that only their models need: packages of their own, laid over those of .venv.
 FRAMEWORKS := .frameworks
 
@@ -13,24 +14,35 @@ export PYTHONDONTWRITEBYTECODE :=
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml requirements.lock
+# What the demonstration needs, in the lock's versions.
+$(DEMO): pyproject.toml requirements.lock
 	$(PYTHON) -c "import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else 'tvm-split needs Python 3.11 to 3.13, this is %d.%d: make PYTHON=python3.12 …' % v)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --editable .
-	touch $(STAMP)
+	$(BIN)/python -m pip install --constraint requirements.lock --editable '.[demo]'
+	touch $@
 
-demo: setup
+$(STAMP): $(DEMO)
+	$(BIN)/python -m pip install --requirement requirements.lock
+	touch $@
+
+demo: $(DEMO)
 	$(BIN)/tvm-split demo
 
-# The folder or files whose tests the targets for slow, long and property tests run.
+# The folder or files whose tests are run.
 TESTS ?= tests
+
+# CPU=x86-64-v3 (AVX2) or x86-64-v2 (SSE4) hides the further instruction sets of this processor, in every target here.
+HIDDEN_x86-64-v3 := avx512f avx512bw avx512cd avx512dq avx512vl avx_vnni avx_vnni_int8
+HIDDEN_x86-64-v2 := $(HIDDEN_x86-64-v3) avx avx2 f16c fma bmi1 bmi2 abm movbe
+ifdef CPU
+export TVM_SPLIT_DISABLE_CPU_FEATURES := $(or $(HIDDEN_$(CPU)),$(error CPU=$(CPU): give x86-64-v3 or x86-64-v2))
+endif
 
 # Each file's tests stay together, in one of two processes: more would only take each other's cores on a small machine.
 # Files begin in their own order, and not with those of most tests, or few long tests would be waited for in the end.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long" $(TESTS)
 
 # What `make test` leaves out: "slow" takes seconds, "long" minutes, "hypothesis" are property tests with TIMES their
 # examples, new ones in each run unless SEED is given. TESTS is a folder or files.

@@ -35,7 +35,7 @@ LINUX_NAMES = {
     for family, names in _NAMES.items()
 }
 """By architecture, LLVM's names of instruction sets that kernels use, with their names in /proc/cpuinfo."""
-_KNOWN_FEATURES = frozenset(linux for names in LINUX_NAMES.values() for linux in names.values())
+_USED_FEATURES = frozenset(linux for names in LINUX_NAMES.values() for linux in names.values())
 
 _FEATURES_KEYS = {"x86_64": "flags", "amd64": "flags", "i686": "flags"}
 """The key of /proc/cpuinfo that lists instruction sets, by architecture; ARM's ``Features`` is the default.
@@ -51,7 +51,7 @@ def cpu_features() -> frozenset[str]:
     See `DISABLED_FEATURES_VARIABLE`. Empty if there is no /proc/cpuinfo, or if it describes another architecture.
 
     Raises:
-        InputError: the variable names an unknown instruction set.
+        InputError: the variable names what no kernel uses: hiding it would have no effect.
     """
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -59,10 +59,10 @@ def cpu_features() -> frozenset[str]:
         return frozenset()
     features = features_in(text, platform.machine())
     disabled = frozenset(os.environ.get(DISABLED_FEATURES_VARIABLE, "").split())
-    if unknown := disabled - features - _KNOWN_FEATURES:
+    if unused := disabled - _USED_FEATURES:
         raise InputError(
-            f"{DISABLED_FEATURES_VARIABLE} names {', '.join(sorted(unknown))}, which is no instruction set here; give "
-            "names of /proc/cpuinfo with spaces between them"
+            f"{DISABLED_FEATURES_VARIABLE} names {', '.join(sorted(unused))}, which no kernel uses; give names of "
+            "/proc/cpuinfo, such as avx2 and avx512f, with spaces between them"
         )
     return features - disabled
 

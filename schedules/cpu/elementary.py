@@ -99,7 +99,7 @@ def silu(x: Any) -> Any:
 
 def gelu(x: Any) -> Any:
     # 1 + erf would cancel for negative x. An infinite eighth power gives the tail 0, as it should.
-    root = _horner(tirx.Select(x < _number(0.0), -x, x), TAIL_POLYNOMIAL)
+    root = _horner(tirx.abs(x), TAIL_POLYNOMIAL)
     square = root * root
     tail = _number(0.5) / (square * square * square * square)
     return x * tirx.Select(x < _number(0.0), tail, _number(1.0) - tail)
