@@ -10,12 +10,12 @@ FRAMEWORKS := .frameworks
 # Tests start hundreds of processes, each of which would compile this project's sources anew if nobody kept the result.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-more test-extra test-install test-install-lowest fuzz lint format protocol bench prove-gpu clean
+.PHONY: setup demo test test-more test-extra test-install test-install-lowest fuzz lint format bench prove-gpu clean
 
 setup: $(STAMP)
 
 # What the demonstration needs, in the lock's versions.
-$(DEMO): pyproject.toml requirements.lock
+$(DEMO): pyproject.toml requirements.lock setup.py rpc_runtime/wire/worker.proto
 	$(PYTHON) -c "import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else 'tvm-split needs Python 3.11 to 3.13, this is %d.%d: make PYTHON=python3.12 …' % v)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -125,18 +125,6 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Generated code runs with its own version of protobuf, 6.31.1, and newer ones, up to the next major version. The generator of
-# that version wants protobuf below 7, so it lies beside the packages of .venv.
-PROTOCOL := .protocol
-$(PROTOCOL)/.installed: Makefile $(STAMP)
-	rm -rf $(PROTOCOL)
-	$(BIN)/python -m pip install --quiet --no-deps --target $(PROTOCOL) grpcio-tools==1.80.0
-	touch $@
-
-protocol: $(PROTOCOL)/.installed
-	PYTHONPATH=$(CURDIR)/$(PROTOCOL) $(BIN)/python -m grpc_tools.protoc \
-		-I. --python_out=. --pyi_out=. --grpc_python_out=. rpc_runtime/wire/worker.proto
-
 # Without NAME, the list of cases. ROUNDS of each measurement, ALSO="PYTHON …" for the interpreters of other checkouts,
 # JSON=FILE for the results; OPTIONS are those of `python -m scripts.bench --help`, such as --check and --set.
 BENCH = $(BIN)/python -m scripts.bench $(NAME) $(ONLY) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(ALSO),--also $(ALSO)) \
@@ -149,4 +137,4 @@ prove-gpu: setup
 	$(BIN)/python -m scripts.bench gpu --check --time-limit 450 --json prove-gpu.json $(OPTIONS)
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(PROTOCOL) $(AARCH64) $(CONTAINER) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(AARCH64) $(CONTAINER) build dist *.egg-info rpc_runtime/wire/worker_pb2* .pytest_cache .mypy_cache .ruff_cache .hypothesis

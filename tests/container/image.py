@@ -77,10 +77,10 @@ def download(wheels: Path, version: str) -> Path:
     """What the Containerfile lets pip install, as wheels for the image's Python."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["codecs"]]
-    needed += project["build-system"]["requires"]
     command = ["pip", "download", "--quiet", "--only-binary=:all:", "--python-version", version, "--dest", str(wheels)]
-    command += ["--constraint", str(ROOT / "requirements.lock"), *needed]
-    subprocess.run([sys.executable, "-m", *command], check=True, timeout=1800)
+    constrained = ["--constraint", str(ROOT / "requirements.lock"), *needed]
+    for packages in (constrained, project["build-system"]["requires"]):  # a build has an environment of its own
+        subprocess.run([sys.executable, "-m", *command, *packages], check=True, timeout=1800)
     return wheels
 
 
