@@ -99,8 +99,13 @@ _UNARY: dict[str, str | Unary] = {
 }
 
 
+def _atan2(op: Operators, call: TorchCall) -> relax.Expr:
+    # TVM's importer keeps integers, which torch promotes.
+    return op.cast(op.atan2(*_promoted(op, call, wide(call.dtype))), call.dtype)
+
+
 def _copysign(op: Operators, call: TorchCall) -> relax.Expr:
-    left, right = _promoted(op, call)
+    left, right = _promoted(op, call, call.dtype)
     size = op.abs(left)
     # The quotient tells the zeros apart, which compare equal.
     is_negative = op.logical_or(op.less(right, 0), op.less(op.divide(1, right), 0))
@@ -167,6 +172,7 @@ CONVERSIONS: dict[str, Conversion] = {
     "clamp.Tensor": _clamp,
     "round.default": _round,
     "round.decimals": _round,
+    "atan2.default": _atan2,
     "copysign.Tensor": _copysign,
     "hypot.default": lambda op, call: op.sqrt(op.add(*map(op.square, _promoted(op, call)))),
     "maximum.default": partial(_binary, operator="maximum"),
