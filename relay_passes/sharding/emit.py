@@ -200,7 +200,7 @@ class _Emitter:
         if operand_range is None:
             return None
         if value is None:
-            read = self._slice_of_whole if reads_whole(operand, axis, self._outside) else self._fetch
+            read = self._slice_of_whole if reads_whole(operand, self._outside) else self._fetch
             return read(leaf.name, axis.index, operand_range, machine)
         key = value, axis, operand_range
         if operand_range == (0, axis.length):

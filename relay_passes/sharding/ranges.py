@@ -146,13 +146,13 @@ class Needs:
     whole: dict[str, set[int | None]] = field(default_factory=dict)
 
 
-def reads_whole(operand: Operand, axis: Axis | None, outside: Collection[str]) -> bool:
-    """Return whether a machine needs all of an operand, even if its operation reads a range of it along ``axis``.
+def reads_whole(operand: Operand, outside: Collection[str]) -> bool:
+    """Return whether a machine needs all of an operand of which its operation reads a range.
 
     The operand decides, not the value: the machines may own parts of it along another axis, or in other blocks, which
     this reader gathers first. Only of values from ``outside`` the region, the range alone is made.
     """
-    return axis is None or (operand.axis is None and getattr(operand.expression, "name", "") not in outside)
+    return operand.axis is None and getattr(operand.expression, "name", "") not in outside
 
 
 def _needs_of(
@@ -172,7 +172,7 @@ def _needs_of(
 
     def read(operand: Operand, axis: Axis | None, operand_range: Range | None, machine: int) -> None:
         name = getattr(operand.expression, "name", "")
-        if reads_whole(operand, axis, contents.outside):
+        if axis is None or reads_whole(operand, contents.outside):
             read_whole(operand, machine)
         elif operand_range is not None and name:
             key = name, axis.index, machine

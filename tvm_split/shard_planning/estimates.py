@@ -275,8 +275,9 @@ def profile_parts(
     used = {machine for plan in scheduled for machine in plan.machines()}
     seconds = {time.machine.name: CallSeconds(time) for time in times if time.machine.name in used}
     return tuple(
-        plan
-        and StepGraph(
+        None
+        if plan is None
+        else StepGraph(
             tuple(
                 _timed(plan, step, seconds[step.machines[0]], estimates, origin)
                 for step, origin in zip(estimates.steps(plan.placed, plan.plan), plan.placed.origins, strict=True)
