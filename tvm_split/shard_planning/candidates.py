@@ -219,10 +219,8 @@ class ShardCandidates:
             first = max(first + 1, end)
 
     def _last_end(self, option: ShardOption) -> int:
-        """The last end of a stage that begins with an option; its beginning if no block can be sharded so.
-
-        A block that cannot be sharded ends all longer stages too, so it is found by halving.
-        """
+        """The last end of a stage that begins with an option; its beginning if no block can be sharded so."""
+        # A block that cannot be sharded ends all longer stages too, so it is found by halving.
         last = len(self._blocks)
         if self._looked_ahead(option, last) is not None:
             return last
