@@ -146,7 +146,7 @@ def legalize_bounds(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     A comparison with NaN is false. x86's maximum returns its second operand if either is NaN, and LLVM uses it here.
     """
     dtype, name = str(call.ty.dtype), call.op.name.rsplit(".", 1)[-1]
-    if not dtype.startswith("float"):
+    if dtype not in FLOATS:
         return default_legalization(builder, call)
     bounded = _bounded(call, name)
     if bounded is None:

@@ -17,7 +17,7 @@ from tvm.relax import BlockBuilder
 from schedules.relax_tools import array_of, broadcast_index, default_legalization, operator_of, static_shape
 
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
-SIGNED = ("int32", "int64")
+SIGNED = ("int8", "int16", "int32", "int64")
 WRAPPING = (*SIGNED, *UNSIGNED)
 Compute = Callable[[Any, Any], Any]
 Wrap = Callable[..., Any]
@@ -39,10 +39,11 @@ def _reinterpreted(dtype: str, value: Any) -> Any:
 def wrapped(compute: Compute, left: Any, right: Any, dtype: str, is_widened: bool) -> Any:
     """Return the sum, difference or product of two expressions of a dtype of `WRAPPING`.
 
-    CUDA has no integers of 128 bits, but its unsigned ones wrap: there, ``is_widened`` is false.
+    CUDA has no integers of 128 bits, but its unsigned ones of 64 bits wrap: there, ``is_widened`` is false. Integers of
+    8 and 16 bits would keep the 32 bits in which C computes them.
     """
     bits = _bits_of(dtype)
-    if not is_widened:
+    if bits == 64 and not is_widened:
         return _reinterpreted(dtype, compute(*(_reinterpreted(f"uint{bits}", value) for value in (left, right))))
     wide = (_reinterpreted(f"int{bits}", value).astype(f"int{2 * bits}") for value in (left, right))
     return _reinterpreted(dtype, compute(*wide).astype(f"uint{bits}"))

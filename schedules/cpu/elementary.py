@@ -126,7 +126,7 @@ def legalize_elementary(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     """Lower one of `ELEMENTARY` elementwise; float64 and integers are left to the C library or TVM."""
     if call.op.name in _OF_C and str(call.ty.dtype) == "float64":
         return legalize_function(builder, call)
-    if str(call.ty.dtype) not in ("float32", "float16") or str(call.args[0].ty.dtype) != str(call.ty.dtype):
+    if str(call.ty.dtype) not in ("float32", "float16", "bfloat16") or str(call.args[0].ty.dtype) != str(call.ty.dtype):
         return default_legalization(builder, call)
     function, name = ELEMENTARY[call.op.name], call.op.name.rsplit(".", 1)[-1]
 

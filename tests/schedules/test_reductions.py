@@ -181,3 +181,16 @@ def test_the_place_of_what_cannot_be_less_is_the_first(worst, axis, keepdims):
         graph = getattr(relax.op, name)
         actual, _ = evaluate(lambda builder, data, graph=graph: builder.emit(graph(data, axis, keepdims)), [x])
         assert np.array_equal(actual, getattr(np, name)(x, axis, keepdims=keepdims))
+
+
+@on_cpu_and_gpu
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_window_of_nothing_but_minus_infinity(evaluate, axes):
+    """Padding counts as -inf too; the last window is beyond the data."""
+    x = np.full((1, 16, *[9] * axes), -np.inf, "float32")
+    x[..., 7:] = normal(0, *x[..., 7:].shape)
+    options = {"pool_size": [3] * axes, "strides": [2] * axes, "padding": [1] * (2 * axes), "ceil_mode": True}
+    operator = getattr(relax.op.nn, f"max_pool{axes}d")
+    actual, _ = evaluate(lambda builder, data: builder.emit(operator(data, **options)), [x])
+    expected = getattr(functional, f"max_pool{axes}d")(torch.from_numpy(x), 3, 2, 1, ceil_mode=True)
+    assert np.array_equal(actual, expected.numpy())
