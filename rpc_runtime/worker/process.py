@@ -109,7 +109,7 @@ def _knows_callers(config: WorkerConfig) -> bool:
 
 
 def _check_callers(config: WorkerConfig) -> None:
-    """Reject serving unauthenticated callers or an open network without TLS; with ``insecure``, only warn.
+    """Reject serving unauthenticated callers or an open network without TLS, unless ``insecure`` allows it.
 
     Raises:
         InputError: the configuration is unsafe; the message says which options to give.
@@ -127,6 +127,11 @@ def _check_callers(config: WorkerConfig) -> None:
                 f"{problem}. --tls-certificate proves this worker to its callers, not them to it: give --tls-ca or "
                 "--token-file, or --insecure on a network that you trust"
             )
+
+
+def _warn_of_callers(config: WorkerConfig) -> None:
+    """Log who controls this machine, once the worker listens."""
+    loopback, knows_callers = Address.parse(config.listen).is_loopback, _knows_callers(config)
     if config.insecure and not knows_callers:
         who = "every user of this host" if loopback else "anybody who reaches this port"
         lacking = "TLS" if config.tls is None and not loopback else "--tls-ca or a token"
@@ -186,6 +191,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
     probed = health_server(servicer, config.health_listen) if config.health_listen else None
     try:
         address = bind(server, config.listen, config.tls)
+        _warn_of_callers(config)
         with contextlib.ExitStack() as until_end:
             if token is not None and makes_token:
                 token = Token(token.text, until_end.enter_context(published(token, address)))

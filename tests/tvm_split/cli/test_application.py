@@ -199,3 +199,41 @@ main()
 def test_ctrl_c_while_a_command_is_loaded_has_the_same_exit_code():
     ended = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("plan", "x.onnx", "--objective", "speed"), "--objective: 'speed' is not one of 'throughput', 'latency'; "),
+        (("plan", "x.onnx", "--workers", "two"), "--workers: must be a whole number; "),
+        (("plan", "x.onnx", "--allow-lossy", "2"), "--allow-lossy: must be less than or equal to 1; "),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_one_line_in_plain_words(invoke, arguments, error):
+    (line,) = invoke(*arguments, code=2).stderr.splitlines()
+    assert line.startswith(f"error: {error}")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--pin", "conv_1=machin-a"], "the cluster has machine-a, machine-b; did you mean 'machine-a'?"),
+        (["--split", "machineb=conv_1"], "the cluster has machine-a, machine-b; did you mean 'machine-b'?"),
+        (["--split", "machine-c=conv_1"], "the cluster has machine-a, machine-b\n"),  # both are as near
+    ],
+)
+def test_a_misspelt_machine_gets_a_suggestion(invoke, onnx_path, options, error):
+    result = invoke("plan", onnx_path, "--workers", "2", "--estimate", *options, code=2)
+    assert error in result.stderr
+
+
+def test_sentences_are_whole_where_there_is_no_terminal(invoke, onnx_path):
+    lines = invoke("plan", onnx_path, "--workers", "2", "--estimate").stdout.splitlines()
+    assert any(line.startswith("Predicted: ") and line.endswith(" for one alone") for line in lines)
+
+
+def test_the_usual_options_come_first_and_no_word_is_broken(invoke):
+    text = invoke("plan", "--help").stdout
+    first = text.index("─ Options ─")
+    assert first < text.index("--objective") < text.index("─ Planning ─") < text.index("--minimum-throughput")
+    assert "…" not in text

@@ -71,7 +71,10 @@ def test_a_problem_and_its_answer(invoke, solved):
 def test_a_machine_is_lost(invoke, plan_path):
     result = invoke("simulate", plan_path, "--lose", f"{B}@1", code=1)
     assert f"{B} is lost at 1 s\n" in result.stdout
-    assert "49 results came, the last at 990 ms; lost under way" in result.stdout
+    assert (
+        "49 results came, the last at 990 ms; 7 micro-batches never come out, since no other machine takes over"
+        in result.stdout
+    )
     at_once = invoke("simulate", plan_path, "--lose", f"{A}@0", code=1).stdout
     assert "No result came; " in at_once
 
@@ -90,7 +93,9 @@ def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
 
     simulated = json.loads(invoke(*arguments, "--json").stdout, parse_constant=refused)
     assert (simulated["results"], simulated["period_seconds"], simulated["samples_per_second"]) == (2, None, None)
-    assert "turns after 2 results: a throughput needs --micro-batches 4" in " ".join(invoke(*arguments).stdout.split())
+    assert "replicas repeats after 2 results: a throughput needs --micro-batches 4" in " ".join(
+        invoke(*arguments).stdout.split()
+    )
 
 
 def test_a_picture(invoke, plan_path, tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import time
 
 import pytest
 from rich.console import Console
@@ -49,6 +50,19 @@ def test_memory_is_shown_beside_its_limit(limit, text):
     """A plan file may say 0, as for a machine that holds nothing."""
     machines = machine_prediction(A, 0.012, memory_limit_bytes=limit), machine_prediction(B, 0.010)
     assert text in shown(dataclasses.replace(plan(), prediction=prediction(machines)))
+
+
+def test_the_range_of_ages_is_shown():
+    now = time.time()
+    expected = dataclasses.replace(plan().prediction, profiled_at=now - 7300, profiled_until=now)
+    assert "measured less than a minute to 2 hours ago" in " ".join(
+        shown(dataclasses.replace(plan(), prediction=expected)).split()
+    )
+
+
+def test_a_long_name_keeps_whole_parts_of_its_path():
+    stages = (dataclasses.replace(plan().stages[0], layers=("/features/block1/conv_18/Conv",)), *plan().stages[1:])
+    assert "…/conv_18/Conv" in shown(dataclasses.replace(plan(), stages=stages))
 
 
 def test_without_a_prediction_the_stages_are_shown():
