@@ -139,7 +139,8 @@ class ClusterProfile:
     @property
     def moments(self) -> list[float]:
         """When each machine and link was measured, those that are estimated left out."""
-        return [part.measured_at for part in (*self.machines, *self.links) if part.measured_at]
+        moments = [machine.measured_at for machine in self.machines] + [link.measured_at for link in self.links]
+        return [moment for moment in moments if moment]
 
     @property
     def layer_counts(self) -> dict[str, int]:
