@@ -52,7 +52,7 @@ def idle_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         f"[tvm_split.frontends]\nidle-files = {__name__}:FRONTEND\n[tvm_split.strategies]\nidle = {__name__}:NoPlan\n"
         f"[tvm_split.launchers]\nidle = {__name__}:NoMachines\nidle-workers = {__name__}:NoWorkers\n"
     )
-    (tmp_path / "model.idle").touch()
+    (tmp_path / "model.idle").write_text("idle")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
 
