@@ -222,6 +222,14 @@ def _batch_norm(op: Operators, call: OnnxCall) -> relax.Expr:
     return relax.Tuple([op.cast(result, dtype_of(data)), *updated])
 
 
+def _prelu(op: Operators, call: OnnxCall) -> relax.Expr:
+    # Slopes that do not fit the last axis are those of the channels, below opset 7; TVM's importer fails.
+    data, slope = call.operands
+    if shape_of(slope) not in ([1], shape_of(data)[-1:]) and len(shape_of(slope)) == 1:
+        slope = op.reshape(slope, [-1, *[1] * (len(shape_of(data)) - 2)])
+    return op.where(op.less(data, 0), op.multiply(data, slope), data)
+
+
 def _rms_norm(op: Operators, call: OnnxCall) -> relax.Expr:
     """Merge the axes if the norm is over all of them: TVM's operator does not compile then."""
     data, scale = call.operands
@@ -310,6 +318,7 @@ _OWN: dict[str, Conversion] = {
     "OneHot": _one_hot,
     "Pad": _pad,
     "Pow": lambda op, call: compositions.power(op, call.operands[0], call.operands[1], dtype_of(call.operands[0])),
+    "PRelu": _prelu,
     "RMSNormalization": _rms_norm,
     **dict.fromkeys(("Resize", "Upsample"), resize),
     "RoiAlign": _roi_align,
