@@ -2,8 +2,8 @@
 
 TVM's simplifier takes int32 and int64 for indices, which never overflow: it turns ``(a + 1) > a`` into true. LLVM does
 the same with sums, differences and products of 32 and 64 bits, signed or not, since TVM marks them as never
-overflowing. So these are computed in twice the bits, where nothing overflows, and their lower half is reinterpreted,
-which the simplifier does not look through. LLVM makes one instruction of this again.
+overflowing. So these are computed in twice the bits, where nothing overflows, and their lower half is combined with 0 by
+an exclusive or, which the simplifier does not look through. LLVM makes one instruction of this again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,29 +24,18 @@ Wrap = Callable[..., Any]
 """`wrapped` for a target."""
 
 
-def _bits_of(dtype: str) -> int:
-    return int(dtype.removeprefix("u").removeprefix("int"))
-
-
-def _reinterpreted(dtype: str, value: Any) -> Any:
-    if isinstance(value, tirx.IntImm):  # TVM refuses to reinterpret the number 0
-        number, bits = int(value) % (1 << _bits_of(dtype)), _bits_of(dtype)
-        is_negative = not dtype.startswith("u") and number >> (bits - 1)
-        return tirx.const(number - (1 << bits) if is_negative else number, dtype)
-    return tirx.reinterpret(dtype, value)
-
-
 def wrapped(compute: Compute, left: Any, right: Any, dtype: str, is_widened: bool) -> Any:
     """Return the sum, difference or product of two expressions of a dtype of `WRAPPING`.
 
     CUDA has no integers of 128 bits, but its unsigned ones of 64 bits wrap: there, ``is_widened`` is false. Integers of
     8 and 16 bits would keep the 32 bits in which C computes them.
     """
-    bits = _bits_of(dtype)
-    if bits == 64 and not is_widened:
-        return _reinterpreted(dtype, compute(*(_reinterpreted(f"uint{bits}", value) for value in (left, right))))
-    wide = (_reinterpreted(f"int{bits}", value).astype(f"int{2 * bits}") for value in (left, right))
-    return _reinterpreted(dtype, compute(*wide).astype(f"uint{bits}"))
+    bits = int(dtype.removeprefix("u").removeprefix("int"))
+    # Only differences of unsigned numbers are negative, only their products need all bits.
+    kind = "uint" if dtype.startswith("u") and compute is mul else "int"
+    wide = f"{kind}{2 * bits}" if is_widened or bits < 64 else "uint64"
+    result = compute(left.astype(wide), right.astype(wide)).astype(dtype)
+    return tirx.bitwise_xor(result, tirx.const(0, dtype))
 
 
 def _negative(wrap: Wrap, value: Any, dtype: str) -> Any:
@@ -54,9 +43,7 @@ def _negative(wrap: Wrap, value: Any, dtype: str) -> Any:
 
 
 def _absolute(wrap: Wrap, value: Any, dtype: str) -> Any:
-    # Reinterpreted, since the simplifier would conclude that it is never negative; that of the lowest number is.
-    size = tirx.Select(value < tirx.const(0, dtype), _negative(wrap, value, dtype), value)
-    return _reinterpreted(dtype, _reinterpreted(f"u{dtype}", size))
+    return tirx.Select(value < tirx.const(0, dtype), _negative(wrap, value, dtype), value)
 
 
 def _quotient(wrap: Wrap, left: Any, right: Any, dtype: str, *, divide: Compute) -> Any:

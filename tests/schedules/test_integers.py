@@ -33,7 +33,7 @@ def ends(dtype: str, count: int) -> list[np.ndarray]:
 
 steps = st.one_of(
     st.tuples(st.sampled_from(sorted(UNARY)), st.none()),
-    st.tuples(st.sampled_from(sorted(BINARY)), st.sampled_from(["left", "right", 1, 100])),
+    st.tuples(st.sampled_from(sorted(BINARY)), st.sampled_from(["left", "right", 0, 1, 100])),
 )
 
 
@@ -48,7 +48,7 @@ steps = st.one_of(
 def test_chains_wrap(evaluate, dtype, chain, last, count):
     left, right = ends(dtype, count)
     chain = [step for step in chain if step[0] not in ("negative", "abs") or not dtype.startswith("u")]
-    arrays = {"left": left, "right": right, 1: np.array(1, dtype), 100: np.array(100, dtype)}
+    arrays = {"left": left, "right": right, **{number: np.array(number, dtype) for number in (0, 1, 100)}}
     expected = left
     with warnings.catch_warnings(action="ignore"):
         for name, other in chain:
@@ -56,7 +56,7 @@ def test_chains_wrap(evaluate, dtype, chain, last, count):
         expected = COMPARING[last](expected, left) if last else expected + right
 
     def graph(builder, x, y):
-        operands = {"left": x, "right": y, 1: relax.const(1, dtype), 100: relax.const(100, dtype)}
+        operands = {"left": x, "right": y, **{number: relax.const(number, dtype) for number in (0, 1, 100)}}
         value = x
         for name, other in chain:
             arguments = [value] if other is None else [value, operands[other]]
@@ -104,3 +104,15 @@ def test_the_lowest_number_divided_by_minus_one(dtype, is_constant):
         floor, rest = left // right, left % right
         towards_zero = np.where((rest != 0) & (right < 0) != (left < 0) & (rest != 0), floor + 1, floor)
     np.testing.assert_array_equal(actual, np.concatenate([floor, towards_zero, rest, np.fmod(left, right)]))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_what_is_always_zero(dtype):
+    x, _ = ends(dtype, 96)
+
+    def graph(builder, data):
+        nothing = builder.emit(relax.op.multiply(data, relax.const(0, dtype)))
+        return builder.emit(relax.op.concat([nothing, builder.emit(relax.op.subtract(data, data))]))
+
+    actual, _ = evaluate_on_cpu(graph, [x], OPTIMISED)
+    np.testing.assert_array_equal(actual, np.zeros(192, dtype))
