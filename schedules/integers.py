@@ -2,8 +2,8 @@
 
 TVM's simplifier takes int32 and int64 for indices, which never overflow: it turns ``(a + 1) > a`` into true. LLVM does
 the same with sums, differences and products of 32 and 64 bits, signed or not, since TVM marks them as never
-overflowing. So these are computed in twice the bits, where nothing overflows, and their lower half is combined with 0 by
-an exclusive or, which the simplifier does not look through. LLVM makes one instruction of this again.
+overflowing. So these are computed in twice the bits, where nothing overflows. Their lower half is combined with 0 by an
+exclusive or, which the simplifier does not look through. LLVM makes one instruction of this again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
