@@ -293,7 +293,7 @@ _OF_NOTHING = {"relax.sum": 0, "relax.prod": 1, "relax.mean": np.nan}
 _REDUCTIONS = (*_OF_NOTHING, "relax.max", "relax.min")
 _QUOTIENTS = ("relax.divide", "relax.floor_divide")
 _PLACES = ("relax.argmax", "relax.argmin")
-_COMPARING = "max min maximum minimum equal not_equal less less_equal greater greater_equal"
+_COMPARING = "isnan sign max min maximum minimum equal not_equal less less_equal greater greater_equal"
 _ACCUMULATING = (
     *_OF_NOTHING, "relax.variance", "relax.std", "relax.vision.roi_align",
     *(f"relax.image.{name}" for name in ("grid_sample", "resize2d", "resize3d")),

@@ -163,6 +163,7 @@ def test_functions_of_onnx(dtype: torch.dtype) -> None:
 INTEGERS = torch.arange(-48, 48)
 OTHERS: dict[str, tuple[Callable[..., object], list[torch.Tensor]]] = {
     "unsigned": (lambda x: (-x, torch.sign(x), x - 1, torch.abs(x)), [torch.arange(96, dtype=torch.uint8)]),
+    "booleans": (lambda x: (torch.isnan(x), torch.sign(x)), [torch.arange(96) % 3 == 0]),
     "angles": (lambda x: (torch.atan2(x, x - 3), torch.copysign(x, -x)), [INTEGERS]),
     "signs": (torch.copysign, [torch.ones(4), torch.tensor([0.0, -0.0, -torch.inf, torch.inf])]),
     "norm": (lambda x: F.layer_norm(x, [8]), [torch.randn(12, 8).double()]),
