@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvm_split.errors import ModelImportError
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, shape_of, wide
 
 
@@ -124,6 +125,8 @@ def weighted(op: Operators, data: relax.Expr, weights: np.ndarray[Any, Any], axi
     """Return the sums of the rows of ``data`` along ``axis`` with the ``weights`` [rows of the result, rows].
 
     Weights that only choose rows become a gather, and a few weights for many rows a gather for each.
+    Raises ModelImportError for other weights of integers: they would be rounded to 0, and sources round the sums in
+    different ways.
     """
     target, size = weights.shape
     if target == size and np.array_equal(weights, np.eye(size)):
@@ -132,6 +135,8 @@ def weighted(op: Operators, data: relax.Expr, weights: np.ndarray[Any, Any], axi
     if np.array_equal(weights, np.eye(size)[chosen]):
         return op.take(data, constant(chosen, "int64"), axis)
     dtype, rank = dtype_of(data), len(shape_of(data))
+    if not is_float(dtype):
+        raise ModelImportError(f"it interpolates between numbers of {dtype}; convert them to float32 before it")
     data = op.cast(data, wide(dtype))
     used = np.argsort(weights == 0, axis=1, kind="stable")[:, : np.count_nonzero(weights, axis=1).max()]
     if size >= ROWS_PER_WEIGHT * used.shape[1]:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.helpers.frontends.comparison import run_as_stage
+from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -61,7 +62,10 @@ TORCH: dict[str, tuple[Function, float]] = {
             ],
         )
     },
-    "exp2": (torch.exp2, 200),  # exp(x · ln 2): the rounding of the product is multiplied by it
+    "exp2": (
+        torch.exp2,
+        200,
+    ),  # exp(x · ln 2): the product's rounding is multiplied by it; halves are right to the last
     "relu": (F.relu, 0),
     "silu": (F.silu, 8),
 }
@@ -122,7 +126,9 @@ def compare(names: dict[str, tuple[Function, float]], x: torch.Tensor, results: 
             exact = (function(x) if name == "nan_to_num" else function(x.double())).double().numpy()
             expected = torch.from_numpy(exact).to(x.dtype).double().numpy()
             actual = as_float64(result)
-            allowed = digits * limits.eps * np.abs(expected) + 4 * limits.tiny
+            allowed = (digits if x.dtype.itemsize > 2 else min(digits, 1)) * limits.eps * np.abs(
+                expected
+            ) + 4 * limits.tiny
             same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
             # A result just below the largest number may be rounded to infinity, and the reverse.
             near = np.abs(actual - exact) <= allowed
@@ -197,3 +203,15 @@ def test_other_functions_of_torch(name: str) -> None:
     for result, value in zip(actual, expected if isinstance(expected, tuple) else [expected], strict=True):
         assert result.dtype == value.numpy().dtype
         np.testing.assert_allclose(result, value.numpy(), rtol=1e-6, atol=1e-6 * value.is_floating_point())
+
+
+def test_interpolation_between_integers_is_refused() -> None:
+    x = torch.arange(64, dtype=torch.uint8).reshape(1, 1, 8, 8)
+    with pytest.raises(ModelImportError, match="interpolates between numbers of uint8; convert them to float32"):
+        load_model(Called(lambda x: F.interpolate(x, size=(12, 5), mode="bilinear")), (x,))
+
+    def nearest(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size=(12, 5), mode="nearest")
+
+    (actual,) = run_as_stage(load_model(Called(nearest), (x,)), [x.numpy()])
+    np.testing.assert_array_equal(actual, nearest(x).numpy())

@@ -64,8 +64,11 @@ def _power(op: Operators, call: TorchCall) -> relax.Expr:
 
 def _float_unary(op: Operators, call: TorchCall, operator: str | Unary) -> relax.Expr:
     # TVM refuses integers or returns integers, where torch returns floats.
-    value = op.cast(call["self"], float_dtype(dtype_of(call["self"])))
-    return getattr(op, operator)(value) if isinstance(operator, str) else operator(op, value)
+    dtype = float_dtype(dtype_of(call["self"]))
+    if isinstance(operator, str):
+        return getattr(op, operator)(op.cast(call["self"], dtype))
+    # In half precision, each step would be rounded.
+    return op.cast(operator(op, op.cast(call["self"], wide(dtype))), dtype)
 
 
 def _rounding(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
