@@ -49,15 +49,51 @@ def floor_remainder(op: Operators, left: relax.Expr, right: relax.Expr) -> relax
     return op.where(op.logical_and(op.not_equal(rest, 0), other_sign), op.add(rest, right), rest)
 
 
+def floor_quotient(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+    """Return the largest integers up to the exact quotients, as torch and Python do.
+
+    The rounded quotient may be the next integer: 1 // 0.1 is 9.
+    """
+    dtype = dtype_of(left)
+    if not is_float(dtype):
+        return op.floor_divide(left, right)
+    left, right = op.cast(left, wide(dtype)), op.cast(right, wide(dtype))
+    quotient = op.divide(op.subtract(left, floor_remainder(op, left, right)), right)
+    nearest = op.floor(op.add(quotient, 0.5))
+    # The quotient of a finite number and an infinite one is 0, or -1 if their signs differ.
+    beyond = op.minimum(op.multiply(op.sign(left), op.sign(right)), 0)
+    beyond = op.where(is_infinite(op, left), math.nan, beyond)
+    result = op.where(is_infinite(op, right), beyond, nearest)
+    return op.cast(op.where(op.equal(right, 0), op.divide(left, right), result), dtype)
+
+
+def hypotenuse(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
+    """Return √(left² + right²), whose squares neither overflow nor underflow; infinite if an operand is, as in C."""
+    dtype = dtype_of(left)
+    sizes = [op.abs(op.cast(value, wide(dtype))) for value in (left, right)]
+    longer, shorter = op.maximum(*sizes), op.minimum(*sizes)
+    ratio = op.divide(shorter, op.where(op.equal(longer, 0), 1, longer))
+    result = op.multiply(longer, op.sqrt(op.add(op.multiply(ratio, ratio), 1)))
+    is_beyond = op.logical_or(*(is_infinite(op, size) for size in sizes))
+    return op.cast(op.where(is_beyond, math.inf, result), dtype)
+
+
+def elu(op: Operators, x: relax.Expr, alpha: float, scale: float = 1.0, input_scale: float = 1.0) -> relax.Expr:
+    """Return scale · x for x > 0, else scale · alpha · (exp(input_scale · x) - 1)."""
+    below = op.multiply(exp_minus_one(op, op.multiply(x, input_scale)), alpha * scale)
+    return op.where(op.greater(x, 0), op.multiply(x, scale), below)
+
+
 def power(op: Operators, base: relax.Expr, exponent: Any, dtype: str) -> relax.Expr:
     """Return ``base`` to the ``exponent`` (an expression or a number), computed and returned in ``dtype``.
 
-    TVM's power takes operands of one float dtype only, and a small integer power is faster as a product.
+    TVM's power takes operands of one float dtype only, and a small integer power is faster as a product. Powers of
+    integers by a tensor are exact up to 2 to the power of 53.
     """
     numbers = numbers_of(exponent) if isinstance(exponent, relax.Expr) else np.asarray(exponent)
     number = float(numbers.astype("float64").item()) if numbers is not None and numbers.size == 1 else math.nan
     base = op.cast(base, dtype)
-    if number.is_integer() and (0 if not is_float(dtype) else -64) <= number <= 64:
+    if number.is_integer() and (number >= 0 if not is_float(dtype) else -64 <= number <= 64):
         result = _product(op, base, abs(int(number)))
         result = op.divide(1, result) if number < 0 else result
     elif number == 0.5 and is_float(dtype):

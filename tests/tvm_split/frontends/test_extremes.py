@@ -64,6 +64,8 @@ TORCH: dict[str, tuple[Function, float]] = {
     },
     # exp(x · ln 2) multiplies the rounding of the product; in half precision, computed in float32, it is gone.
     "exp2": (torch.exp2, 200),
+    "elu": (F.elu, 8),
+    "selu": (F.selu, 8),
     "relu": (F.relu, 0),
     "silu": (F.silu, 8),
 }
@@ -93,6 +95,9 @@ ONNX = {
             *["Round", "Sigmoid", "Sign", "Sin", "Sinh", "Sqrt", "Tan", "Tanh"],
         )
     },
+    **{name: (getattr(F, name.lower()), 8) for name in ("Celu", "Elu")},
+    # ONNX's defaults are numbers of float32.
+    "Selu": (lambda x: F.elu(x, np.float32(1.6732632).item()) * np.float32(1.050701).item(), 8),
     "Relu": (F.relu, 0),
     "IsNaN": (torch.isnan, 0),
     "IsInf": (torch.isinf, 0),
@@ -179,6 +184,25 @@ OTHERS: dict[str, tuple[Callable[..., object], list[torch.Tensor]]] = {
         lambda x, y: (torch.maximum(x, y) - torch.minimum(x, y), (x + 1) > x, x * 1000 // 1000),
         [torch.tensor([2**63 - 1, -(2**63), 2**63 - 6, 12345]), torch.tensor([-5, 7, -(2**63), -9])],
     ),
+    "powers": (
+        lambda x: (x**39, x**100, x.int() ** 25, x.to(torch.uint8) ** 9),
+        [torch.tensor([3, 7, -3, 10, 2, -1, 1, 0])],
+    ),
+    "quotients": (
+        torch.floor_divide,
+        [
+            torch.tensor([1.0, 2, 3, 6, 5, -5, 7, -7, 0, torch.inf, 1]),
+            torch.tensor([0.1, 0.1, 0.1, 0.1, -torch.inf, torch.inf, 2, 2, 3, 2, 0]),
+        ],
+    ),
+    "lengths": (
+        torch.hypot,
+        [
+            torch.tensor([3.0, 1e30, 1e-30, 0, torch.inf, 1, 2e-38]),
+            torch.tensor([4.0, 1e30, 1e-30, 0, torch.nan, torch.nan, 0]),
+        ],
+    ),
+    "half lengths": (torch.hypot, [torch.tensor([300.0, 1000]).half(), torch.tensor([300.0, 0]).half()]),
     "pool": (lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=-torch.inf), 2), [torch.randn(1, 2, 3, 3)]),
 }
 """Functions of other dtypes and several operands; torch's own results are expected."""

@@ -306,6 +306,14 @@ _OWN: dict[str, Conversion] = {
     "Clip": _clip,
     "CumSum": _cumsum,
     "Dropout": _dropout,
+    # TVM subtracts 1 from exp(x), which loses the digits of a small x.
+    "Celu": lambda op, call: compositions.elu(
+        op, call.operands[0], call.get("alpha", 1.0), input_scale=1 / call.get("alpha", 1.0)
+    ),
+    "Elu": lambda op, call: compositions.elu(op, call.operands[0], call.get("alpha", 1.0)),
+    "Selu": lambda op, call: compositions.elu(
+        op, call.operands[0], call.get("alpha", 1.67326319217681884765625), call.get("gamma", 1.05070102214813232421875)
+    ),
     "Einsum": lambda op, call: op.einsum(list(call.operands), call["equation"].decode()),  # emit_te
     "IsInf": _is_infinite,
     # TVM returns placeholders for the statistics.

@@ -50,7 +50,8 @@ def _attended(
         hidden = constant(call.get("mask_filter_value", -10000.0), dtype)
         biases.append(op.where(_shown(op, mask, batch, columns), constant(0, dtype), hidden))
     if call.get("unidirectional", 0):
-        allowed = np.tril(np.ones((rows, columns), bool), columns - rows)
+        before = 0 if past[0] is None else shape_of(past[0])[2]
+        allowed = np.tril(np.ones((rows, columns), bool), before)
         biases.append(constant(np.where(allowed, 0, -np.inf), dtype))
     result = compositions.attention(op, query, key, value, call.get("scale"), biases)
     return [op.reshape(op.permute_dims(result, [0, 2, 1, 3]), [batch, rows, -1]), key, value]
@@ -135,8 +136,10 @@ def _fused_matmul(op: Operators, call: OnnxCall) -> relax.Expr:
     _refuse(call, "transBatchA", "transBatchB")
     operands = []
     for value, name in zip(call.operands, ("transA", "transB"), strict=True):
-        *outer, rows, columns = range(len(shape_of(value)))
-        operands.append(op.permute_dims(value, [*outer, columns, rows]) if call.get(name, 0) else value)
+        if call.get(name, 0) and len(shape_of(value)) > 1:
+            *outer, rows, columns = range(len(shape_of(value)))
+            value = op.permute_dims(value, [*outer, columns, rows])
+        operands.append(value)
     return op.multiply(op.matmul(*operands), call.get("alpha", 1.0))
 
 

@@ -10,8 +10,10 @@ from tvm_split.errors import ModelImportError
 from tvm_split.frontends.compositions import (
     erfc,
     exp_minus_one,
+    floor_quotient,
     floor_remainder,
     half_to_even,
+    hypotenuse,
     limited,
     log_one_plus,
     power,
@@ -53,7 +55,7 @@ def _divide(op: Operators, call: TorchCall) -> relax.Expr:
     if mode is None:
         return op.divide(*_promoted(op, call, float_dtype(dtype)))
     if mode == "floor":
-        return op.floor_divide(*_promoted(op, call))
+        return floor_quotient(op, *_promoted(op, call))
     quotient = op.divide(*_promoted(op, call))
     return op.trunc(quotient) if is_float(dtype) else quotient
 
@@ -177,7 +179,7 @@ CONVERSIONS: dict[str, Conversion] = {
     "round.decimals": _round,
     "atan2.default": _atan2,
     "copysign.Tensor": _copysign,
-    "hypot.default": lambda op, call: op.sqrt(op.add(*map(op.square, _promoted(op, call)))),
+    "hypot.default": lambda op, call: hypotenuse(op, *_promoted(op, call)),
     "maximum.default": partial(_binary, operator="maximum"),
     "minimum.default": partial(_binary, operator="minimum"),
 }

@@ -49,10 +49,6 @@ def _matmul(op: Operators, call: TorchCall) -> relax.Expr:
     return op.matmul(left, right)
 
 
-def _scaled(op: Operators, value: relax.Expr, factor: float) -> relax.Expr:
-    return value if factor == 1 else op.multiply(value, factor)
-
-
 def _linear(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer fixes the result to float32.
     result = op.matmul(call["input"], op.permute_dims(call["weight"]))
@@ -140,10 +136,7 @@ def _softmax(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
 
 def _elu(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer ignores scale and input_scale.
-    x = call["self"]
-    grown = op.subtract(op.exp(_scaled(op, x, call["input_scale"])), 1)
-    negative = op.multiply(grown, call["alpha"] * call["scale"])
-    return op.where(op.greater(x, 0), _scaled(op, x, call["scale"]), negative)
+    return compositions.elu(op, call["self"], call["alpha"], call["scale"], call["input_scale"])
 
 
 RESAMPLINGS = (
