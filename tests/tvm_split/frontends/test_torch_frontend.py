@@ -1,7 +1,8 @@
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -244,6 +245,75 @@ def test_a_tensor_attribute_that_is_read_and_assigned_is_state() -> None:
     with pytest.raises(ModelImportError, match=r"reads 0\.hidden and assigns it .* no state"):
         load_model(nn.Sequential(Cell(reads=True)).eval(), torch.ones(2))
     assert load_model(nn.Sequential(Cell(reads=False)).eval(), torch.ones(2)).layer_names == ("0",)
+
+
+@dataclass
+class _Record:
+    last: Any = None
+
+
+class _Remembering(nn.Module):
+    of_class: ClassVar[Any] = torch.zeros(2)
+
+    def __init__(self, change: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.change, self.calls, self.last = change, 0, None
+        self.tensors, self.by_name, self.record, self.kept = [torch.zeros(2)], {}, _Record(), ([],)
+
+    def forward(self, x: Any) -> Any:
+        return self.change(self, x)
+
+
+def _put(container: Any, key: Any, value: Any) -> Any:
+    if isinstance(container, dict | list):
+        container[key] = value
+    else:
+        setattr(container, key, value)
+    return value
+
+
+def _attributes(module: Any) -> dict[str, str]:
+    return {name: repr(value) for name, value in {**vars(type(module)), **vars(module)}.items()}
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("calls", lambda net, x: x * _put(net, "calls", net.calls + 1)),
+        ("last", lambda net, x: _put(net, "last", x if net.last is None else net.last + x) * 2),
+        ("added", lambda net, x: x + (net.added if hasattr(net, "added") else _put(net, "added", x))),
+        ("tensors.0", lambda net, x: _put(net.tensors, 0, net.tensors[0] + x) * 2),
+        ("by_name.last", lambda net, x: _put(net.by_name, "last", net.by_name.get("last", 0) + x) * 2),
+        ("record.last", lambda net, x: _put(net.record, "last", x + (net.record.last is not None)) * 2),
+        (r"kept.0.\d", lambda net, x: net.kept[0].append(x) or sum(net.kept[0]) * 2),
+        ("of_class", lambda net, x: _put(type(net), "of_class", type(net).of_class + x) * 2),
+    ],
+)
+def test_attributes_that_a_call_reads_from_an_earlier_one_are_state(path: str, change: Any) -> None:
+    layer = _Remembering(change)
+    before = _attributes(layer)
+    with pytest.raises(ModelImportError, match=rf"reads 0\.{path} .* no state"):
+        load_model(nn.Sequential(layer).eval(), torch.tensor([1.0, 2.0]))
+    layer.train()
+    assert _attributes(layer) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net, x: _put(net, "feature", x * 2) + 1,
+        lambda net, x: _put(net, "last", x * 2) + 1,
+        lambda net, x: _put(net.by_name, "last", x * 2) + 1,
+        lambda net, x: _put(type(net), "of_class", x * 2) + 1,
+        lambda net, x: x + (_put(net, "last", torch.arange(2.0)) if net.last is None else net.last),
+    ],
+)
+def test_attributes_that_are_only_written_or_filled_once_are_no_state(change: Any) -> None:
+    layer = _Remembering(change).eval()
+    before = _attributes(layer)
+    model = load_model(layer, torch.tensor([1.0, 2.0]))
+    assert _attributes(layer) == before
+    assert_equal_to_source(model)
 
 
 def test_a_buffer_that_is_only_written_is_no_state() -> None:

@@ -4,7 +4,6 @@ import dis
 import inspect
 import io
 import logging
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from torch.utils import _pytree as pytree
 from tvm_split.errors import ModelImportError, class_and_first_line
 from tvm_split.frontends.convert import line_of_source
 from tvm_split.frontends.torch.graph import held_tensors, user_inputs, user_outputs
+from tvm_split.frontends.torch.state import state_of, watched
 from tvm_split.frontends.torch.tensors import dtype_name, shown, to_numpy, to_torch
 from tvm_split.units import short_list
 
@@ -44,9 +44,6 @@ _REASONS = {
     "": ("", f"Write that line with other operations of torch, or {_PART}"),
 }
 """Reasons and remedies by a part of torch's message; an empty reason stands for the first line of the message."""
-
-_ASSIGNED = "assigned during export"
-"""A part of torch's warning about tensors that a forward assigns to attributes."""
 
 
 class Called(nn.Module):  # type: ignore[misc]
@@ -91,7 +88,7 @@ def export(module: nn.Module, arguments: Arguments, name: str) -> ExportedProgra
     _check_not_quantized(module)
     positional, keyword = arguments
     try:
-        with torch.no_grad(), _quiet(), warnings.catch_warnings(record=True, action="always") as caught:
+        with torch.no_grad(), _quiet(), watched(module) as changed:
             program = torch.export.export(module, positional, keyword or None)
     except ModelImportError:
         raise
@@ -99,8 +96,8 @@ def export(module: nn.Module, arguments: Arguments, name: str) -> ExportedProgra
         reason = _reason(error, partial(module, *positional, **keyword))
         inputs = ", ".join(map(shown, pytree.tree_leaves(arguments)))
         raise ModelImportError(f"torch.export cannot export {name} for inputs {inputs}: {reason}") from error
-    texts = [str(warning.message) for warning in caught if _ASSIGNED in str(warning.message)]
-    states = [path for text in texts for path in re.findall(r"self\.([\w.]+)", text) if path in program.constants]
+    with torch.no_grad(), _quiet():
+        states = state_of(module, positional, keyword) if changed else []
     if states:
         raise ModelImportError(
             f"{name} reads {short_list(states)} and assigns it in every call; a split network keeps no state between "

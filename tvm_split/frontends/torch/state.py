@@ -1,0 +1,148 @@
+"""Find out whether a module keeps something in Python attributes from one call to the next."""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+_OF_TORCH = ("_parameters", "_buffers", "_modules")
+"""Attributes of modules that torch.export itself observes and restores."""
+_OF_OTHERS = {*sys.stdlib_module_names, "torch", "numpy"}
+"""Packages whose objects and classes hold no state of the user's network."""
+
+
+class _Snapshot:
+    """What the attributes of a module's parts and their classes hold now, with nested containers and objects."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._held = [(path, container, _entries(container)) for path, container in _containers(module)]
+
+    def tensors(self) -> list[torch.Tensor]:
+        values = [value for _, _, entries in self._held for value in entries.values()]
+        return [value for value in values if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)]
+
+    def changes(self) -> Iterator[tuple[str, Any, Any]]:
+        """Yield path, container and key of each entry that was added, changed or removed since."""
+        for path, container, before in self._held:
+            yield from ((f"{path}{key}", container, key) for key in _changed(container, before))
+
+    def restore(self) -> None:
+        """Undo the changes."""
+        for _, container, before in self._held:
+            if isinstance(container, type):
+                for key in _changed(container, before):
+                    setattr(container, key, before[key]) if key in before else delattr(container, key)
+            else:
+                container.clear()
+                add = getattr(container, "extend", None) or container.update
+                add(before if isinstance(container, dict) else before.values())
+
+
+def _entries(container: Any) -> dict[Any, Any]:
+    if isinstance(container, set):
+        return {item: item for item in container}
+    items = vars(container) if isinstance(container, type) else container
+    return dict(items if hasattr(items, "items") else enumerate(items))
+
+
+def _changed(container: Any, before: dict[Any, Any]) -> list[Any]:
+    now = _entries(container)
+    return [key for key in {**before, **now} if now.get(key, now) is not before.get(key, before)]
+
+
+def _containers(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the dicts, lists, deques, sets and classes in which a module's parts can keep state, with their paths."""
+    waiting: list[tuple[str, Any]] = [(f"{path}." if path else "", part) for path, part in module.named_modules()]
+    seen: dict[int, Any] = {}
+    while waiting:
+        path, value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, MethodType):
+            waiting.append((path, value.__self__))
+        elif isinstance(value, dict | list | deque | set | tuple | type):
+            waiting += [(f"{path}{key}.", entry) for key, entry in _entries(value).items() if key not in _OF_TORCH]
+            if not isinstance(value, tuple):
+                yield path, value
+        elif hasattr(value, "__dict__") and (isinstance(value, nn.Module) or _is_users(type(value))):
+            waiting.append((path, vars(value)))
+            waiting += [(path, kind) for kind in type(value).__mro__ if _is_users(kind)]
+
+
+def _is_users(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in _OF_OTHERS
+
+
+class _Unreadable(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("a call reads what an earlier one has written")
+
+
+@contextmanager
+def _restored(module: nn.Module, tensors: Callable[[_Snapshot], list[torch.Tensor]]) -> Iterator[_Snapshot]:
+    """Restore the module's attributes and the values of some ``tensors`` after the block; yields what they are."""
+    snapshot = _Snapshot(module)
+    values = [(tensor, tensor.clone()) for tensor in tensors(snapshot)]
+    try:
+        yield snapshot
+    finally:
+        snapshot.restore()
+        for tensor, value in values:
+            tensor.copy_(value)
+
+
+@contextmanager
+def watched(module: nn.Module) -> Iterator[set[str]]:
+    """Restore the module's attributes after the block; yields the set of those that calls in the block change."""
+    calls: list[_Snapshot] = []
+    changed: set[str] = set()
+    with _restored(module, _Snapshot.tensors):
+        module.register_forward_pre_hook(lambda *_: calls.append(_Snapshot(module)), prepend=True)
+        module.register_forward_hook(lambda *_: changed.update(path for path, *_ in calls.pop().changes()))
+        yield changed
+
+
+def state_of(module: nn.Module, positional: Any, keyword: Any) -> list[str]:
+    """Return the attributes from which a call may read what an earlier call has written.
+
+    Attributes that the second of two calls with other inputs changes are made unreadable, and the next call has to
+    give the same outputs as a first call. So attributes that are only written, or filled once with values that do not
+    depend on the inputs, are no state.
+    """
+
+    def run(change: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> list[Any]:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, change, (positional, keyword))
+        return pytree.tree_leaves(module(*args, **kwargs))
+
+    with _restored(module, lambda snapshot: [*module.buffers(), *snapshot.tensors()]) as first:
+        changes: list[Any] = []
+        try:
+            expected = run()
+            changes = list(first.changes())
+            first.restore()
+            run(_with_other_values)
+            second = _Snapshot(module)
+            run(_with_other_values)
+            repeated = list(second.changes())
+            changes = repeated or changes
+            for _, container, key in repeated:
+                put = setattr if isinstance(container, type) else type(container).__setitem__
+                put(container, key, _Unreadable())
+            torch.testing.assert_close(run(), expected, equal_nan=True)
+            return []
+        except Exception:
+            return [path for path, *_ in changes]
+
+
+def _with_other_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose elements are valid indices if those of ``tensor`` are."""
+    flipped = tensor.flip(list(range(tensor.dim())))
+    return flipped + 1 if tensor.is_floating_point() else flipped
