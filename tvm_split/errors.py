@@ -1,5 +1,6 @@
 """Errors of the public API; errors of the running system are in ``rpc_runtime.errors`` and have the same base."""
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
@@ -126,4 +127,5 @@ def last_line(error: Exception) -> str:
     Lines without letters only underline the line above them, and are skipped.
     """
     lines = [line for line in str(error).strip().splitlines() if any(map(str.isalpha, line))]
-    return (lines or [type(error).__name__])[-1]
+    # TVM prints all fields of an operator where its name says the same.
+    return re.sub(r'ir\.Op\(.*?name="([\w.]+)".*?support_level=\d+\)', r"\1", (lines or [type(error).__name__])[-1])

@@ -19,7 +19,7 @@ from relay_passes.ir import Builder, bindings_of, constant, convolution_like, op
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier
-from tvm_split.frontends.operators import is_float, numbers_of
+from tvm_split.frontends.operators import Operators, is_float, numbers_of
 from tvm_split.frontends.reference import Arranged
 from tvm_split.model import Model, Reference
 
@@ -203,7 +203,10 @@ class ModelBuilder(Builder):
         operators, wider = _WIDER.get(dtype, ((), ""))
         if operator not in operators:
             return expr
-        operands = [self.emit(relax.op.astype(tensor, wider)) for tensor in tensors]
+        operands = [
+            self.emit(relax.op.astype(tensor, wider)) if str(getattr(tensor.ty, "dtype", "")) == dtype else tensor
+            for tensor in tensors
+        ]
         result = self.normalize(relax.Call(expr.op, operands, expr.attrs, expr.ty_args, expr.span))
         return self.normalize(relax.op.astype(result, dtype)) if str(result.ty.dtype) == wider else result
 
@@ -260,13 +263,25 @@ def _with_short_output_padding(call: relax.Call) -> relax.Call:
 
 
 def _row_norm(builder: ModelBuilder, call: relax.Call) -> relax.Expr:
-    data, weight, bias = call.args
+    op, (data, weight, bias) = Operators(builder), call.args
     axes = [int(axis) for axis in call.attrs.axes]
-    centred = builder.emit(relax.op.subtract(data, builder.emit(relax.op.mean(data, axes, keepdims=True))))
-    variance = builder.emit(relax.op.mean(builder.emit(relax.op.square(centred)), axes, keepdims=True))
-    widened = builder.emit(relax.op.add(variance, constant(np.array(float(call.attrs.epsilon)))))
-    scaled = builder.emit(relax.op.multiply(centred, builder.emit(relax.op.rsqrt(widened))))
-    return relax.op.add(builder.emit(relax.op.multiply(scaled, weight)), bias)
+    return op.add(op.multiply(_normalized(op, data, axes, call.attrs.epsilon), weight), bias)
+
+
+def _group_norm(builder: ModelBuilder, call: relax.Call) -> relax.Expr:
+    op, (data, weight, bias) = Operators(builder), call.args
+    shape, axis = shape_of(data), int(call.attrs.channel_axis)
+    groups = op.reshape(data, [*shape[:axis], int(call.attrs.num_groups), -1, *shape[axis + 1 :]])
+    axes = [axis + 1, *(int(place) + (place > axis) for place in call.attrs.axes)]
+    result = op.reshape(_normalized(op, groups, axes, call.attrs.epsilon), shape)
+    weight, bias = (op.reshape(part, [-1] + [1] * (len(shape) - axis - 1)) for part in (weight, bias))
+    return op.add(op.multiply(result, weight), bias)
+
+
+def _normalized(op: Operators, data: relax.Expr, axes: list[int], epsilon: float) -> relax.Expr:
+    centred = op.subtract(data, op.mean(data, axes, keepdims=True))
+    variance = op.mean(op.square(centred), axes, keepdims=True)
+    return op.multiply(centred, op.rsqrt(op.add(variance, epsilon)))
 
 
 def _zero_like(call: relax.Call) -> relax.Expr:
@@ -293,6 +308,7 @@ _OF_NOTHING = {"relax.sum": 0, "relax.prod": 1, "relax.mean": np.nan}
 _REDUCTIONS = (*_OF_NOTHING, "relax.max", "relax.min")
 _QUOTIENTS = ("relax.divide", "relax.floor_divide")
 _PLACES = ("relax.argmax", "relax.argmin")
+_SCATTERS = ("relax.scatter_elements", "relax.scatter_nd")
 _COMPARING = "isnan sign max min maximum minimum equal not_equal less less_equal greater greater_equal"
 _ACCUMULATING = (
     *_OF_NOTHING, "relax.variance", "relax.std", "relax.vision.roi_align",
@@ -307,7 +323,7 @@ _FUNCTIONS = tuple(
     f"relax.{name}" for name in ["acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan"]
 )
 _WIDER: Mapping[str, tuple[Sequence[str], str]] = {
-    "bool": ((*_PLACES, *(f"relax.{name}" for name in _COMPARING.split())), "int8"),
+    "bool": ((*_PLACES, *_SCATTERS, *(f"relax.{name}" for name in _COMPARING.split())), "int8"),
     "bfloat16": ((*_PLACES, "relax.mod", *_CLASSES, *_FUNCTIONS, *_ACCUMULATING), "float32"),
     "float16": ((*_FUNCTIONS, *_ACCUMULATING), "float32"),
 }
@@ -315,6 +331,7 @@ _WIDER: Mapping[str, tuple[Sequence[str], str]] = {
 _UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 _COMPOSED: Mapping[tuple[str, str], Callable[[ModelBuilder, relax.Call], relax.Expr]] = {
     ("relax.nn.layer_norm", "float64"): _row_norm,
+    ("relax.nn.group_norm", "float64"): _group_norm,
     **{("relax.sign", dtype): _sign_of_unsigned for dtype in _UNSIGNED},
     **{
         ("relax.negative", dtype): lambda _, call: relax.op.subtract(_zero_like(call), call.args[0])

@@ -115,6 +115,16 @@ class Masked(nn.Module):
         return x[x > 0]
 
 
+class Counts(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return torch.bincount(x[0].long()) + 1
+
+
+class Noise(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x + torch.rand(4, generator=torch.Generator())
+
+
 @pytest.mark.parametrize(
     ("source", "line", "remedy"),
     [
@@ -125,6 +135,8 @@ class Masked(nn.Module):
         (returned_object, "", "use_cache=False"),
         (Rows, "torch.nonzero", "nonzero.default.*the part of the model before or after"),
         (Masked, "x[x > 0]", "torch.where"),
+        (Counts, "torch.bincount", "bincount.default .the shape of its result depends on the values"),
+        (Noise, "torch.rand", "rand.generator .its result is random"),
     ],
 )
 def test_what_is_refused_is_shown_with_its_line_and_a_remedy(

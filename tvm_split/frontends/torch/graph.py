@@ -14,6 +14,7 @@ from torch._decomp import _core_aten_decompositions_post_autograd, get_decomposi
 from torch.export import ExportedProgram
 from torch.export.exported_program import _decompose_exported_program, _split_decomp_table_to_cia_and_python_decomp
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
 
 from tvm_split.errors import ModelImportError, class_and_first_line
 from tvm_split.frontends.torch.conversions.layers import RESAMPLINGS
@@ -37,6 +38,8 @@ KEPT_OPERATORS = (
     aten.adaptive_avg_pool3d.default,
     aten.silu.default,
     aten.hardswish.default,
+    aten.special_ndtr.default,
+    aten.std.correction,
     aten.unfold.default,
     *(getattr(aten, name).vec for name in RESAMPLINGS),
 )
@@ -195,9 +198,8 @@ def held_tensors(
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         if spec.kind in kinds and node.users:
             value = program.state_dict.get(spec.target, program.constants.get(spec.target))
-            if not isinstance(value, torch.Tensor):
-                raise ModelImportError(f"the model takes {spec.target!r} ({spec.kind.name}), which is not a tensor")
-            held[node] = value
+            if isinstance(value, torch.Tensor):  # not a generator of random numbers, whose readers are refused
+                held[node] = value
     return held
 
 
@@ -279,10 +281,18 @@ def constant_values(program: ExportedProgram) -> dict[fx.Node, torch.Tensor]:
     return computed
 
 
+def has_open_sizes(value: Any) -> bool:
+    """Whether a tensor, or one in a sequence, has a size that is known only while the network runs."""
+    tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return not all(isinstance(size, int) for tensor in tensors for size in tensor.shape)
+
+
 def _value(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
     result = node.meta.get("val")
     operator: Any = node.target
     if not isinstance(result, torch.Tensor) or not isinstance(operator, torch._ops.OpOverload):
+        return None
+    if has_open_sizes(result):
         return None
     is_needed = any(values[source].dtype not in IMPORTABLE for source in node.all_input_nodes if source in values)
     if (result.numel() > _LARGEST and not is_needed) or torch.Tag.nondeterministic_seeded in operator.tags:

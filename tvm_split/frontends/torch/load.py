@@ -46,6 +46,7 @@ from tvm_split.frontends.torch.graph import (
     check_no_state,
     constant_values,
     decomposed,
+    has_open_sizes,
     held_tensors,
     user_inputs,
     user_outputs,
@@ -203,22 +204,9 @@ def _open_size(size: int | torch.SymInt) -> int | str | Derived | None:
     return None
 
 
-_RANDOM = (
-    "randn.default", "randn_like.default", "rand.default", "rand_like.default", "randint.low", "randint_like.default",
-    "randperm.default", "bernoulli.p", "bernoulli.default", "exponential.default", "normal.Tensor_float",
-    "multinomial.default", "native_dropout.default", "dropout.default",
-)  # fmt: skip
-"""Random operators, which TVM's importer computes once or omits without a warning."""
-
-
 CONVERSIONS = {**arithmetic.CONVERSIONS, **layers.CONVERSIONS, **indexing.CONVERSIONS}
-REFUSED = {
-    **dict.fromkeys(_RANDOM, RANDOM),
-    **dict.fromkeys(("masked_select.default", "nonzero.default", "unique_dim.default", "_unique2.default"), DYNAMIC),
-    "cond": BRANCH,
-    "while_loop": LOOP,
-}
-"""Operators that are refused, each with the reason."""
+REFUSED = {"cond": BRANCH, "while_loop": LOOP}
+"""Operators that are refused by their names, each with the reason."""
 
 
 def import_graph(program: ExportedProgram, names: LayerNames) -> Built:
@@ -251,12 +239,21 @@ def _operation(node: fx.Node, names: LayerNames) -> Operation:
         arguments[argument.name] = (
             node.args[position] if is_placed else node.kwargs.get(argument.name, argument.default_value)
         )
+    results, refusal = [_kind(node.meta.get("val"))], _refusal(node, kind)
+    return Operation(kind, layer, tuple(node.all_input_nodes), (node,), results, arguments, node, refusal, _line(node))
+
+
+def _refusal(node: fx.Node, kind: str) -> str:
+    """Return the reason why a call cannot be imported, or an empty string."""
     value = node.meta.get("val")
-    is_refused = isinstance(value, torch.Tensor) and value.dtype not in IMPORTABLE
-    refusal = f"it computes {dtype_name(value.dtype)}; {remedy_for(value.dtype)}" if is_refused else ""
-    return Operation(
-        kind, layer, tuple(node.all_input_nodes), (node,), [_kind(value)], arguments, node, refusal, _line(node)
-    )
+    if isinstance(value, torch.Tensor) and value.dtype not in IMPORTABLE:
+        return f"it computes {dtype_name(value.dtype)}; {remedy_for(value.dtype)}"
+    if kind in CONVERSIONS:
+        return ""
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return RANDOM  # TVM's importer would compute it once, or omit it
+    has_open_source = any(has_open_sizes(source.meta.get("val")) for source in node.all_input_nodes)
+    return DYNAMIC if has_open_sizes(value) and not has_open_source else ""
 
 
 def _line(node: fx.Node) -> str:
@@ -271,8 +268,7 @@ def _kind(value: Any) -> Any:
         return tuple(_kind(part) for part in value)
     if not isinstance(value, torch.Tensor):
         return None
-    is_static = all(isinstance(size, int) for size in value.shape)
-    return Kind(dtype_name(value.dtype), tuple(value.shape) if is_static else None)
+    return Kind(dtype_name(value.dtype), None if has_open_sizes(value) else tuple(value.shape))
 
 
 def _spec(node: fx.Node) -> TensorSpec:

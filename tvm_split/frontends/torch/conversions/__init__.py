@@ -3,13 +3,15 @@
 ``tests/tvm_split/frontends/test_torch_sweep.py`` compares each with torch.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
+from tvm import relax
 
-from tvm_split.frontends.convert import Call
-from tvm_split.frontends.operators import is_float
+from tvm_split.frontends.convert import Call, Conversion
+from tvm_split.frontends.operators import Operators, is_float, shape_of
 from tvm_split.frontends.torch.tensors import dtype_name
 
 
@@ -26,7 +28,21 @@ class TorchCall(Call):
     def axes(self, rank: int) -> list[int]:
         """The reduced axes, non-negative: ``dim``, or all ``rank`` axes if it is absent or empty."""
         dim = self.get("dim")
-        return [axis % max(rank, 1) for axis in ([dim] if isinstance(dim, int) else dim or range(rank))]
+        return [axis % rank for axis in ([dim] if isinstance(dim, int) else dim or range(rank))]
+
+
+def also_of_scalars(conversion: Conversion) -> Conversion:
+    """Return a conversion over axes of ``self`` that takes a scalar as a vector: torch allows axes 0 and -1 of one."""
+
+    def convert(op: Operators, call: TorchCall) -> Any:
+        if shape_of(call["self"]):
+            return conversion(op, call)
+        vector = op.reshape(call["self"], [1])
+        results = conversion(op, replace(call, attributes={**call.attributes, "self": vector}))
+        scalars = [op.reshape(result, []) for result in ([results] if isinstance(results, relax.Expr) else results)]
+        return scalars[0] if isinstance(results, relax.Expr) else scalars
+
+    return convert
 
 
 def float_dtype(dtype: str) -> str:

@@ -93,12 +93,14 @@ def _round(op: Operators, call: TorchCall) -> relax.Expr:
 
 
 _UNARY: dict[str, str | Unary] = {
-    **{name: name for name in ("sqrt", "rsqrt", "exp", "log", "sin", "cos", "tan", "tanh", "sigmoid", "erf")},
+    **{name: name for name in ("sqrt", "rsqrt", "exp", "log", "sigmoid", "erf")},
+    **{f"{arc}{name}{h}": f"{arc}{name}{h}" for name in ("sin", "cos", "tan") for arc in ("", "a") for h in ("", "h")},
     "log1p": log_one_plus,
     "expm1": exp_minus_one,
     "reciprocal": lambda op, x: op.divide(1, x),
     "exp2": lambda op, x: op.exp(op.multiply(x, math.log(2))),
     "erfc": erfc,
+    "special_ndtr": lambda op, x: op.multiply(erfc(op, op.multiply(x, -math.sqrt(0.5))), 0.5),
     "log2": lambda op, x: op.multiply(op.log(x), 1 / math.log(2)),
     "log10": lambda op, x: op.multiply(op.log(x), 1 / math.log(10)),
 }

@@ -16,7 +16,7 @@ from tvm_split.errors import ModelImportError
 from tvm_split.frontends import compositions
 from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
-from tvm_split.frontends.torch.conversions import TorchCall
+from tvm_split.frontends.torch.conversions import TorchCall, also_of_scalars
 
 
 def _places(op: Operators, index: relax.Expr, size: int) -> relax.Expr:
@@ -106,13 +106,13 @@ def _index_put(op: Operators, call: TorchCall) -> relax.Expr:
     source = op.repeated(op.cast(call["values"], dtype_of(data)), [*sizes[:first], *index_shape, *sizes[first:]])
     rest_places = [place for place in range(rank + len(rest)) if not first <= place < first + rank]
     source = op.shaped(op.transposed(source, [*range(first, first + rank), *rest_places]), [count, *sizes])
-    mode = "add" if call["accumulate"] else "update"
+    mode = _REDUCTIONS["any" if call.dtype == "bool" else "add"] if call["accumulate"] else "update"
     written = op.scatter_nd(_merged(op, data, axes, rest), op.reshape(places, [count, 1]), source, mode)
     order = [*axes, *rest]
     return op.transposed(op.shaped(written, [shape[axis] for axis in order]), np.argsort(order).tolist())
 
 
-_REDUCTIONS = {"add": "add", "sum": "add", "multiply": "mul", "prod": "mul", "amax": "max", "amin": "min"}
+_REDUCTIONS = {"add": "add", "sum": "add", "multiply": "mul", "prod": "mul", "amax": "max", "amin": "min", "any": "max"}
 
 
 def _scatter(op: Operators, call: TorchCall) -> relax.Expr:
@@ -123,6 +123,8 @@ def _scatter(op: Operators, call: TorchCall) -> relax.Expr:
     includes = call.get("include_self", True)
     if not includes or (reduction and reduction not in _REDUCTIONS):
         raise ModelImportError(f"reduction {reduction!r} with include_self={includes} is not supported")
+    if dtype == "bool" and reduction in ("add", "sum"):
+        reduction = "any"
     if "src" in call.attributes:
         source = op.cast(call["src"], dtype)
         for position, size in enumerate(shape):
@@ -162,16 +164,20 @@ def _reduced(op: Operators, call: TorchCall, operator: str, data: relax.Expr | N
     return getattr(op, operator)(data, axes, keepdims=call.get("keepdim", False)) if axes else data
 
 
+def _squeezed(op: Operators, call: TorchCall) -> relax.Expr:
+    shape = shape_of(call["self"])
+    axes = [axis for axis in call.axes(len(shape)) if shape[axis] == 1]
+    return op.squeeze(call["self"], axes) if axes else call["self"]
+
+
 def _reduction(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
-    # TVM's importer accumulates in the input's dtype, also for half precision and integers.
-    return op.cast(_reduced(op, call, operator, op.cast(call["self"], wide(call.dtype))), call.dtype)
+    # TVM's importer accumulates integers in the input's dtype.
+    return _reduced(op, call, operator, op.cast(call["self"], call.dtype))
 
 
 def _extreme_and_place(op: Operators, call: TorchCall, operator: str) -> tuple[relax.Expr, relax.Expr]:
     # TVM's importer lacks min.dim, and computes max.dim by sorting.
     data, dim, keep = call["self"], call["dim"], call["keepdim"]
-    if not shape_of(data):
-        return data, constant(0, "int64")
     return getattr(op, operator)(data, [dim], keepdims=keep), getattr(op, f"arg{operator}")(data, dim, keep)
 
 
@@ -183,16 +189,25 @@ def _truth(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     return op.cast(_reduced(op, call, operator, data), call.dtype)
 
 
-def _moments(op: Operators, call: TorchCall) -> tuple[relax.Expr, relax.Expr]:
-    """Return the variance and the mean over the call's axes."""
-    data = op.cast(call["self"], wide(dtype_of(call["self"])))
+def _moments(op: Operators, call: TorchCall, dtype: str = "") -> tuple[relax.Expr, relax.Expr]:
+    """Return the variance and the mean over the call's axes, computed in ``dtype``, by default the accumulating one."""
+    data = op.cast(call["self"], dtype or wide(dtype_of(call["self"])))
     axes, keep = call.axes(len(shape_of(data))), call["keepdim"]
     count = math.prod(shape_of(data)[axis] for axis in axes)
     correction = 1 if call["correction"] is None else call["correction"]
     mean = op.mean(data, axes, keepdims=True)
     centred = op.subtract(data, mean)
     variance = op.divide(op.sum(op.multiply(centred, centred), axes, keepdims=keep), max(count - correction, 0))
-    return op.cast(variance, call.dtype), op.cast(mean if keep else op.squeeze(mean, axes), call.dtype)
+    return variance, mean if keep else op.squeeze(mean, axes)
+
+
+def _variance_and_mean(op: Operators, call: TorchCall) -> tuple[relax.Expr, ...]:
+    return tuple(op.cast(moment, call.dtype) for moment in _moments(op, call))
+
+
+def _deviation(op: Operators, call: TorchCall) -> relax.Expr:
+    # Squares of large numbers would overflow; torch computes in float64, too.
+    return op.cast(op.sqrt(_moments(op, call, "float64")[0]), call.dtype)
 
 
 def _place(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
@@ -206,14 +221,12 @@ def _scan(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     # TVM's importer scans integers in their own dtype, torch in int64.
     dtype = wide(call.dtype)
     data = op.cast(call["self"], dtype)
-    return op.cast(getattr(op, operator)(data, call["dim"], dtype) if call.shape else data, call.dtype)
+    return op.cast(getattr(op, operator)(data, call["dim"], dtype), call.dtype)
 
 
 def _sorted(op: Operators, call: TorchCall) -> tuple[relax.Expr, relax.Expr]:
     # TVM's importer sorts NaN and bfloat16 wrongly, and its sort fails for small integers.
     data, is_descending = call["self"], call.get("largest", call.get("descending"))
-    if not shape_of(data):
-        return data, constant(0, "int64")
     return compositions.sorted_elements(op, data, call["dim"], is_descending, call.get("k"))
 
 
@@ -221,8 +234,6 @@ def _median(op: Operators, call: TorchCall) -> Any:
     """Return the lower of the two middle elements and its position; the first NaN if there is one."""
     # TVM's importer sorts NaN and bfloat16 wrongly, and its sort fails for small integers.
     data, axis = call["self"], call.get("dim")
-    if not shape_of(data):
-        return data if axis is None else (data, constant(0, "int64"))
     flat, along = (op.reshape(data, [-1]), 0) if axis is None else (data, axis % len(shape_of(data)))
     middle = (shape_of(flat)[along] - 1) // 2
     place = op.strided_slice(compositions.sorted_places(op, flat, along, False), [along], [middle], [middle + 1])
@@ -235,6 +246,30 @@ def _median(op: Operators, call: TorchCall) -> Any:
         return op.reshape(value, [])
     return (value, place) if call["keepdim"] else (op.squeeze(value, [along]), op.squeeze(place, [along]))
 
+
+_OVER_AXES: dict[str, Conversion] = {
+    **{f"squeeze.{kind}": _squeezed for kind in ("default", "dim", "dims")},
+    "sum.dim_IntList": partial(_reduction, operator="sum"),
+    **{f"mean.{kind}": partial(_reduction, operator="mean") for kind in ("default", "dim")},
+    **{f"prod.{kind}": partial(_reduction, operator="prod") for kind in ("default", "dim_int")},
+    **{
+        f"{name}.default": partial(_reduced, operator=name.removeprefix("a")) for name in ("amax", "amin", "max", "min")
+    },
+    **{f"{name}.dim": partial(_extreme_and_place, operator=name) for name in ("max", "min")},
+    **{
+        f"{name}.{kind}": partial(_truth, operator=operator)
+        for name, operator in (("any", "max"), ("all", "min"))
+        for kind in ("default", "dim", "dims")
+    },
+    "std.correction": _deviation,
+    "var.correction": lambda op, call: _variance_and_mean(op, call)[0],
+    "var_mean.correction": _variance_and_mean,
+    **{f"{name}.default": partial(_place, operator=name) for name in ("argmax", "argmin")},
+    **dict.fromkeys(("sort.default", "sort.stable", "topk.default"), _sorted),
+    **{f"argsort.{kind}": lambda op, call: _sorted(op, call)[1] for kind in ("default", "stable")},
+    **{f"median.{kind}": _median for kind in ("default", "dim")},
+    **{f"{name}.default": partial(_scan, operator=name) for name in ("cumsum", "cumprod")},
+}
 
 CONVERSIONS: dict[str, Conversion] = {
     operator.getitem.__name__: _item_of_tuple,
@@ -253,24 +288,6 @@ CONVERSIONS: dict[str, Conversion] = {
     "cat.default": _concatenate,
     "split_with_sizes.default": lambda op, call: compositions.parts(op, call["self"], call["split_sizes"], call["dim"]),
     "unfold.default": _unfold,
-    "sum.dim_IntList": partial(_reduction, operator="sum"),
-    **{f"mean.{kind}": partial(_reduction, operator="mean") for kind in ("default", "dim")},
-    **{f"prod.{kind}": partial(_reduction, operator="prod") for kind in ("default", "dim_int")},
-    **{
-        f"{name}.default": partial(_reduced, operator=name.removeprefix("a")) for name in ("amax", "amin", "max", "min")
-    },
-    **{f"{name}.dim": partial(_extreme_and_place, operator=name) for name in ("max", "min")},
-    **{
-        f"{name}.{kind}": partial(_truth, operator=operator)
-        for name, operator in (("any", "max"), ("all", "min"))
-        for kind in ("default", "dim", "dims")
-    },
-    "var.correction": lambda op, call: _moments(op, call)[0],
-    "var_mean.correction": _moments,
-    **{f"{name}.default": partial(_place, operator=name) for name in ("argmax", "argmin")},
-    **dict.fromkeys(("sort.default", "sort.stable", "topk.default"), _sorted),
-    **{f"argsort.{kind}": lambda op, call: _sorted(op, call)[1] for kind in ("default", "stable")},
-    **{f"median.{kind}": _median for kind in ("default", "dim")},
-    **{f"{name}.default": partial(_scan, operator=name) for name in ("cumsum", "cumprod")},
+    **{name: also_of_scalars(conversion) for name, conversion in _OVER_AXES.items()},
 }
 """Conversions by the name of the ATen overload."""

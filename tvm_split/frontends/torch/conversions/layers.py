@@ -13,7 +13,7 @@ from tvm_split.errors import ModelImportError
 from tvm_split.frontends import compositions
 from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
-from tvm_split.frontends.torch.conversions import TorchCall, each_axis
+from tvm_split.frontends.torch.conversions import TorchCall, also_of_scalars, each_axis
 
 _LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
 """Layouts by the number of spatial axes: of data, of weights, and of a transposed convolution's weights."""
@@ -127,11 +127,7 @@ def _batch_norm(op: Operators, call: TorchCall) -> tuple[relax.Expr, ...]:
 
 
 def _softmax(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
-    # TVM's importer computes half precision without float32, and does not accept scalars.
-    data = op.cast(call["self"], wide(call.dtype))
-    if not call.shape:
-        return op.cast(op.reshape(getattr(op.nn, operator)(op.reshape(data, [1]), 0), []), call.dtype)
-    return op.cast(getattr(op.nn, operator)(data, call["dim"]), call.dtype)
+    return getattr(op.nn, operator)(call["self"], call["dim"])
 
 
 def _elu(op: Operators, call: TorchCall) -> relax.Expr:
@@ -253,8 +249,7 @@ CONVERSIONS: dict[str, Conversion] = {
     "layer_norm.default": _layer_norm,
     "group_norm.default": _group_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm,
-    "_softmax.default": partial(_softmax, operator="softmax"),
-    "_log_softmax.default": partial(_softmax, operator="log_softmax"),
+    **{f"_{name}.default": also_of_scalars(partial(_softmax, operator=name)) for name in ("softmax", "log_softmax")},
     "elu.default": _elu,
     **{f"{name}.vec": _resampled for name in RESAMPLINGS},
     **{f"avg_pool{axes}d.default": partial(_average_pool, operator=f"avg_pool{axes}d") for axes in (1, 2, 3)},
