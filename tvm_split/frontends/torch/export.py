@@ -97,7 +97,7 @@ def export(module: nn.Module, arguments: Arguments, name: str) -> ExportedProgra
         inputs = ", ".join(map(shown, pytree.tree_leaves(arguments)))
         raise ModelImportError(f"torch.export cannot export {name} for inputs {inputs}: {reason}") from error
     with torch.no_grad(), _quiet():
-        states = state_of(module, positional, keyword) if changed else []
+        states = state_of(module, arguments) if changed else []
     if states:
         raise ModelImportError(
             f"{name} reads {short_list(states)} and assigns it in every call; a split network keeps no state between "

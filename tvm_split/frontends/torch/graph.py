@@ -290,9 +290,8 @@ def has_open_sizes(value: Any) -> bool:
 def _value(node: fx.Node, values: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
     result = node.meta.get("val")
     operator: Any = node.target
-    if not isinstance(result, torch.Tensor) or not isinstance(operator, torch._ops.OpOverload):
-        return None
-    if has_open_sizes(result):
+    is_computable = isinstance(result, torch.Tensor) and isinstance(operator, torch._ops.OpOverload)
+    if not is_computable or has_open_sizes(result):
         return None
     is_needed = any(values[source].dtype not in IMPORTABLE for source in node.all_input_nodes if source in values)
     if (result.numel() > _LARGEST and not is_needed) or torch.Tag.nondeterministic_seeded in operator.tags:

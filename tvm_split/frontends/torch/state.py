@@ -27,33 +27,30 @@ class _Snapshot:
         values = [value for _, _, entries in self._held for value in entries.values()]
         return [value for value in values if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)]
 
-    def changes(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield path, container and key of each entry that was added, changed or removed since."""
-        for path, container, before in self._held:
-            yield from ((f"{path}{key}", container, key) for key in _changed(container, before))
+    def changes(self) -> list[tuple[str, Any, Any]]:
+        """The path, container and key of each entry that was added, changed or removed since."""
+        held = self._held
+        return [(f"{path}{key}", container, key) for path, container, old in held for key in _changed(container, old)]
 
     def restore(self) -> None:
-        """Undo the changes."""
-        for _, container, before in self._held:
+        for _, container, old in self._held:
             if isinstance(container, type):
-                for key in _changed(container, before):
-                    setattr(container, key, before[key]) if key in before else delattr(container, key)
+                for key in _changed(container, old):
+                    setattr(container, key, old[key]) if key in old else delattr(container, key)
             else:
                 container.clear()
                 add = getattr(container, "extend", None) or container.update
-                add(before if isinstance(container, dict) else before.values())
+                add(old if isinstance(container, dict) else old.values())
 
 
 def _entries(container: Any) -> dict[Any, Any]:
-    if isinstance(container, set):
-        return {item: item for item in container}
     items = vars(container) if isinstance(container, type) else container
     return dict(items if hasattr(items, "items") else enumerate(items))
 
 
-def _changed(container: Any, before: dict[Any, Any]) -> list[Any]:
+def _changed(container: Any, old: dict[Any, Any]) -> list[Any]:
     now = _entries(container)
-    return [key for key in {**before, **now} if now.get(key, now) is not before.get(key, before)]
+    return [key for key in {**old, **now} if now.get(key, now) is not old.get(key, old)]
 
 
 def _containers(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -62,9 +59,8 @@ def _containers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     seen: dict[int, Any] = {}
     while waiting:
         path, value = waiting.pop()
-        if id(value) in seen:
+        if seen.setdefault(id(value), path) is not path:
             continue
-        seen[id(value)] = value
         if isinstance(value, MethodType):
             waiting.append((path, value.__self__))
         elif isinstance(value, dict | list | deque | set | tuple | type):
@@ -72,8 +68,7 @@ def _containers(module: nn.Module) -> Iterator[tuple[str, Any]]:
             if not isinstance(value, tuple):
                 yield path, value
         elif hasattr(value, "__dict__") and (isinstance(value, nn.Module) or _is_users(type(value))):
-            waiting.append((path, vars(value)))
-            waiting += [(path, kind) for kind in type(value).__mro__ if _is_users(kind)]
+            waiting += [(path, vars(value)), *((path, kind) for kind in type(value).__mro__ if _is_users(kind))]
 
 
 def _is_users(kind: type) -> bool:
@@ -87,10 +82,10 @@ class _Unreadable(torch.Tensor):
 
 
 @contextmanager
-def _restored(module: nn.Module, tensors: Callable[[_Snapshot], list[torch.Tensor]]) -> Iterator[_Snapshot]:
-    """Restore the module's attributes and the values of some ``tensors`` after the block; yields what they are."""
+def _restored(module: nn.Module, buffers: list[torch.Tensor]) -> Iterator[_Snapshot]:
+    """Restore the module's attributes and the values of its tensors after the block; yields what they are."""
     snapshot = _Snapshot(module)
-    values = [(tensor, tensor.clone()) for tensor in tensors(snapshot)]
+    values = [(tensor, tensor.clone()) for tensor in (*buffers, *snapshot.tensors())]
     try:
         yield snapshot
     finally:
@@ -104,13 +99,13 @@ def watched(module: nn.Module) -> Iterator[set[str]]:
     """Restore the module's attributes after the block; yields the set of those that calls in the block change."""
     calls: list[_Snapshot] = []
     changed: set[str] = set()
-    with _restored(module, _Snapshot.tensors):
+    with _restored(module, []):
         module.register_forward_pre_hook(lambda *_: calls.append(_Snapshot(module)), prepend=True)
         module.register_forward_hook(lambda *_: changed.update(path for path, *_ in calls.pop().changes()))
         yield changed
 
 
-def state_of(module: nn.Module, positional: Any, keyword: Any) -> list[str]:
+def state_of(module: nn.Module, arguments: Any) -> list[str]:
     """Return the attributes from which a call may read what an earlier call has written.
 
     Attributes that the second of two calls with other inputs changes are made unreadable, and the next call has to
@@ -119,21 +114,20 @@ def state_of(module: nn.Module, positional: Any, keyword: Any) -> list[str]:
     """
 
     def run(change: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> list[Any]:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, change, (positional, keyword))
-        return pytree.tree_leaves(module(*args, **kwargs))
+        positional, keyword = pytree.tree_map_only(torch.Tensor, change, arguments)
+        return pytree.tree_leaves(module(*positional, **keyword))
 
-    with _restored(module, lambda snapshot: [*module.buffers(), *snapshot.tensors()]) as first:
+    with _restored(module, list(module.buffers())) as first:
         changes: list[Any] = []
         try:
             expected = run()
-            changes = list(first.changes())
+            changes = first.changes()
             first.restore()
             run(_with_other_values)
             second = _Snapshot(module)
             run(_with_other_values)
-            repeated = list(second.changes())
-            changes = repeated or changes
-            for _, container, key in repeated:
+            changes = second.changes() or changes
+            for _, container, key in second.changes():
                 put = setattr if isinstance(container, type) else type(container).__setitem__
                 put(container, key, _Unreadable())
             torch.testing.assert_close(run(), expected, equal_nan=True)
