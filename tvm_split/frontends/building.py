@@ -17,6 +17,7 @@ from tvm import relax
 from relay_passes.fold_constants import folded
 from relay_passes.ir import Builder, bindings_of, constant, convolution_like, operator_name, shape_of
 from rpc_runtime.program.program import TensorSpec
+from schedules.functions import FUNCTIONS
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier
 from tvm_split.frontends.operators import Operators, is_float, numbers_of
@@ -319,13 +320,10 @@ _ACCUMULATING = (
 )  # fmt: skip
 """Operators that TVM accumulates in the dtype of their result. Sources accumulate half precision in float32."""
 _CLASSES = ("relax.isnan", "relax.isinf", "relax.isfinite")
-_FUNCTIONS = tuple(
-    f"relax.{name}" for name in ["acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan"]
-)
 _WIDER: Mapping[str, tuple[Sequence[str], str]] = {
     "bool": ((*_PLACES, *_SCATTERS, *(f"relax.{name}" for name in _COMPARING.split())), "int8"),
-    "bfloat16": ((*_PLACES, "relax.mod", *_CLASSES, *_FUNCTIONS, *_ACCUMULATING), "float32"),
-    "float16": ((*_FUNCTIONS, *_ACCUMULATING), "float32"),
+    "bfloat16": ((*_PLACES, "relax.mod", *_CLASSES, *FUNCTIONS, *_ACCUMULATING), "float32"),
+    "float16": ((*FUNCTIONS, *_ACCUMULATING), "float32"),
 }
 """Dtype → the operators that TVM lacks or computes too coarsely in it, and a dtype with all its numbers for them."""
 _UNSIGNED = ("uint8", "uint16", "uint32", "uint64")

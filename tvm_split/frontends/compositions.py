@@ -263,9 +263,9 @@ def _sort_keys(op: Operators, data: relax.Expr) -> relax.Expr:
 
 
 def parts(op: Operators, data: relax.Expr, sizes: Sequence[int], axis: int) -> relax.Expr:
-    """Split ``data`` into parts of ``sizes``; TVM's split refuses parts without elements."""
+    """Split ``data`` into ``sizes``; TVM's split refuses parts without elements, and gives no tuple of one part."""
     ends = np.cumsum([0, *sizes]).tolist()
-    if 0 not in sizes:
+    if 0 not in sizes and len(sizes) > 1:
         return op.split(data, ends[1:-1], axis)
     return relax.Tuple([op.strided_slice(data, [axis], [first], [last]) for first, last in itertools.pairwise(ends)])
 

@@ -219,6 +219,7 @@ OTHERS: dict[str, tuple[Callable[..., object], list[torch.Tensor]]] = {
                 *(x.sum(axis), x.mean(axis), x.prod(axis), x.amax(axis, keepdim=True), x.std(axis, correction=0)),
                 *(x.argmin(axis), x.all(axis), torch.count_nonzero(x, axis), x.logsumexp(axis), x.softmax(axis)),
                 *(x.max(axis), x.sort(axis), x.median(axis), x.topk(1, axis), x.cumsum(axis)),
+                x.index_select(axis, torch.tensor([0])),
             )
             for result in (reduced if isinstance(reduced, tuple) else [reduced])
         ],
@@ -228,6 +229,11 @@ OTHERS: dict[str, tuple[Callable[..., object], list[torch.Tensor]]] = {
         lambda x: (x.std(), x.std(0, correction=0), x.std([0, 1], keepdim=True)),
         [torch.tensor([[1e20, 2e20], [-1e30, 1e-3]])],
     ),
+    "half images": (
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+        [(torch.arange(30) * 37 % 61 / 7 - 4).half().reshape(1, 1, 5, 6)],
+    ),
+    "one part": (lambda x: x.split(5), [torch.arange(4)]),
     "group norm": (lambda x, w: F.group_norm(x, 2, w, -w), [torch.randn(2, 4, 3).double(), torch.randn(4).double()]),
     "scattered booleans": (
         lambda x, index, source: (

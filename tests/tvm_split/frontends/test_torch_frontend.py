@@ -316,6 +316,20 @@ def test_attributes_that_are_only_written_or_filled_once_are_no_state(change: An
     assert_equal_to_source(model)
 
 
+def test_state_of_closures() -> None:
+    kept: dict[str, Any] = {}
+
+    def summed(x: Any) -> Any:
+        return _put(kept, "sum", kept.get("sum", 0) + x) * 2
+
+    with pytest.raises(ModelImportError, match=r"reads called_function\.kept\.sum"):
+        load_model(summed, torch.ones(2))
+    net = nn.Sequential(nn.ReLU()).eval()
+    net[0].register_forward_hook(lambda module, inputs, output: kept.update(output=output))
+    load_model(net, torch.ones(2))
+    assert not kept
+
+
 def test_a_buffer_that_is_only_written_is_no_state() -> None:
     class Scratch(nn.Module):
         def __init__(self) -> None:

@@ -1,16 +1,17 @@
 """Find out whether a module keeps something in Python attributes from one call to the next."""
 
 import sys
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, deque, set)
 _OF_TORCH = ("_parameters", "_buffers", "_modules")
 """Attributes of modules that torch.export itself observes and restores."""
 _OF_OTHERS = {*sys.stdlib_module_names, "torch", "numpy"}
@@ -34,10 +35,11 @@ class _Snapshot:
 
     def restore(self) -> None:
         for _, container, old in self._held:
+            changed = _changed(container, old)
             if isinstance(container, type):
-                for key in _changed(container, old):
+                for key in changed:
                     setattr(container, key, old[key]) if key in old else delattr(container, key)
-            else:
+            elif changed:
                 container.clear()
                 add = getattr(container, "extend", None) or container.update
                 add(old if isinstance(container, dict) else old.values())
@@ -54,7 +56,7 @@ def _changed(container: Any, old: dict[Any, Any]) -> list[Any]:
 
 
 def _containers(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the dicts, lists, deques, sets and classes in which a module's parts can keep state, with their paths."""
+    """Yield the containers and classes in which a module's parts, and their hooks, can keep state, with their paths."""
     waiting: list[tuple[str, Any]] = [(f"{path}." if path else "", part) for path, part in module.named_modules()]
     seen: dict[int, Any] = {}
     while waiting:
@@ -63,7 +65,10 @@ def _containers(module: nn.Module) -> Iterator[tuple[str, Any]]:
             continue
         if isinstance(value, MethodType):
             waiting.append((path, value.__self__))
-        elif isinstance(value, dict | list | deque | set | tuple | type):
+        elif isinstance(value, FunctionType) and _is_users(value):
+            cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+            waiting += [(f"{path}{name}.", cell.cell_contents) for name, cell in cells]
+        elif type(value) in _CONTAINERS or isinstance(value, tuple | type):
             waiting += [(f"{path}{key}.", entry) for key, entry in _entries(value).items() if key not in _OF_TORCH]
             if not isinstance(value, tuple):
                 yield path, value
@@ -71,11 +76,11 @@ def _containers(module: nn.Module) -> Iterator[tuple[str, Any]]:
             waiting += [(path, vars(value)), *((path, kind) for kind in type(value).__mro__ if _is_users(kind))]
 
 
-def _is_users(kind: type) -> bool:
+def _is_users(kind: type | FunctionType) -> bool:
     return kind.__module__.partition(".")[0] not in _OF_OTHERS
 
 
-class _Unreadable(torch.Tensor):
+class _Unreadable(torch.Tensor):  # type: ignore[misc]
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> Any:
         raise RuntimeError("a call reads what an earlier one has written")
@@ -115,7 +120,7 @@ def state_of(module: nn.Module, arguments: Any) -> list[str]:
 
     def run(change: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> list[Any]:
         positional, keyword = pytree.tree_map_only(torch.Tensor, change, arguments)
-        return pytree.tree_leaves(module(*positional, **keyword))
+        return list(pytree.tree_leaves(module(*positional, **keyword)))
 
     with _restored(module, list(module.buffers())) as first:
         changes: list[Any] = []

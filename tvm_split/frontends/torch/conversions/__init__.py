@@ -39,8 +39,8 @@ def also_of_scalars(conversion: Conversion) -> Conversion:
             return conversion(op, call)
         vector = op.reshape(call["self"], [1])
         results = conversion(op, replace(call, attributes={**call.attributes, "self": vector}))
-        scalars = [op.reshape(result, []) for result in ([results] if isinstance(results, relax.Expr) else results)]
-        return scalars[0] if isinstance(results, relax.Expr) else scalars
+        is_one = isinstance(results, relax.Expr)
+        return op.reshape(results, []) if is_one else [op.reshape(result, []) for result in results]
 
     return convert
 

@@ -189,25 +189,18 @@ def _truth(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     return op.cast(_reduced(op, call, operator, data), call.dtype)
 
 
-def _moments(op: Operators, call: TorchCall, dtype: str = "") -> tuple[relax.Expr, relax.Expr]:
-    """Return the variance and the mean over the call's axes, computed in ``dtype``, by default the accumulating one."""
-    data = op.cast(call["self"], dtype or wide(dtype_of(call["self"])))
+def _moments(op: Operators, call: TorchCall, is_root: bool = False) -> tuple[relax.Expr, relax.Expr]:
+    """Return the variance, or its square root, and the mean over the call's axes."""
+    # Before the root, squares of large numbers would overflow; torch computes in float64, too.
+    data = op.cast(call["self"], "float64" if is_root else wide(dtype_of(call["self"])))
     axes, keep = call.axes(len(shape_of(data))), call["keepdim"]
     count = math.prod(shape_of(data)[axis] for axis in axes)
     correction = 1 if call["correction"] is None else call["correction"]
     mean = op.mean(data, axes, keepdims=True)
     centred = op.subtract(data, mean)
-    variance = op.divide(op.sum(op.multiply(centred, centred), axes, keepdims=keep), max(count - correction, 0))
-    return variance, mean if keep else op.squeeze(mean, axes)
-
-
-def _variance_and_mean(op: Operators, call: TorchCall) -> tuple[relax.Expr, ...]:
-    return tuple(op.cast(moment, call.dtype) for moment in _moments(op, call))
-
-
-def _deviation(op: Operators, call: TorchCall) -> relax.Expr:
-    # Squares of large numbers would overflow; torch computes in float64, too.
-    return op.cast(op.sqrt(_moments(op, call, "float64")[0]), call.dtype)
+    spread = op.divide(op.sum(op.multiply(centred, centred), axes, keepdims=keep), max(count - correction, 0))
+    spread = op.sqrt(spread) if is_root else spread
+    return op.cast(spread, call.dtype), op.cast(mean if keep else op.squeeze(mean, axes), call.dtype)
 
 
 def _place(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
@@ -248,6 +241,7 @@ def _median(op: Operators, call: TorchCall) -> Any:
 
 
 _OVER_AXES: dict[str, Conversion] = {
+    "index_select.default": lambda op, call: op.take(call["self"], _own_places(op, call), call["dim"]),
     **{f"squeeze.{kind}": _squeezed for kind in ("default", "dim", "dims")},
     "sum.dim_IntList": partial(_reduction, operator="sum"),
     **{f"mean.{kind}": partial(_reduction, operator="mean") for kind in ("default", "dim")},
@@ -261,9 +255,9 @@ _OVER_AXES: dict[str, Conversion] = {
         for name, operator in (("any", "max"), ("all", "min"))
         for kind in ("default", "dim", "dims")
     },
-    "std.correction": _deviation,
-    "var.correction": lambda op, call: _variance_and_mean(op, call)[0],
-    "var_mean.correction": _variance_and_mean,
+    "std.correction": lambda op, call: _moments(op, call, is_root=True)[0],
+    "var.correction": lambda op, call: _moments(op, call)[0],
+    "var_mean.correction": _moments,
     **{f"{name}.default": partial(_place, operator=name) for name in ("argmax", "argmin")},
     **dict.fromkeys(("sort.default", "sort.stable", "topk.default"), _sorted),
     **{f"argsort.{kind}": lambda op, call: _sorted(op, call)[1] for kind in ("default", "stable")},
@@ -278,7 +272,6 @@ CONVERSIONS: dict[str, Conversion] = {
     "slice_scatter.default": _slice_scatter,
     "index.Tensor": _index,
     "index_put.default": _index_put,
-    "index_select.default": lambda op, call: op.take(call["self"], _own_places(op, call), call["dim"]),
     # TVM's importer casts the indices to 32 bits.
     "embedding.default": lambda op, call: op.take(call["weight"], call["indices"], 0),
     "gather.default": lambda op, call: op.gather_elements(call["self"], _own_places(op, call), call["dim"]),

@@ -150,13 +150,14 @@ def _resampled(op: Operators, call: TorchCall) -> relax.Expr:
     """
     # TVM's importer computes nearest with half-pixel centres, ignores a given scale factor, antialiasing and the
     # coefficient of torch's bicubic (−0.75), and has no mode of one or three axes that works.
-    data, scales = call.operands[0], call.get("scale_factors")
+    dtype = call.dtype if "nearest" in call.operation.kind else wide(call.dtype)
+    data, scales = op.cast(call.operands[0], dtype), call.get("scale_factors")
     for axis in range(2, len(call.shape)):
         scale = None if scales is None else scales[axis - 2]
         size = shape_of(data)[axis]
         weights = _weights(call.operation.kind, size, call.shape[axis], scale, call.get("align_corners", False))
         data = compositions.weighted(op, data, weights, axis)
-    return data
+    return op.cast(data, call.dtype)
 
 
 def _weights(name: str, size: int, target: int, scale: float | None, align_corners: bool) -> np.ndarray[Any, Any]:
