@@ -306,6 +306,7 @@ def test_attributes_that_a_call_reads_from_an_earlier_one_are_state(path: str, c
         lambda net, x: _put(net.by_name, "last", x * 2) + 1,
         lambda net, x: _put(type(net), "of_class", x * 2) + 1,
         lambda net, x: x + (_put(net, "last", torch.arange(2.0)) if net.last is None else net.last),
+        lambda net, x: x + (net.mask if hasattr(net, "mask") else net.register_buffer("mask", x * 0 + 1) or net.mask),
     ],
 )
 def test_attributes_that_are_only_written_or_filled_once_are_no_state(change: Any) -> None:

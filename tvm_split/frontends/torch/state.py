@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 _CONTAINERS = (dict, OrderedDict, defaultdict, list, deque, set)
-_OF_TORCH = ("_parameters", "_buffers", "_modules")
-"""Attributes of modules that torch.export itself observes and restores."""
+_OF_TORCH = ("_parameters.", "_buffers.", "_modules.")
+"""Containers of modules in which torch.export itself observes tensors."""
 _OF_OTHERS = {*sys.stdlib_module_names, "torch", "numpy"}
 """Packages whose objects and classes hold no state of the user's network."""
 
@@ -25,13 +25,18 @@ class _Snapshot:
         self._held = [(path, container, _entries(container)) for path, container in _containers(module)]
 
     def tensors(self) -> list[torch.Tensor]:
-        values = [value for _, _, entries in self._held for value in entries.values()]
+        """The tensors that are neither parameters nor buffers."""
+        values = [value for path, _, old in self._held if not path.endswith(_OF_TORCH) for value in old.values()]
         return [value for value in values if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)]
 
     def changes(self) -> list[tuple[str, Any, Any]]:
         """The path, container and key of each entry that was added, changed or removed since."""
-        held = self._held
-        return [(f"{path}{key}", container, key) for path, container, old in held for key in _changed(container, old)]
+        return [
+            (f"{path}{key}", container, key)
+            for path, container, old in self._held
+            for key in _changed(container, old)
+            if not (path.endswith(_OF_TORCH) and isinstance(old.get(key), torch.Tensor))
+        ]
 
     def restore(self) -> None:
         for _, container, old in self._held:
@@ -69,7 +74,7 @@ def _containers(module: nn.Module) -> Iterator[tuple[str, Any]]:
             cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
             waiting += [(f"{path}{name}.", cell.cell_contents) for name, cell in cells]
         elif type(value) in _CONTAINERS or isinstance(value, tuple | type):
-            waiting += [(f"{path}{key}.", entry) for key, entry in _entries(value).items() if key not in _OF_TORCH]
+            waiting += [(f"{path}{key}.", entry) for key, entry in _entries(value).items()]
             if not isinstance(value, tuple):
                 yield path, value
         elif hasattr(value, "__dict__") and (isinstance(value, nn.Module) or _is_users(type(value))):
