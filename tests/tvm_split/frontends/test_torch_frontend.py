@@ -317,6 +317,14 @@ def test_attributes_that_are_only_written_or_filled_once_are_no_state(change: An
     assert_equal_to_source(model)
 
 
+def test_an_attribute_that_is_changed_in_place_is_refused_and_keeps_its_value() -> None:
+    layer = _Remembering(lambda net, x: x * net.factor.mul_(2)).eval()
+    layer.factor = torch.ones(2)
+    with pytest.raises(ModelImportError, match=r"0\.factor is mutated"):
+        load_model(nn.Sequential(layer), torch.ones(2))
+    assert layer.factor.tolist() == [1, 1]
+
+
 def test_state_of_closures() -> None:
     kept: dict[str, Any] = {}
 

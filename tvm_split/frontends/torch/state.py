@@ -95,13 +95,15 @@ class _Unreadable(torch.Tensor):  # type: ignore[misc]
 def _restored(module: nn.Module, buffers: list[torch.Tensor]) -> Iterator[_Snapshot]:
     """Restore the module's attributes and the values of its tensors after the block; yields what they are."""
     snapshot = _Snapshot(module)
-    values = [(tensor, tensor.clone()) for tensor in (*buffers, *snapshot.tensors())]
+    tensors = [tensor for tensor in (*buffers, *snapshot.tensors()) if not tensor.is_inference()]
+    values = [(tensor, tensor._version, tensor.clone()) for tensor in tensors]
     try:
         yield snapshot
     finally:
         snapshot.restore()
-        for tensor, value in values:
-            tensor.copy_(value)
+        for tensor, version, value in values:
+            if tensor._version != version:
+                tensor.copy_(value)
 
 
 @contextmanager
