@@ -210,6 +210,13 @@ def test_dtypes_that_cannot_be_imported_are_named_with_what_holds_them(network: 
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, X)], ids=["script", "trace"])
+def test_torchscript_is_refused_by_name(make: Callable[[nn.Module], nn.Module]) -> None:
+    with pytest.raises(ModelImportError, match="TorchScript"):
+        load_model(make(nn.Sequential(nn.Linear(4, 4)).eval()), (X,))
+
+
 def test_layers_that_torch_ao_quantized_are_named() -> None:
     quantized = torch.ao.quantization.quantize_dynamic(Net().eval(), {nn.Linear}, dtype=torch.qint8)
     with pytest.raises(ModelImportError, match=r"layer 'body.0' has 'weight' of qint8.*ONNX or TFLite"):

@@ -84,6 +84,8 @@ def _modules_of(function: Any) -> dict[str, nn.Module]:
 
 def export(module: nn.Module, arguments: Arguments, name: str) -> ExportedProgram:
     """Export a module in evaluation mode; ``name`` is for errors. Raises ModelImportError."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelImportError(f"{name} is TorchScript, which torch.export refuses; give the module it was made of")
     _check_evaluation_mode(module, name)
     _check_not_quantized(module)
     positional, keyword = arguments
