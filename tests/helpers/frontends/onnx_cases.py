@@ -103,6 +103,8 @@ for _opset in (9, 14, 17):
 case("instance_norm", "InstanceNormalization", _x, constants=[random(3), random(3)])
 case("layer_norm", "LayerNormalization", random(2, 3, 4), constants=[random(4), random(4)])
 case("layer_norm_two_axes", "LayerNormalization", random(2, 3, 4), constants=[random(3, 4)], axis=-2)
+case("layer_norm_broadcast", "LayerNormalization", random(2, 3, 4), constants=[random(4), random(1)], axis=1)
+case("rms_norm_broadcast", "RMSNormalization", random(2, 3, 4), constants=[random(4)], axis=1, opset=23)
 case("group_norm", "GroupNormalization", random(2, 4, 3, 3), constants=[random(4), random(4)], num_groups=2, opset=21)
 case("lrn", "LRN", _x, size=3)
 case("lp_norm", "LpNormalization", random(3, 4), axis=-1, p=2)

@@ -23,6 +23,7 @@ WEIGHT, BIAS = random(WIDTH, 3 * WIDTH), random(3 * WIDTH)
 KEYS = random(BATCH, HEADS, PAST, WIDTH // HEADS)
 MASK = np.int32([[1, 1, 1, 0], [1, 1, 0, 0]])
 SQUARE_MASK = np.int32(random(BATCH, ROWS, ROWS) > -0.5)
+QUERY, KEY, VALUE = random(BATCH, 5, WIDTH), random(BATCH, 7, WIDTH), random(BATCH, 7, 8)
 ADDED = random(BATCH, HEADS, ROWS, ROWS)
 ROW = [random(WIDTH, seed=seed) for seed in range(3)]
 
@@ -31,18 +32,26 @@ HEADED = {"num_heads": HEADS}
 CASES: list[Case] = [
     *(
         ("Attention", [X], [WEIGHT, BIAS, mask], {**HEADED, **options})
-        for mask in (None, np.int32([2, 4]), np.int32([3, 4, 1, 0]), MASK, SQUARE_MASK)
+        for mask in (None, np.int32([2, 4]), np.int32([3, 4, 1, 0]), np.int32([2, 4, 0, 2, 6, 0, 4, 8]),
+                     np.int32([[0], [1]]), MASK, SQUARE_MASK)
         for options in ({}, {"unidirectional": 1}, {"scale": 0.3}, {"mask_filter_value": -5.0})
     ),
     ("Attention", [X], [WEIGHT, BIAS, None, None, ADDED], HEADED),
     ("Attention", [X], [WEIGHT, BIAS, None, np.stack([KEYS, -KEYS])], {**HEADED, "unidirectional": 1, "outputs": 2}),
     ("Attention", [X], [random(WIDTH, 16), random(16)], {**HEADED, "qkv_hidden_sizes": [4, 4, 8]}),
+    ("Attention", [X], [random(WIDTH, 24), random(24)], HEADED),
     *(
         ("MultiHeadAttention", [X, -X, X], [BIAS, mask, added], {**HEADED, **options})
         for mask, added in ((None, None), (np.int32([2, 4]), None), (MASK, ADDED))
         for options in ({}, {"scale": 0.3}, {"unidirectional": 1})
     ),
-    ("MultiHeadAttention", [X, KEYS, -KEYS], [], HEADED),
+    *(
+        ("MultiHeadAttention", [query, KEY, value], [bias, mask], {**HEADED, **options})
+        for query, value, bias in ((QUERY, KEY, BIAS), (QUERY, VALUE, random(20)), (QUERY[:, :1], VALUE, None))
+        for mask in (None, np.int32([3, 7]))
+        for options in ({}, {"unidirectional": 1})
+    ),
+    *(("MultiHeadAttention", [X, KEYS, -KEYS], [bias], HEADED) for bias in (None, BIAS)),
     ("MultiHeadAttention", [X, -X, X], [None, None, None, KEYS, -KEYS], {**HEADED, "outputs": 3}),
     *(
         ("SkipLayerNormalization", [X, skip], weights, {"outputs": outputs})
@@ -56,6 +65,11 @@ CASES: list[Case] = [
         for left in (0, 1)
     ),
     ("FusedMatMul", [X], [random(WIDTH, 5)], {}),
+    *(
+        ("FusedMatMul", [random(3, 3, 3, 3), random(3, 3, 3, 3, seed=1)], [], {f"trans{part}": 1 for part in parts})
+        for parts in (["BatchA"], ["BatchB"], ["A", "BatchA"], ["BatchA", "B", "BatchB"])
+    ),
+    ("FusedMatMul", [random(4, 2, 5), random(2, 5, 3)], [], {"transBatchA": 1}),
     ("Gelu", [X], [], {}),
     ("BiasGelu", [X], ROW[:1], {}),
     ("FastGelu", [X], [], {}),
@@ -63,15 +77,16 @@ CASES: list[Case] = [
     ("QuickGelu", [X], [], {"alpha": 1.5}),
     ("EmbedLayerNormalization", [np.int32([[1, 2, 0], [3, 3, 1]]), np.int32([[0, 1, 1], [0, 0, 1]])],
      [random(4, 8), random(5, 8), random(2, 8), random(8), random(8, seed=1)],
-     {"outputs": 2}),
+     {"outputs": 3}),
     *(
         ("FusedConv", [random(1, 2, 5, 5)], [random(3, 2, 3, 3), random(3)], {"activation": name, **options})
-        for name, options in (("Relu", {}), ("LeakyRelu", {"activation_params": [0.1]}),
+        for name, options in (("Relu", {}), ("HardSwish", {}), ("LeakyRelu", {"activation_params": [0.1]}),
                               ("Clip", {"activation_params": [-0.5, 0.5]}),
                               ("HardSigmoid", {"activation_params": [0.3, 0.4]}))
     ),
     ("FusedConv", [random(1, 2, 5, 5)], [random(3, 2, 3, 3), random(3), random(1, 3, 5, 5)],
      {"activation": "Relu", "auto_pad": "SAME_UPPER"}),
+    ("FusedGemm", [X[0]], [random(WIDTH, 3), random(3)], {"activation": "Softplus"}),
     ("FusedGemm", [X[0]], [random(WIDTH, 3), random(3)],
      {"activation": "LeakyRelu", "activation_alpha": 0.2, "alpha": 0.5}),
 ]  # fmt: skip
@@ -104,6 +119,7 @@ def test_operators_of_onnxruntime() -> None:
         ("Attention", [X], [WEIGHT, BIAS, np.ones((BATCH, 1, 8, 8), np.int32)], HEADED, "its mask has the shape"),
         ("Attention", [X], [WEIGHT, BIAS], {**HEADED, "do_rotary": 1}, "its attribute do_rotary"),
         ("MultiHeadAttention", [random(2, 4, 2, 3, 3)], [], HEADED, "is packed into another input"),
+        ("MultiHeadAttention", [X, KEYS, KEYS], [ROW[0]], HEADED, r"its bias has the shape \[6\], not \[18\]"),
         ("SkipLayerNormalization", [X, X], ROW[:1], {"outputs": 2}, "its mean and deviation"),
         ("FusedConv", [random(1, 2, 5, 5)], [random(3, 2, 3, 3)], {"activation": "Selu"}, "its activation Selu"),
         ("GroupQueryAttention", [X], [], HEADED, "cannot be imported: com.microsoft.GroupQueryAttention"),

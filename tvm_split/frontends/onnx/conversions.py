@@ -230,13 +230,23 @@ def _prelu(op: Operators, call: OnnxCall) -> relax.Expr:
     return op.where(op.less(data, 0), op.multiply(data, slope), data)
 
 
+def _layer_norm(op: Operators, call: OnnxCall) -> relax.Expr:
+    # TVM does not broadcast the weights, and returns placeholders for the statistics.
+    data, *weights = call.operands
+    shape = shape_of(data)[call.get("axis", -1) % len(shape_of(data)) :]
+    weights = [None if weight is None else op.repeated(weight, shape) for weight in weights]
+    return call.by_tvm([data, *weights]).fields[0]
+
+
 def _rms_norm(op: Operators, call: OnnxCall) -> relax.Expr:
     """Merge the axes if the norm is over all of them: TVM's operator does not compile then."""
     data, scale = call.operands
     shape = shape_of(data)
-    if call.get("axis", -1) % len(shape) != 0:
-        return call.by_tvm()
-    row, scale = op.reshape(data, [1, -1]), op.reshape(op.broadcast_to(scale, shape), [-1])
+    axis = call.get("axis", -1) % len(shape)
+    scale = op.repeated(scale, shape[axis:])
+    if axis != 0:
+        return call.by_tvm([data, scale])
+    row, scale = op.reshape(data, [1, -1]), op.reshape(scale, [-1])
     return op.reshape(call.by_tvm([row, scale], {**call.attributes, "axis": 1}), shape)
 
 
@@ -316,8 +326,7 @@ _OWN: dict[str, Conversion] = {
     ),
     "Einsum": lambda op, call: op.einsum(list(call.operands), call["equation"].decode()),  # emit_te
     "IsInf": _is_infinite,
-    # TVM returns placeholders for the statistics.
-    "LayerNormalization": lambda op, call: call.by_tvm().fields[0],
+    "LayerNormalization": _layer_norm,
     "LpNormalization": _lp_normalization,
     # TVM stacks and reduces the inputs, which loses NaN.
     "Max": lambda op, call: reduce(op.maximum, call.operands),

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.convert import Kind
-from tvm_split.frontends.onnx.nodes import fill_defaults, read_by, stand_in, with_branches_taken
+from tvm_split.frontends.onnx.nodes import fill_defaults, read_by, stand_ins, with_branches_taken
 
 Array = np.ndarray[Any, Any]
 
@@ -176,7 +177,7 @@ def _kinds(
     model = onnx.ModelProto()
     model.CopyFrom(skeleton)
     del model.graph.node[:]
-    model.graph.node.extend(map(stand_in, nodes))
+    model.graph.node.extend(chain.from_iterable(map(stand_ins, nodes)))
     used = {name for node in nodes for name in node.input} | {value.name for value in model.graph.output}
     scales = {name for node in nodes if node.op_type in ("Resize", "Upsample") for name in node.input[1:3]}
     for name, value in constants.items():

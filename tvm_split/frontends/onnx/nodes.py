@@ -1,6 +1,6 @@
 """Rewrite nodes of ONNX graphs: known branches, defaults of functions, and stand-ins whose shapes ONNX can infer."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,29 +63,66 @@ def read_by(node: onnx.NodeProto) -> Iterator[str]:
             yield from read_by(part)
 
 
-_ACTIVATIONS = ("BiasGelu", "FastGelu", "Gelu", "QuickGelu")
-_OTHERS = ("Attention", "MultiHeadAttention", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+_ELEMENTWISE = (
+    "BiasGelu",
+    "FastGelu",
+    "Gelu",
+    "QuickGelu",
+    "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization",
+)
 _LIKE_THE_FIRST = frozenset(
     ["LayerNormalization", "SimplifiedLayerNormalization"]  # onnxruntime writes them at opsets that lack them
-    + [f"com.microsoft.{name}" for name in (*_ACTIVATIONS, *_OTHERS)]
+    + [f"com.microsoft.{name}" for name in _ELEMENTWISE]
 )
 _LIKE_ANOTHER = {
     f"com.microsoft.{fused}": operator
     for fused, operator in (("FusedConv", "Conv"), ("FusedGemm", "Gemm"), ("FusedMatMul", "MatMul"))
 }
+_ATTENTIONS = {"com.microsoft.Attention": 2, "com.microsoft.MultiHeadAttention": 3}
+"""Operators with the number of their inputs that are not packed into one."""
 
 
-def stand_in(node: onnx.NodeProto) -> onnx.NodeProto:
-    """Return the node, or for an operator of onnxruntime one of ONNX whose first result has its shape and dtype."""
+def stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return the node, or for an operator of onnxruntime nodes of ONNX whose last result has its shape and dtype."""
     kind = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
-    if any(entry.name in ("qkv_hidden_sizes", "transA", "transB") for entry in node.attribute):
-        return node
     if kind in _LIKE_THE_FIRST:
-        return helper.make_node("Identity", node.input[:1], node.output[:1])
+        return [helper.make_node("Identity", node.input[:1], node.output[:1])]
+    if kind in _ATTENTIONS and all([*node.input, "", "", ""][: _ATTENTIONS[kind]]):  # others are refused
+        return _attention_stand_ins(node)
     if kind == "com.microsoft.EmbedLayerNormalization":
-        return helper.make_node("Gather", [node.input[2], node.input[0]], node.output[:1])
+        return [helper.make_node("Gather", [node.input[2], node.input[0]], node.output[:1])]
     if kind not in _LIKE_ANOTHER:
-        return node
-    copy = helper.make_node(_LIKE_ANOTHER[kind], node.input[:3], node.output[:1])
-    copy.attribute.extend(node.attribute)
-    return copy
+        return [node]
+    attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    if any(name.startswith("trans") and flag for name, flag in attributes.items() if kind.endswith("MatMul")):
+        equation = ",".join(_subscripts(side, *pair, attributes) for side, pair in (("A", "mk"), ("B", "kn")))
+        return [helper.make_node("Einsum", node.input[:2], node.output[:1], equation=f"{equation}->...mn")]
+    return [helper.make_node(_LIKE_ANOTHER[kind], node.input[:3], node.output[:1], **attributes)]
+
+
+def _subscripts(side: str, rows: str, columns: str, attributes: Mapping[str, Any]) -> str:
+    first, last = (columns, rows) if attributes.get(f"trans{side}") else (rows, columns)
+    return f"{first}...{last}" if attributes.get(f"transBatch{side}") else f"...{first}{last}"
+
+
+def _attention_stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return nodes that add [batch, rows, 1] of the query to [1 or batch, 1, width] of the value or of its weight."""
+    rows, first, parts, width, zero, shape = (f"{node.output[0]}:{part}" for part in range(6))
+    is_packed = node.op_type == "Attention"
+    # A value may have heads: [batch, heads, columns, width / heads].
+    source, axis, sizes = (node.input[1], 0, [1, 3, -1]) if is_packed else (node.input[2], -2, [0, 1, -1])
+    nodes = [
+        helper.make_node("Constant", [], [zero], value=numpy_helper.from_array(np.array([0]))),
+        helper.make_node("Constant", [], [shape], value=numpy_helper.from_array(np.array(sizes))),
+        helper.make_node("Gather", [node.input[0], zero], [rows], axis=2),
+        helper.make_node("Gather", [source, zero], [first], axis=axis),
+        helper.make_node("Reshape", [first, shape], [parts]),
+        helper.make_node("Gather", [parts, zero], [width], axis=1),
+        helper.make_node("Add", [rows, width], node.output[:1]),
+    ]
+    for entry in node.attribute:
+        if entry.name == "qkv_hidden_sizes":
+            value = numpy_helper.from_array(np.zeros(entry.ints[2], "float32"))
+            nodes[-2] = helper.make_node("Constant", [], [width], value=value)
+    return nodes
