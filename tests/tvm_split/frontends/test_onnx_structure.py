@@ -38,6 +38,33 @@ def test_attributes_of_functions_have_their_defaults(call: str) -> None:
     assert_equal_to_source(load_model(model), [X])
 
 
+PASSED_ON = """
+<domain: "own", opset_import: ["" : 18, "own" : 1]>
+outer <q> (x) => (y) {
+  h = own.middle <alpha: float = @q> (x)
+  one = Constant <value = bool {1}> ()
+  y = If (one) <
+    then_branch = t () => (r) { r = own.leak <alpha: float = @q> (h) },
+    else_branch = e () => (r) { r = LeakyRelu <alpha: float = @q> (h) }
+  >
+}
+<domain: "own", opset_import: ["" : 18, "own" : 1]>
+middle <alpha> (x) => (y) { y = own.leak <alpha: float = @alpha> (x) }
+"""
+
+
+@pytest.mark.parametrize("attributes", ["", "<q = 0.75>"])
+def test_a_function_passes_on_an_attribute_that_its_caller_may_leave_out(attributes: str) -> None:
+    model = parsed(f"g (float[2,1,3] x) => (float[2,1,3] y) {{ y = own.outer {attributes} (x) }}", LEAK + PASSED_ON)
+    assert_equal_to_source(load_model(model), [X])
+
+
+def test_functions_that_call_themselves_are_refused() -> None:
+    function = '<domain: "own", opset_import: ["" : 18, "own" : 1]> f (x) => (y) { y = own.f (x) }'
+    with pytest.raises(ModelImportError, match="model is inconsistent"):
+        load_model(parsed("g (float[2,1,3] x) => (float[2,1,3] y) { y = own.f (x) }", function))
+
+
 SQUEEZED = """
 g (float[N,M,3] x) => (y) <int64 middle = {1}> {
   sizes = Shape (x)

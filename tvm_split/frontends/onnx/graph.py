@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.convert import Kind
-from tvm_split.frontends.onnx.nodes import fill_defaults, read_by, stand_ins, with_branches_taken
+from tvm_split.frontends.onnx.nodes import read_by, stand_ins, with_branches_taken, with_functions_inlined
 
 Array = np.ndarray[Any, Any]
 
@@ -149,9 +149,7 @@ def _inlined_without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto(ir_version=max(model.ir_version, 4), graph=graph)
     copy.opset_import.extend(model.opset_import)
     copy.functions.extend(model.functions)
-    for nodes in (copy.graph.node, *(function.node for function in copy.functions)):
-        fill_defaults(nodes, copy.functions)
-    copy = onnx.inliner.inline_local_functions(copy) if model.functions else copy
+    copy = with_functions_inlined(copy)
     _name_nodes(copy.graph.node)
     return copy
 

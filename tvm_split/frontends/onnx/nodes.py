@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.compose
+import onnx.inliner
 from onnx import helper, numpy_helper
+
+from tvm_split.errors import ModelImportError, last_line
 
 Array = np.ndarray[Any, Any]
 
@@ -39,15 +42,33 @@ def _branch(node: onnx.NodeProto, graph: onnx.GraphProto, constants: dict[str, A
         yield part
 
 
-def fill_defaults(nodes: Iterable[onnx.NodeProto], functions: Sequence[onnx.FunctionProto]) -> None:
-    """Give calls of ``functions`` the attributes that they leave out, in place: ONNX's inliner does not."""
-    defaults = {(function.domain, function.name): function.attribute_proto for function in functions}
+def with_functions_inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return ``model`` without its functions; calls get the attributes that they leave out, as ONNX's inliner does not.
+
+    A call inside a function may take an attribute from its caller, which may leave it out: so callers come first.
+    """
+    functions = {(function.domain, function.name): function for function in model.functions}
+    rest = set(functions)
+    while rest:
+        called = {(node.domain, node.op_type) for key in rest for node in _with_branches(functions[key].node)}
+        callers = sorted(rest - called) or sorted(rest)  # the inliner refuses functions that call each other
+        for node in _with_branches(model.graph.node):
+            function = functions.get((node.domain, node.op_type), onnx.FunctionProto())
+            present = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(entry for entry in function.attribute_proto if entry.name not in present)
+        try:
+            model = onnx.inliner.inline_selected_functions(model, callers)
+        except Exception as error:
+            raise ModelImportError(f"the ONNX model is inconsistent: {last_line(error)}") from error
+        rest.difference_update(callers)
+    return model
+
+
+def _with_branches(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     for node in nodes:
-        present = {attribute.name for attribute in node.attribute}
-        of_function = defaults.get((node.domain, node.op_type), ())
-        node.attribute.extend(attribute for attribute in of_function if attribute.name not in present)
+        yield node
         for graph in _graphs_of(node):
-            fill_defaults(graph.node, functions)
+            yield from _with_branches(graph.node)
 
 
 def _graphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
@@ -56,11 +77,9 @@ def _graphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 def read_by(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names of the tensors that a node reads; its branches read tensors outside of them."""
-    yield from node.input
-    for graph in _graphs_of(node):
-        yield from (value.name for value in graph.output)
-        for part in graph.node:
-            yield from read_by(part)
+    for part in _with_branches([node]):
+        yield from part.input
+        yield from (value.name for graph in _graphs_of(part) for value in graph.output)
 
 
 _ELEMENTWISE = (
