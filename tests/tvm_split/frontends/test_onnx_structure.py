@@ -88,6 +88,36 @@ def test_a_branch_that_bound_sizes_decide_is_taken(middle: int) -> None:
     assert_equal_to_source(model, [x])
 
 
+@pytest.mark.parametrize(
+    "sequence",
+    [
+        "SplitToSequence <axis = 2> (x, two)",
+        "SplitToSequence <axis = 2> (h, sizes)",
+        "SequenceConstruct (x, h, x)",
+        "SequenceInsert (pair, x)",
+        "SequenceErase (triple, place)",
+    ],
+)
+def test_a_branch_that_the_length_of_a_sequence_decides_is_taken(sequence: str) -> None:
+    model = parsed(
+        f"""
+        g (float[2,1,6] x, int64 place) => (y) <int64 two = {{2}}, int64 last = {{-1}}, int64[3] sizes = {{1, 3, 2}}> {{
+          h = Neg (x)
+          pair = SequenceConstruct (x, h)
+          triple = SequenceConstruct (h, x, h)
+          s = {sequence}
+          length = SequenceLength (s)
+          is_long = Greater (length, two)
+          y = If (is_long) <
+            then_branch = t () => (r) {{ r = ConcatFromSequence <axis = 2> (s) }},
+            else_branch = e () => (r) {{ r = Exp (h) }}
+          >
+        }}
+        """
+    )
+    assert_equal_to_source(load_model(model), [random(2, 1, 6), np.int64(0)])
+
+
 def test_branches_that_a_weight_decides_keep_their_names_apart() -> None:
     """Branches inside branches, equal names, weights of a branch, and results from outside of it."""
     model = parsed(

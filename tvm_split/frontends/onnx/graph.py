@@ -223,39 +223,44 @@ def _fold(
     DequantizeLinear below opset 19.
     """
     remaining = []
+    sequences: dict[str, Any] = {}
     for node in nodes:
         names = [name for name in node.input if name]
+        measured = names if node.op_type in _OF_LENGTHS else names[:1] if node.op_type in _OF_SHAPES else []
+        shapes = {name: kind.shape for name in measured if (kind := kinds.get(name)) and kind.shape is not None}
         operands = {name: constants[name] for name in names if name in constants}
-        source = kinds.get(node.input[0]) if node.op_type in ("Shape", "Size") else None
-        if source is not None and source.shape is not None:
-            operands = {node.input[0]: np.broadcast_to(np.float32(0), source.shape)}  # only the shape counts
+        operands |= {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
+        operands |= {name: sequences[name] for name in measured if name in sequences}
         is_known = node.domain in ("", "ai.onnx") and all(name in operands for name in names)
-        values = _computed(node, operands, skeleton) if is_known and node.op_type not in refused else None
-        if values is None:
+        values = _computed(node, operands, skeleton) if is_known and node.op_type not in refused else {}
+        if any(isinstance(value, list) for value in values.values()):
+            sequences |= values
+            values = {}
+        constants.update(values)
+        if not values:
             remaining.append(node)
-        else:
-            constants.update(values)
     return remaining
 
 
-def _computed(
-    node: onnx.NodeProto, operands: Mapping[str, Array], skeleton: onnx.ModelProto
-) -> dict[str, Array] | None:
-    """Return the node's outputs by name; None if they are no tensors, or ONNX's evaluator cannot compute them."""
-    inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in operands.items()
-    ]
-    outputs = [onnx.ValueInfoProto(name=name) for name in node.output if name]
+_OF_LENGTHS = ("SequenceConstruct", "SequenceErase", "SequenceInsert", "SequenceLength")
+"""Operators of sequences whose length does not depend on the values of their inputs."""
+_OF_SHAPES = ("Shape", "Size", "SplitToSequence")
+"""Operators that need of their first input only the shape; of a split, the length of the sequence is known then."""
+
+
+def _computed(node: onnx.NodeProto, operands: Mapping[str, Any], skeleton: onnx.ModelProto) -> dict[str, Any]:
+    """Return the node's outputs by name, a sequence as a list; none if ONNX's evaluator cannot compute them."""
+    inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names if name] for names in (operands, node.output))
     graph = helper.make_graph([node], "constant", inputs, outputs)
     model = helper.make_model(graph, opset_imports=skeleton.opset_import, ir_version=skeleton.ir_version)
     try:
         results = ReferenceEvaluator(model).run(None, dict(operands))
     except Exception:  # it raises what its operators raise, and does not have all of them
-        return None
-    if any(isinstance(result, list) for result in results):  # a sequence
-        return None
-    return {output.name: np.asarray(result) for output, result in zip(outputs, results, strict=True)}
+        return {}
+    return {
+        output.name: result if isinstance(result, list) else np.asarray(result)
+        for output, result in zip(outputs, results, strict=True)
+    }
 
 
 def _with_functions_inlined(
