@@ -6,7 +6,7 @@ import onnx
 from onnx.external_data_helper import load_external_data_for_model, load_external_data_for_tensor
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.files import require_content
+from tvm_split.frontends.files import require_weights
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -42,6 +42,6 @@ def _load(tensor: onnx.TensorProto, path: Path) -> None:
             f"{shown} has several names (hard links), so that it may be any file: make it a file of its own, "
             "cp FILE COPY && mv COPY FILE"
         )
-    require_content(file)
+    require_weights(file)
     location.value = str(file.relative_to(folder))
     load_external_data_for_tensor(tensor, str(folder))
