@@ -101,7 +101,10 @@ def power(op: Operators, base: relax.Expr, exponent: Any, dtype: str) -> relax.E
     elif is_float(dtype):
         return op.cast(op.power(op.cast(base, wide(dtype)), op.cast(exponent, wide(dtype))), dtype)
     else:
-        return op.cast(op.round(op.power(op.cast(base, "float64"), op.cast(exponent, "float64"))), dtype)
+        exact = op.power(op.cast(base, "float64"), op.cast(exponent, "float64"))
+        nearest = op.round(exact)
+        is_near = op.less(op.abs(op.subtract(exact, nearest)), op.multiply(op.abs(nearest), 1e-12))
+        return op.cast(op.where(is_near, nearest, op.trunc(exact)), dtype)
     shape = np.broadcast_shapes(shape_of(base), numbers.shape if numbers is not None else ())
     return result if list(shape) == shape_of(base) else op.broadcast_to(result, list(shape))
 

@@ -19,7 +19,7 @@ from tvm_split.errors import ModelImportError
 from tvm_split.frontends import compositions
 from tvm_split.frontends.convert import BRANCH, DYNAMIC, LOOP, RANDOM, Call, Conversion
 from tvm_split.frontends.onnx.resizing import resize
-from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
+from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
 
 
 class OnnxCall(Call):
@@ -128,9 +128,24 @@ def _cumsum(op: Operators, call: OnnxCall) -> relax.Expr:
     return compositions.cumulative_sum(op, call.operands[0], call.numbers(1, "axis").item(), is_exclusive, is_reversed)
 
 
+def _reduced(op: Operators, call: OnnxCall) -> relax.Expr:
+    """Reduce an axis of one element if there are no axes: TVM returns the input, ONNX its absolute value or square.
+
+    TVM's means of integers have another dtype, its roots and logarithms of integers fail.
+    """
+    data, axes, attributes = call.operands[0], call.operands[1], call.attributes
+    if call.get("noop_with_empty_axes", 0) and (axes is None or 0 in shape_of(axes)):
+        last = len(shape_of(data))
+        data, axes, attributes = op.expand_dims(data, [last]), constant([last], "int64"), {"keepdims": 0}
+    dtype = dtype_of(data)
+    is_truncated = not is_float(dtype) and call.operation.kind.endswith(("Mean", "L2", "LogSum"))
+    data = op.cast(data, "float64") if is_truncated else data
+    return op.cast(op.builder.emit(call.by_tvm([data, axes], attributes)), dtype)
+
+
 def _one_hot(op: Operators, call: OnnxCall) -> relax.Expr:
     # TVM's result is always float64, not the values' dtype. Negative indices count from the end.
-    depth, (off, on) = call.numbers(1, "depth").item(), call.numbers(2, "values")
+    depth, (off, on) = int(call.numbers(1, "depth").item()), call.numbers(2, "values")
     dtype, rank = dtype_of(call.operands[2]), len(shape_of(call.operands[0]))
     axis = call.get("axis", -1) % (rank + 1)
     indices = compositions.counted_from_front(op, op.expand_dims(call.operands[0], axis), depth)
@@ -295,9 +310,10 @@ def in_float32(convert: Conversion) -> Conversion:
         if not any(is_half):
             return convert(op, call)
         dtype = dtype_of(call.operands[is_half.index(True)])
-        operands = [
+        operands = onnx_frontend.onnx_input()
+        operands.extend(
             op.cast(value, "float32") if half else value for value, half in zip(call.operands, is_half, strict=True)
-        ]
+        )
         result = convert(op, replace(call, operands=operands))
         result = op.builder.emit(result) if isinstance(result, relax.Expr) else relax.Tuple(list(result))
         results = result.fields if isinstance(result, relax.Tuple) else [result]
@@ -338,6 +354,7 @@ _OWN: dict[str, Conversion] = {
     "PRelu": _prelu,
     "RMSNormalization": _rms_norm,
     **dict.fromkeys(("Resize", "Upsample"), resize),
+    **dict.fromkeys((f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "Mean", "SumSquare")), _reduced),
     "RoiAlign": _roi_align,
     "Round": lambda op, call: compositions.half_to_even(op, call.operands[0]),
     "SequenceAt": lambda op, call: call.operands[0].fields[call.numbers(1, "position").item()],
@@ -348,6 +365,9 @@ _OWN: dict[str, Conversion] = {
     "SplitToSequence": _split_to_sequence,
     # TVM stacks and reduces the inputs; additions fuse into the operator before them.
     "Sum": lambda op, call: reduce(op.add, call.operands),
+    "ThresholdedRelu": lambda op, call: op.where(
+        op.greater(call.operands[0], call.get("alpha", 1.0)), call.operands[0], 0
+    ),  # TVM's takes float32 only
     "Tile": lambda op, call: op.tile(call.operands[0], call.numbers(1, "number of repeats").tolist()),  # emit_te
     "TopK": _top_k,
 }
