@@ -209,32 +209,24 @@ def _padded(op: Operators, call: OnnxCall) -> relax.Expr:
     return call.by_tvm(attributes={**attributes, **changed})
 
 
-def _batch_norm(op: Operators, call: OnnxCall) -> relax.Expr:
+def _batch_norm(op: Operators, call: OnnxCall) -> Any:
     """Compose the training mode: TVM simplifies its training operator to inference, and always returns statistics."""
     data, scale, bias, mean, variance = call.operands
     # Below opset 14, a batch norm trains if it has more than one output.
     if not (call.get("training_mode", 0) if call.opset >= 14 else len(call.operation.outputs) > 1):
-        return onnx_frontend.BatchNormalization._impl_v15(op.builder, call.operands, dict(call.attributes), {}).fields[
-            0
-        ]
-    dtype, momentum = wide(dtype_of(data)), call.get("momentum", 0.9)
-    rank = len(shape_of(data))
+        return call.by_tvm().fields[0]
+    momentum, rank = call.get("momentum", 0.9), len(shape_of(data))
     axes, channels = [0, *range(2, rank)], [1, -1] + [1] * (rank - 2)
-    x = op.cast(data, dtype)
-    of_batch = op.mean(x, axes, keepdims=True)
-    centred = op.subtract(x, of_batch)
+    of_batch = op.mean(data, axes, keepdims=True)
+    centred = op.subtract(data, of_batch)
     spread = op.mean(op.multiply(centred, centred), axes, keepdims=True)
-    result = op.multiply(centred, op.rsqrt(op.add(spread, call.get("epsilon", 1e-5))))
-    for operator, parameter in ((op.multiply, scale), (op.add, bias)):
-        result = operator(result, op.reshape(op.cast(parameter, dtype), channels))
+    normed = op.multiply(centred, op.rsqrt(op.add(spread, call.get("epsilon", 1e-5))))
+    result = op.add(op.multiply(normed, op.reshape(scale, channels)), op.reshape(bias, channels))
     updated = [
-        op.cast(
-            op.add(op.multiply(op.cast(old, dtype), momentum), op.multiply(op.squeeze(new, axes), 1 - momentum)),
-            dtype_of(old),
-        )
+        op.add(op.multiply(old, momentum), op.multiply(op.squeeze(new, axes), 1 - momentum))
         for old, new in ((mean, of_batch), (variance, spread))
     ]
-    return relax.Tuple([op.cast(result, dtype_of(data)), *updated])
+    return [result, *updated]
 
 
 def _prelu(op: Operators, call: OnnxCall) -> relax.Expr:

@@ -47,18 +47,16 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
 
 
 def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:
-    if isinstance(source, onnx.ModelProto):
-        model = onnx.ModelProto()
-        model.CopyFrom(source)
-        shown = "the ModelProto"
-    elif isinstance(source, str | Path):
-        shown = repr(str(source))
-    else:
-        shown = f"a model of {len(source)} bytes"
     try:
-        if isinstance(source, str | Path):
+        if isinstance(source, onnx.ModelProto):
+            shown = "the ModelProto"
+            model = onnx.ModelProto()
+            model.CopyFrom(source)
+        elif isinstance(source, str | Path):
+            shown = repr(str(source))
             model = read_model(Path(source))
-        elif not isinstance(source, onnx.ModelProto):
+        else:
+            shown = f"a model of {len(source)} bytes"
             model = onnx.load_from_string(bytes(source))
     except ModelImportError:
         raise

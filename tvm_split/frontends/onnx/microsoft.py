@@ -24,11 +24,6 @@ def _operands(call: OnnxCall, count: int) -> list[Any]:
     return [*call.operands, *[None] * count][:count]
 
 
-def _halves(op: Operators, value: relax.Expr) -> list[relax.Expr]:
-    parts = op.split(value, 2, 0)
-    return [op.item(parts, place) for place in range(2)]
-
-
 def _heads(op: Operators, value: relax.Expr, count: int) -> relax.Expr:
     """Return [batch, heads, rows, width] of [batch, rows, heads · width]."""
     batch, rows, width = shape_of(value)
@@ -99,7 +94,7 @@ def _attention(op: Operators, call: OnnxCall) -> list[relax.Expr]:
     product = op.matmul(data, weight)
     parts = compositions.parts(op, product if bias is None else op.add(product, bias), sizes, 2)
     heads = [_heads(op, op.item(parts, place), call["num_heads"]) for place in range(3)]
-    olds = [None, None] if past is None else [op.squeeze(part, [0]) for part in _halves(op, past)]
+    olds = [None, None] if past is None else [op.take(past, constant(place, "int64"), 0) for place in (0, 1)]
     result, *pair = _attended(op, call, heads, mask, added, olds)
     if not any(call.operation.outputs[1:]):
         return [result]
@@ -175,15 +170,12 @@ def _gelu(op: Operators, call: OnnxCall, operator: str) -> relax.Expr:
     return getattr(op.nn, operator)(reduce(op.add, [value for value in call.operands if value is not None]))
 
 
-def _quick_gelu(op: Operators, call: OnnxCall) -> relax.Expr:
-    (x,) = call.operands
-    return op.multiply(x, op.sigmoid(op.multiply(x, call.get("alpha", 1.702))))
-
-
 _IN_FLOAT32: dict[str, Conversion] = {
     **dict.fromkeys(("Gelu", "BiasGelu"), partial(_gelu, operator="gelu")),
     "FastGelu": partial(_gelu, operator="gelu_tanh"),
-    "QuickGelu": _quick_gelu,
+    "QuickGelu": lambda op, call: op.multiply(
+        call.operands[0], op.sigmoid(op.multiply(call.operands[0], call.get("alpha", 1.702)))
+    ),
     "SkipLayerNormalization": partial(_skip_norm, operator="LayerNormalization"),
     "SkipSimplifiedLayerNormalization": partial(_skip_norm, operator="RMSNormalization"),
 }
