@@ -123,6 +123,13 @@ def is_infinite(op: Operators, value: relax.Expr) -> relax.Expr:
     return op.equal(op.abs(value), math.inf)
 
 
+def sign(op: Operators, operand: relax.Expr) -> relax.Expr:
+    """Return the sign; NaN for NaN and -0 for -0, which TVM's operator turns into 0."""
+    if not is_float(dtype_of(operand)):
+        return op.sign(operand)
+    return op.where(op.greater(operand, 0), 1, op.where(op.less(operand, 0), -1, operand))
+
+
 def half_to_even(op: Operators, value: relax.Expr) -> relax.Expr:
     """Round floats to integers, halves to even; TVM rounds halves away from zero."""
     below = op.floor(value)

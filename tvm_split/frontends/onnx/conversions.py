@@ -351,6 +351,7 @@ _OWN: dict[str, Conversion] = {
     "Round": lambda op, call: compositions.half_to_even(op, call.operands[0]),
     "SequenceAt": lambda op, call: call.operands[0].fields[call.numbers(1, "position").item()],
     "SequenceInsert": _sequence_insert,
+    "Sign": lambda op, call: compositions.sign(op, call.operands[0]),
     "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
     "Split": _split,

@@ -114,14 +114,14 @@ def stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     if kind not in _LIKE_ANOTHER:
         return [node]
     attributes = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
-    if any(name.startswith("trans") and flag for name, flag in attributes.items() if kind.endswith("MatMul")):
-        equation = ",".join(_subscripts(side, *pair, attributes) for side, pair in (("A", "mk"), ("B", "kn")))
-        return [helper.make_node("Einsum", node.input[:2], node.output[:1], equation=f"{equation}->...mn")]
+    if kind.endswith("MatMul") and any(flag for name, flag in attributes.items() if name.startswith("trans")):
+        left, right = _subscripts("mk", "A", attributes), _subscripts("kn", "B", attributes)
+        return [helper.make_node("Einsum", node.input[:2], node.output[:1], equation=f"{left},{right}->...mn")]
     return [helper.make_node(_LIKE_ANOTHER[kind], node.input[:3], node.output[:1], **attributes)]
 
 
-def _subscripts(side: str, rows: str, columns: str, attributes: Mapping[str, Any]) -> str:
-    first, last = (columns, rows) if attributes.get(f"trans{side}") else (rows, columns)
+def _subscripts(axes: str, side: str, attributes: Mapping[str, Any]) -> str:
+    first, last = reversed(axes) if attributes.get(f"trans{side}") else axes
     return f"{first}...{last}" if attributes.get(f"transBatch{side}") else f"...{first}{last}"
 
 

@@ -19,6 +19,7 @@ from tvm_split.frontends.compositions import (
     polynomial,
     power,
     shifted,
+    sign,
 )
 from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, wide
@@ -78,13 +79,6 @@ def _half_away_from_zero(op: Operators, operand: relax.Expr) -> relax.Expr:
     below = op.floor(size)
     is_up = op.greater_equal(op.subtract(size, below), 0.5)
     return op.multiply(op.sign(operand), op.where(is_up, op.add(below, 1), below))
-
-
-def _sign(op: Operators, operand: relax.Expr) -> relax.Expr:
-    """Return the sign; NaN for NaN and -0 for -0, which TVM's operator turns into 0."""
-    if not is_float(dtype_of(operand)):
-        return op.sign(operand)
-    return op.where(op.greater(operand, 0), 1, op.where(op.less(operand, 0), -1, operand))
 
 
 def _cube_root(op: Operators, operand: relax.Expr) -> relax.Expr:
@@ -190,7 +184,7 @@ _UNARY: dict[str, Elementwise] = {
     "tan": _in_float32("tan"),
     "floor": _named("floor"),
     "ceil": _named("ceil"),
-    "sign": _sign,
+    "sign": sign,
     "round_nearest_afz": _half_away_from_zero,
     "round_nearest_even": half_to_even,
     "not": _bitwise("not"),
