@@ -121,7 +121,7 @@ def stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def _subscripts(axes: str, side: str, attributes: Mapping[str, Any]) -> str:
-    first, last = reversed(axes) if attributes.get(f"trans{side}") else axes
+    first, last = tuple(axes[::-1]) if attributes.get(f"trans{side}") else tuple(axes)
     return f"{first}...{last}" if attributes.get(f"transBatch{side}") else f"...{first}{last}"
 
 
