@@ -1,6 +1,7 @@
 """Two ends of a link in this process, joined by a real transport: a gRPC server on loopback, and a caller."""
 
 import contextlib
+import functools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -200,6 +201,7 @@ def joined(transport: str, answers: LinkEnd, calls: LinkEnd) -> Iterator[tuple[A
         yield answering, calling
 
 
+@functools.lru_cache(maxsize=256)
 def values(spec: TensorSpec, sequence: int) -> np.ndarray:
     """Return the values of a micro-batch: different for each micro-batch, and the same in each run."""
     content = np.random.default_rng(sequence).bytes(spec.size_bytes)

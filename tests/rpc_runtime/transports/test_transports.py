@@ -4,6 +4,7 @@ For MPI this runs as a rank: `test_mpi`.
 """
 
 import contextlib
+import functools
 import gc
 import os
 import random
@@ -128,6 +129,7 @@ def test_streams_are_coded_and_memory_is_not(transport: str, caller_sends: bool,
                 assert (max(receiver.sizes[name]) < value.nbytes) == coded
 
 
+@functools.lru_cache(maxsize=64)
 def activation(spec: TensorSpec, sequence: int) -> np.ndarray:
     """Return a tensor that is half zeros, as after a ReLU; the rest is within 4."""
     drawn = np.random.default_rng(sequence).standard_normal(spec.shape).clip(0, 4)
