@@ -26,6 +26,10 @@ settings.load_profile("tests")
 # test, would occupy the cores of the following tests, on a busy machine for minutes.
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
+# Tests run in as many processes as there are cores, on small tensors: further threads of torch and numpy only spin.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
+
 # Torch, TVM and the tests themselves are half a million objects that stay: the collector passes them over.
 gc.set_threshold(50_000)
 atexit.register(gc.freeze)

@@ -12,6 +12,7 @@ import typer
 import tvm_split
 from rpc_runtime.option import option
 from tvm_split.cli import options
+from tvm_split.cli.source import load_tvm
 from tvm_split.display.console import print_json, print_line, print_note
 from tvm_split.display.view import write
 from tvm_split.progress import step_progress
@@ -37,7 +38,8 @@ def up(
 
     Example: tvm-split up lab.yaml
     """
-    from tvm_split.compiler.machine_targets import require_fit, require_known_targets  # loads TVM
+    load_tvm()
+    from tvm_split.compiler.machine_targets import require_fit, require_known_targets
 
     cluster = tvm_split.Cluster.from_yaml(file)
     require_known_targets(cluster)

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.convert import Kind
-from tvm_split.frontends.onnx.nodes import read_by, stand_ins, with_branches_taken, with_functions_inlined
+from tvm_split.frontends.onnx.nodes import array_of, read_by, stand_ins, with_branches_taken, with_functions_inlined
 
 Array = np.ndarray[Any, Any]
 
@@ -74,13 +74,6 @@ def take_weights(model: onnx.ModelProto) -> dict[str, Array]:
             empty.external_data.add(key="location", value=tensor.name)
             tensor.CopyFrom(empty)
     return weights
-
-
-def array_of(tensor: onnx.TensorProto) -> Array:
-    try:
-        return np.asarray(numpy_helper.to_array(tensor))
-    except Exception as error:
-        raise ModelImportError(f"weight {tensor.name!r} is damaged: {last_line(error)}") from error
 
 
 def static_graph(

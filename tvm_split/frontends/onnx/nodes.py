@@ -14,6 +14,13 @@ from tvm_split.errors import ModelImportError, last_line
 Array = np.ndarray[Any, Any]
 
 
+def array_of(tensor: onnx.TensorProto) -> Array:
+    try:
+        return np.asarray(numpy_helper.to_array(tensor))
+    except Exception as error:
+        raise ModelImportError(f"weight {tensor.name!r} is damaged: {last_line(error)}") from error
+
+
 def with_branches_taken(nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]) -> list[onnx.NodeProto]:
     """Replace each If with a constant condition by the nodes of its branch, which keep its name."""
     result: list[onnx.NodeProto] = []
