@@ -138,13 +138,16 @@ def progress_bars(*columns: ProgressColumn) -> Iterator[Progress]:
         disable=not console.is_terminal or os.environ.get(PROGRESS_VARIABLE) == "0",
     )
     ended = threading.Event()
+    lines = threading.Thread(target=_say_lines, args=(bars, ended), name="progress", daemon=True)
     if not console.is_terminal and os.environ.get(PROGRESS_VARIABLE) != "0":
-        threading.Thread(target=_say_lines, args=(bars, ended), name="progress", daemon=True).start()
+        lines.start()
     try:
         with bars:
             yield bars
     finally:
         ended.set()
+        if lines.ident is not None:
+            lines.join()  # the caller may close what it writes to
 
 
 def _say_lines(bars: Progress, ended: threading.Event) -> None:
