@@ -45,14 +45,18 @@ def test_lines_where_there_is_no_terminal(capsys):
 
 def line_during(capsys, operation):
     """Return a line that is written while an operation waits for it; the first may be about what was before."""
-    lines = []
+    written = SimpleNamespace(text="")  # a list would be restored after the import, as a network's own
+
+    def two_lines():
+        written.text += capsys.readouterr().err
+        return written.text.count("\n") > 1
 
     def wait():
         capsys.readouterr()
-        eventually(lambda: lines.extend(capsys.readouterr().err.splitlines()) or len(lines) > 1, "lines are written")
+        eventually(two_lines, "lines are written")
 
     operation(wait)
-    return lines[-1]
+    return written.text.splitlines()[-1]
 
 
 def test_a_part_of_a_step_says_how_far_it_is(capsys):
