@@ -92,13 +92,14 @@ ONNX = {
                 "Neg",
                 "Reciprocal",
             ],
-            *["Round", "Sigmoid", "Sign", "Sin", "Sinh", "Sqrt", "Tan", "Tanh"],
+            *["Round", "Sigmoid", "Sin", "Sinh", "Sqrt", "Tan", "Tanh"],
         )
     },
     **{name: (getattr(F, name.lower()), 8) for name in ("Celu", "Elu")},
     # ONNX's defaults are numbers of float32.
     "Selu": (lambda x: F.elu(x, np.float32(1.6732632).item()) * np.float32(1.050701).item(), 8),
     "Relu": (F.relu, 0),
+    "Sign": (lambda x: torch.where(x.isnan(), x, torch.sign(x)), 0),
     "IsNaN": (torch.isnan, 0),
     "IsInf": (torch.isinf, 0),
 }
