@@ -15,6 +15,7 @@ from typing import Any
 from rpc_runtime.client.result_queue import ResultQueue, array_slot
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError
 from rpc_runtime.processes import OwnProcess
+from rpc_runtime.program.events import FLIGHT, SEND, WINDOW, Recorder, now
 from rpc_runtime.program.inputs import checked_inputs, client_arrays, flat_bytes
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
@@ -68,6 +69,7 @@ class _MicroBatch:
     future: Future[Outputs] = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
     sequence: int | None = None
+    fed_nanoseconds: int = 0
 
 
 class Dispatcher:
@@ -98,6 +100,8 @@ class Dispatcher:
         self._waiting: deque[_MicroBatch] = deque()
         self._in_flight: deque[_MicroBatch] = deque()
         self._last_activity = time.monotonic()
+        self.recorder = Recorder()
+        self._flights = self.recorder.track(FLIGHT)
         self._failure: TvmSplitError | None = None
         """Why the pipeline has ended; `CLOSED` after `close`."""
         part = program.on(CLIENT)
@@ -202,8 +206,20 @@ class Dispatcher:
         """Note that a tensor or a part of one was sent or received."""
         self._last_activity = time.monotonic()
 
-    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
-        """Do nothing: the workers record transfers."""
+    def transferred(
+        self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int, under_way: int
+    ) -> None:
+        """Record a transfer of an input or output."""
+        self.recorder.record(self._track(kind, route), sequence, start, end, size_bytes, under_way)
+
+    def widened(self, route: Route, sequence: int, depth: int) -> None:
+        """Record that the client allows more micro-batches of an output under way."""
+        moment = now()
+        self.recorder.record(self._track(WINDOW, route), sequence, moment, moment, 0, depth)
+
+    def _track(self, kind: str, route: Route) -> int:
+        peer = route.destination if kind == SEND else route.source
+        return self.recorder.track(kind, "", peer, route.tensor.name)
 
     def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """Take a received output tensor; return complete results to their callers."""
@@ -270,6 +286,7 @@ class Dispatcher:
                 stream.pending.append(batch)
                 batch.since = time.monotonic()
             batch.sequence = sequence = self._results.submit(batch.inputs)
+            batch.fed_nanoseconds = now()
             self._in_flight.append(batch)
             for tensor, place, machine in self._sends[sequence % len(self._sends)]:
                 self.outgoing[machine].put_locked(tensor, sequence, batch.tensors[place])
@@ -300,6 +317,7 @@ class Dispatcher:
         done: list[_Result] = []
         while (result := self._results.take()) is not None:
             batch = self._in_flight.popleft()
+            self.recorder.record(self._flights, self._results.taken - 1, batch.fed_nanoseconds, now())
             if batch.stream is not None:
                 batch.stream.ready += 1
             done.append((batch.future, result))

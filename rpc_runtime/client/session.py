@@ -14,8 +14,16 @@ from typing import Any
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.watch import WorkerWatch
 from rpc_runtime.client.worker_client import ANSWER_SECONDS, Answer, WorkerClient, WorkerDescription, on_every_machine
-from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerUnavailableError, out_of_files
-from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
+from rpc_runtime.errors import (
+    DeadlineError,
+    InputError,
+    ProtocolError,
+    TvmSplitError,
+    WorkerUnavailableError,
+    out_of_files,
+)
+from rpc_runtime.program.events import Observation
+from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.runner import Outputs, Runner
@@ -33,8 +41,10 @@ TransferProgress = Callable[[str, int, int], None]
 """Called while blobs are sent, with (machine, bytes sent, total bytes)."""
 UNLOAD_SECONDS = 5.0
 """Timeout of a worker's answer to Unload."""
+ROWS_SECONDS = 10.0
+"""Timeout of a worker's answer with up to 3 MB of rows."""
 LAST_WORD_SECONDS = 1.0
-"""Timeout of one worker's last statistics, so that a hanging worker does not delay those of the others."""
+"""Timeout of observing one worker after a failure, so that a hanging worker does not delay the others."""
 
 
 class Session(Runner):
@@ -215,38 +225,43 @@ class Session(Runner):
                 return f"stage {stage.name!r} on {endpoint} to compute micro-batch {sequence}"
         return f"the results of micro-batch {sequence}, which every stage has computed"
 
-    def statistics(self) -> tuple[StageStatistics, ...]:
-        self._dispatcher.require_open()
-        seconds = LAST_WORD_SECONDS if self._dispatcher.has_failed else ANSWER_SECONDS
+    def require_usable(self) -> None:
+        self._dispatcher.require_usable()
 
-        def ask(machine: str) -> tuple[StageStatistics, ...]:
+    def observe(self, since: Mapping[str, int] | None = None) -> dict[str, Observation]:
+        self._dispatcher.require_open()
+        seconds = ANSWER_SECONDS if since is None else ROWS_SECONDS
+        seconds = LAST_WORD_SECONDS if self._dispatcher.has_failed else seconds
+        numbers = {machine: None if since is None else since.get(machine, 0) for machine in (*self._clients, CLIENT)}
+
+        def ask(machine: str) -> Observation | None:
             try:
-                return self._clients[machine].statistics(seconds)
+                return self._of_program(machine, self._clients[machine].observe(seconds, numbers[machine]))
             except TvmSplitError as error:
                 # A machine that does not answer has failed, even if the watch has not noticed it yet.
                 if self._dispatcher.has_failed or isinstance(error, WorkerUnavailableError | DeadlineError):
-                    return ()
+                    return None
                 raise
 
-        by_stage = {(stage.machine, stage.name): stage for stage in chain(*self._on_every_machine(ask).values())}
-        keys = ((stage.machine, cleaned(stage.name)) for stage in self.program.stages)
-        return tuple(by_stage[key] for key in keys if key in by_stage)
+        answers = self._on_every_machine(ask)
+        own = self._dispatcher.recorder.observe(numbers[CLIENT])
+        return {**{machine: seen for machine, seen in answers.items() if seen is not None}, CLIENT: own}
+
+    def _of_program(self, machine: str, seen: Observation) -> Observation:
+        """Return an observation with the program's own names. Raises `ProtocolError` for names it does not have."""
+        names = {cleaned(name): name for name in ("", CLIENT, *self.program.machines)}
+        stages = {cleaned(stage.name): stage.name for stage in self.program.stages_on(machine)}
+        try:
+            tracks = [replace(track, stage=stages[track.stage], peer=names[track.peer]) for track in seen.tracks]
+        except KeyError as name:
+            endpoint = self._endpoints[machine]
+            raise ProtocolError(f"{endpoint} has events of {name}, which is not in its program") from None
+        return replace(seen, tracks=tuple(tracks), clock_offset_nanoseconds=self._clock_offsets[machine])
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return the transport of each link; also after a failure."""
         self._dispatcher.require_open()
         return (*(call.statistics for call in self._calls), *self._links_of_workers)
-
-    def processor_seconds(self) -> dict[str, float]:
-        """Return the total CPU seconds of each machine's worker since it started."""
-        self._dispatcher.require_usable()
-        return self._on_every_machine(lambda machine: self._clients[machine].processor_seconds())
-
-    def trace(self) -> tuple[TraceEvent, ...]:
-        """Return the last events of every machine, by their start, in this process's monotonic clock."""
-        self._dispatcher.require_usable()
-        answers = self._on_every_machine(lambda machine: self._clients[machine].trace(self._clock_offsets[machine]))
-        return tuple(sorted(chain.from_iterable(answers.values()), key=lambda event: event.start_nanoseconds))
 
     def close(self) -> None:
         """End the deployment on all workers. Idempotent, also after a failure; does nothing in a forked process."""

@@ -15,15 +15,8 @@ import grpc
 
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.hardware import HostCores, boot_id
-from rpc_runtime.program.measurements import (
-    KernelSet,
-    KernelTime,
-    LinkStatistics,
-    StageStatistics,
-    TimingEffort,
-    TraceEvent,
-    now,
-)
+from rpc_runtime.program.events import Observation, checked, now
+from rpc_runtime.program.measurements import KernelSet, KernelTime, LinkStatistics, TimingEffort
 from rpc_runtime.program.program import BlobSpec, Program
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
@@ -40,7 +33,6 @@ time for each blob."""
 SLOWEST_LOAD_BYTES_PER_SECOND = 20e6
 TRIAL_START_SECONDS = 10.0
 """Additional time to load, because the worker may have to start the process that tries out libraries."""
-MEASUREMENT_SECONDS = 10.0
 ANSWER_SECONDS = 5.0
 """Timeout of a worker's first answer: a running worker answers sooner, and a stopped one never."""
 SIGN_OF_LIFE_SECONDS = 1.0
@@ -290,33 +282,17 @@ class WorkerClient:
         self._call(pb.DescribeRequest(), min(timeout_seconds, SIGN_OF_LIFE_SECONDS))
         self._call(pb.UnloadRequest(deployment=self.deployment), timeout_seconds)
 
-    def statistics(self, timeout_seconds: float) -> tuple[StageStatistics, ...]:
-        """Return what the worker has counted of each of its stages since they were loaded.
+    def observe(self, timeout_seconds: float, since: int | None = None) -> Observation:
+        """Return the totals of the deployment on this worker, and its rows after number ``since`` if it is given.
 
         Raises:
-            TvmSplitError: the worker does not know the deployment, or does not answer in time.
+            TvmSplitError: the worker does not know the deployment, does not answer in time, or answers nonsense.
         """
-        reply = self._call(pb.StatisticsRequest(deployment=self.deployment), timeout_seconds)
-        return tuple(value_of(StageStatistics, stage, machine=self.endpoint.machine) for stage in reply.stages)
-
-    def processor_seconds(self) -> float:
-        """Return the CPU seconds of all threads of the worker's process since it started."""
-        reply = self._call(pb.StatisticsRequest(deployment=self.deployment), MEASUREMENT_SECONDS)
-        return float(reply.processor_seconds)
-
-    def trace(self, clock_offset_nanoseconds: int) -> tuple[TraceEvent, ...]:
-        """Return the latest events, in a clock that is ``clock_offset_nanoseconds`` behind that of the worker."""
-        reply = self._call(pb.TraceRequest(deployment=self.deployment), MEASUREMENT_SECONDS)
-        return tuple(
-            value_of(
-                TraceEvent,
-                event,
-                machine=self.endpoint.machine,
-                start_nanoseconds=event.start_nanoseconds - clock_offset_nanoseconds,
-                end_nanoseconds=event.end_nanoseconds - clock_offset_nanoseconds,
-            )
-            for event in reply.events
-        )
+        reply = self._call(pb.ObserveRequest(deployment=self.deployment, since=since), timeout_seconds)
+        try:
+            return checked(value_of(Observation, reply, clock_offset_nanoseconds=0), since)
+        except ProtocolError as error:
+            raise ProtocolError(f"{self.endpoint}: {error}") from None
 
     def load_kernels(self, kernels: KernelSet, timeout_seconds: float) -> int:
         """Load kernels to time, whose library the worker has; return the bytes allocated for their arguments."""

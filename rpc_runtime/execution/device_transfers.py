@@ -150,7 +150,7 @@ class UploadingStation:
     def __init__(self, station: Station, transfers: DeviceTransfers) -> None:
         self._station, self._transfers = station, transfers
         self.lock = station.lock
-        self.moved, self.transferred = station.moved, station.transferred
+        self.moved, self.transferred, self.widened = station.moved, station.transferred, station.widened
         self.room_locked, self.starves_locked = station.room_locked, station.starves_locked
 
     def deliver(self, route: Route, sequence: int, value: Tensor | Uploaded, release: Callable[[], None]) -> None:

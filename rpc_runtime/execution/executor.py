@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from rpc_runtime.execution.scheduler import Scheduler, StageState
-from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, Recorder, now
+from rpc_runtime.execution.scheduler import IdleTimes, Scheduler, StageState
+from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, WINDOW, Recorder, now
 from rpc_runtime.program.program import StageSpec
 from rpc_runtime.program.routes import MachineProgram, Route
 from rpc_runtime.transports.link_end import LinkEnd
@@ -44,10 +44,19 @@ class StageExecutor:
         self._ends: list[tuple[LinkEnd, ...]] = []
         """By the position of a stage: the links to flush after it has computed."""
         # The stage that a transfer is counted for: the producer of a sent tensor, the first consumer of a received one.
-        self._stage_of = {
-            SEND: {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs},
-            RECEIVE: {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs},
+        producers = {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs}
+        consumers = {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs}
+        self._computing = [recorder.track(COMPUTE, stage.name) for stage in plan.stages]
+        self._tracks = {
+            (kind, route): recorder.track(kind, stage_of[route.tensor.name], getattr(route, end), route.tensor.name)
+            for routes, stage_of, end, kinds in (
+                (plan.outgoing, producers, "destination", [SEND]),
+                (plan.incoming, consumers, "source", [RECEIVE, WINDOW]),
+            )
+            for route in routes
+            for kind in kinds
         }
+        self._idle_times = IdleTimes(self._scheduler)
         self._plan = plan
         self._thread = threading.Thread(target=self._run, name=f"compute-{plan.machine}", daemon=True)
 
@@ -66,14 +75,19 @@ class StageExecutor:
     def moved(self) -> None:
         self._recorder.activity += 1
 
-    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
-        peer = route.destination if kind == SEND else route.source
-        self._recorder.record(kind, self._stage_of[kind][route.tensor.name], sequence, start, end, size_bytes, peer)
+    def transferred(
+        self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int, under_way: int
+    ) -> None:
+        self._recorder.record(self._tracks[kind, route], sequence, start, end, size_bytes, under_way)
+
+    def widened(self, route: Route, sequence: int, depth: int) -> None:
+        moment = now()
+        self._recorder.record(self._tracks[WINDOW, route], sequence, moment, moment, 0, depth)
 
     def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:
             if not self._stopped:
-                self._scheduler.give(route.tensor.name, sequence, value, release)
+                self._scheduler.give(route, sequence, value, release)
 
     def room_locked(self) -> None:
         self._scheduler.room()
@@ -112,18 +126,16 @@ class StageExecutor:
 
     def _next_stage(self) -> tuple[StageState, list[Any]] | None:
         """Wait for a stage that can run; return it with its inputs, or None after a stop."""
-        idle_since: int | None = None
         while True:
             with self.lock:
                 if self._stopped:
                     return None
-                state = self._scheduler.next_stage()
+                state, moment = self._scheduler.next_stage(), now()
+                if (idle := self._idle_times.update(state, moment)) is not None:
+                    track = self._recorder.track(idle.kind, idle.stage, idle.peer)
+                    self._recorder.record(track, idle.sequence, idle.since, moment)
                 if state is not None:
-                    if idle_since is not None:
-                        self._recorder.record(WAIT, state.stage.name, state.sequence, idle_since, now())
                     return state, state.inputs
-                if self._scheduler.lacks_inputs and idle_since is None:
-                    idle_since = now()
                 self._rests = True
             self._roused.get()
 
@@ -136,7 +148,7 @@ class StageExecutor:
             self._on_failure(state.stage, error)
             return False
         values.clear()
-        self._recorder.record(COMPUTE, state.stage.name, state.sequence, start, now())
+        self._recorder.record(self._computing[state.position], state.sequence, start, now())
         with self.lock:
             if self._stopped:
                 return False

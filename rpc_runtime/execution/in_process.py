@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,9 @@ from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
 from rpc_runtime.execution.loaded_stage import LoadedStage, WeightCache, array_from_tensor, on_host, tensor_from_array
 from rpc_runtime.processes import OwnProcess
+from rpc_runtime.program.events import COMPUTE, Observation, Recorder, now
 from rpc_runtime.program.inputs import checked_inputs, client_arrays
-from rpc_runtime.program.measurements import COMPUTE, LinkStatistics, Recorder, StageStatistics, TraceEvent, now
+from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program, TensorSpec, weight_bytes
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Array, Outputs, Runner
@@ -84,10 +85,8 @@ class InProcessRunner(Runner):
         self.weight_bytes = {machine: weight_bytes(program.stages_on(machine)) for machine in program.machines}
         self._thread = ComputingThread(threads)
         self._own_process = OwnProcess()
-        self._recorders = {
-            machine: Recorder(machine, [stage.name for stage in program.stages_on(machine)])
-            for machine in program.machines
-        }
+        self._recorders = {machine: Recorder() for machine in program.machines}
+        self._tracks = [self._recorders[stage.machine].track(COMPUTE, stage.name) for stage in program.stages]
         cache: WeightCache = {}
         self._stages: list[LoadedStage] = []
         self._closed = False
@@ -122,7 +121,7 @@ class InProcessRunner(Runner):
         values: _Values = {}
         for tensor in client_tensors:
             self._keep(tensor, tensor_from_array(by_name[tensor.name]), sequence, values)
-        for loaded in self._stages:
+        for loaded, track in zip(self._stages, self._tracks, strict=True):
             stage = loaded.stage
             if sequence not in stage.own_turns:
                 continue
@@ -131,7 +130,7 @@ class InProcessRunner(Runner):
                 inputs = [on_host(tensor) for tensor in inputs]
             start = now()
             outputs = loaded.run(inputs)
-            self._recorders[stage.machine].record(COMPUTE, stage.name, sequence, start, now())
+            self._recorders[stage.machine].record(track, sequence, start, now())
             for tensor, value in zip(stage.outputs, outputs, strict=True):
                 self._keep(tensor, value, sequence, values)
         return self.program.result(
@@ -151,21 +150,15 @@ class InProcessRunner(Runner):
                 array = self._crossing(route, array_from_tensor(value, tensor))
                 values[tensor.name, route.destination] = tensor_from_array(array)
 
-    def statistics(self) -> tuple[StageStatistics, ...]:
-        by_stage = {
-            (stage.machine, stage.name): stage
-            for recorder in self._recorders.values()
-            for stage in recorder.statistics()
+    def observe(self, since: Mapping[str, int] | None = None) -> dict[str, Observation]:
+        return {
+            machine: recorder.observe(None if since is None else since.get(machine, 0))
+            for machine, recorder in self._recorders.items()
         }
-        return tuple(by_stage[stage.machine, stage.name] for stage in self.program.stages)
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return (): there are no links in one process."""
         return ()
-
-    def trace(self) -> tuple[TraceEvent, ...]:
-        events = [event for recorder in self._recorders.values() for event in recorder.trace()]
-        return tuple(sorted(events, key=lambda event: event.start_nanoseconds))
 
     def close(self) -> None:
         """Free libraries and weights."""

@@ -24,7 +24,8 @@ from rpc_runtime.execution.in_process import ComputingThread
 from rpc_runtime.execution.loaded_stage import Tensor, find_device, first_line, load_library
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import Closing
-from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel, TimingEffort, now
+from rpc_runtime.program.events import now
+from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.runner import Bytes
 

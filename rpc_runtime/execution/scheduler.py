@@ -13,10 +13,11 @@ and the last of three stages (the middle stage is elsewhere, equally slow)::
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from rpc_runtime.program.events import BLOCK, WAIT
 from rpc_runtime.program.program import StageSpec
-from rpc_runtime.program.routes import MachineProgram
+from rpc_runtime.program.routes import MachineProgram, Route
 from rpc_runtime.transports.credits import depths
 
 
@@ -93,14 +94,25 @@ class _Exit:
     """The consumers of an output tensor: links, and queues of this machine."""
 
     tensor: str
-    links: Sequence[Leaving]
+    links: Mapping[str, Leaving]
     takers: Sequence[_Queue]
 
     @property
+    def full_links(self) -> list[str]:
+        """The destinations of the links without room."""
+        return [destination for destination, link in self.links.items() if not link.has_room_locked(self.tensor)]
+
+    @property
     def has_room(self) -> bool:
-        return all(link.has_room_locked(self.tensor) for link in self.links) and all(
-            not taker.is_full for taker in self.takers
-        )
+        return not self.full_links and all(not taker.is_full for taker in self.takers)
+
+
+class Blocked(NamedTuple):
+    """A stage with all inputs; its outputs have no room on the way to ``destination`` or in the machine itself."""
+
+    stage: StageSpec
+    sequence: int
+    destination: str
 
 
 class StageState:
@@ -172,6 +184,8 @@ class Scheduler:
                 for place in state.stage.own_turns.within(plan.period):
                     takers.setdefault(place, []).append(queue)
         self._plan = plan
+        self.latest_source = ""
+        """The machine from which the latest tensor was received."""
 
     def __iter__(self) -> Iterator[StageState]:
         """In topological order."""
@@ -186,7 +200,7 @@ class Scheduler:
                 place: [
                     _Exit(
                         tensor.name,
-                        [links[destination] for destination in self._plan.destinations_of(tensor.name, place)],
+                        {name: links[name] for name in self._plan.destinations_of(tensor.name, place)},
                         self._takers.get(tensor.name, {}).get(place, ()),
                     )
                     for tensor in stage.outputs
@@ -212,10 +226,13 @@ class Scheduler:
         stage = self._last_ready()
         return self._last_ready() if stage is None and self._widen() else stage
 
-    @property
-    def lacks_inputs(self) -> bool:
-        """Whether the stages wait for inputs only; if not, one of them waits for room for its outputs."""
-        return Readiness.LACKS_ROOM not in self._readiness
+    def blocked(self) -> Blocked | None:
+        """Return the last stage that waits only for room for its outputs; None if all stages wait for inputs."""
+        for state in reversed(self._stages):
+            if self._readiness[state.position] is Readiness.LACKS_ROOM:
+                full = [destination for exit_ in state.next_exits() for destination in exit_.full_links]
+                return Blocked(state.stage, state.sequence, full[0] if full else state.stage.machine)
+        return None
 
     def _last_ready(self) -> StageState | None:
         ready = (stage for stage in reversed(self._stages) if self._readiness[stage.position] is Readiness.READY)
@@ -238,16 +255,17 @@ class Scheduler:
         state = self._stages[position]
         return (
             self._readiness[position] is Readiness.LACKS_ROOM
-            and all(link.has_room_locked(exit_.tensor) for exit_ in state.next_exits() for link in exit_.links)
+            and not any(exit_.full_links for exit_ in state.next_exits())
             and all(
                 queue.capacity < queue.largest and self._readiness[queue.position] is Readiness.LACKS_INPUTS
                 for queue in state.full
             )
         )
 
-    def give(self, tensor: str, sequence: int, value: Any, release: Callable[[], None]) -> None:
+    def give(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """Queue a received tensor; ``release`` is called once, when all stages have used it."""
-        self._give(self._takers[tensor].get(sequence % self._period, ()), sequence, value, release)
+        self.latest_source = route.source
+        self._give(self._takers[route.tensor.name].get(sequence % self._period, ()), sequence, value, release)
 
     def starves(self, tensor: str, sequence: int) -> bool:
         """Return whether no stage is ready, and a stage that consumes this tensor lacks inputs."""
@@ -263,7 +281,7 @@ class Scheduler:
         for queue in state.queues:
             queue.take(sequence).done()
         for exit_, value in zip(exits, outputs, strict=True):
-            for link in exit_.links:
+            for link in exit_.links.values():
                 link.put_locked(exit_.tensor, sequence, value)
             self._give(exit_.takers, sequence, value, None)
         self._update((*state.makers, state.position))
@@ -297,3 +315,39 @@ class Scheduler:
                 self._blocked.add(position)
             else:
                 self._blocked.discard(position)
+
+
+class Idle(NamedTuple):
+    """A time in which no stage could run: `WAIT` for a tensor from ``peer``, or `BLOCK` until ``peer`` took one."""
+
+    kind: str
+    stage: str
+    sequence: int
+    peer: str
+    since: Any
+
+
+class IdleTimes:
+    """Finds out why a machine is idle; moments may be in any unit."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._since: Any = None
+        self._blocked: Blocked | None = None
+
+    def update(self, state: StageState | None, moment: Any) -> Idle | None:
+        """Note which stage runs from this moment on, None if none can; return the idle time that this ends."""
+        blocked = None if state is not None else self._scheduler.blocked()
+        ended: Idle | None = None
+        if self._since is not None and (state is not None or blocked != self._blocked):
+            following = blocked if state is None else state
+            if self._blocked is not None:
+                stage, sequence, destination = self._blocked
+                ended = Idle(BLOCK, stage.name, sequence, destination, self._since)
+            elif following is not None:
+                source = self._scheduler.latest_source
+                ended = Idle(WAIT, following.stage.name, following.sequence, source, self._since)
+            self._since = None
+        if state is None and self._since is None:
+            self._since, self._blocked = moment, blocked
+        return ended

@@ -11,9 +11,11 @@ import numpy as np
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.processes import Closing
+from rpc_runtime.program.events import events_of, statistics_of
 
 if TYPE_CHECKING:
-    from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
+    from rpc_runtime.program.events import Observation, StageStatistics, TraceEvent
+    from rpc_runtime.program.measurements import LinkStatistics
     from rpc_runtime.program.program import Program
 
 Array = np.ndarray[Any, Any]
@@ -88,17 +90,31 @@ class Runner(Closing):
         micro-batches in flight.
         """
 
-    @abstractmethod
-    def statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the statistics of each stage and replica whose machine answers, in the program's order.
+    def require_usable(self) -> None:
+        """Raise the error that ended it, if one has."""
 
-        Also after a failure; raises a `WorkerError` after `close`.
+    @abstractmethod
+    def observe(self, since: Mapping[str, int] | None = None) -> dict[str, Observation]:
+        """Return what each machine that answers, and the client, has recorded, by machine.
+
+        The rows are those after the number in ``since``, all that are kept for a machine that is not in it; without
+        ``since`` there are none. Also after a failure; raises a `WorkerError` after `close`.
         """
+
+    def statistics(self) -> tuple[StageStatistics, ...]:
+        """Return the statistics of each stage and replica whose machine answers, in the program's order."""
+        seen = self.observe()
+        names = {machine: [stage.name for stage in self.program.stages_on(machine)] for machine in seen}
+        by_machine = {machine: statistics_of(machine, names[machine], seen[machine].tracks) for machine in seen}
+        return tuple(
+            by_machine[stage.machine][stage.name] for stage in self.program.stages if stage.machine in by_machine
+        )
 
     @abstractmethod
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return the transport of each link."""
 
-    @abstractmethod
     def trace(self) -> tuple[TraceEvent, ...]:
-        """Return the events of each stage for its latest micro-batches, ordered by start."""
+        """Return the latest events of all machines and of the client, by their start, in this process's clock."""
+        events = (event for machine, seen in self.observe({}).items() for event in events_of(machine, seen))
+        return tuple(sorted(events, key=lambda event: event.start_nanoseconds))

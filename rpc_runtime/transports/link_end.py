@@ -42,11 +42,16 @@ class Station(Protocol):
     def moved(self) -> None:
         """Note that a tensor or a part of one was sent or received."""
 
-    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
+    def transferred(
+        self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int, under_way: int
+    ) -> None:
         """Record the transfer of a whole tensor: ``kind`` is SEND or RECEIVE, ``start`` and ``end`` are nanoseconds.
 
-        Called with or without the lock.
+        ``under_way`` is the number of its micro-batches under way after that. Called with or without the lock.
         """
+
+    def widened(self, route: Route, sequence: int, depth: int) -> None:
+        """Record that from now on ``depth`` micro-batches of a tensor that is received may be under way."""
 
     def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """Take each received tensor in order; call ``release`` once, with the lock held, when it is consumed."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.measurements import RECEIVE, SEND, now
+from rpc_runtime.program.events import RECEIVE, SEND, now
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Bytes
@@ -104,7 +104,8 @@ class OutgoingLink(LinkEnd):
             self.station.moved()
 
     def _sent_locked(self, sending: _Sending, sequence: int, start: int) -> None:
-        self.station.transferred(SEND, sending.route, sequence, start, now(), sending.sent_bytes)
+        under_way = sending.window.started - sending.window.credited
+        self.station.transferred(SEND, sending.route, sequence, start, now(), sending.sent_bytes, under_way)
         self._outbox.left(sending.route.index)
         self.station.room_locked()
 
@@ -287,10 +288,13 @@ class IncomingLink(LinkEnd):
         route, waited = receiving.route, last.flags == FrameFlag.WAITED
         with self._lock:
             starves = waited and receiving.window.may_widen and self.station.starves_locked(route, sequence)
+            window, end = receiving.window, now()
             if self._grants.arrive(route.index, waited, starves):
+                self.station.widened(route, sequence, window.depth)
                 self._wake_locked()
+            under_way = window.arrived - window.consumed
         release = partial(self._release_locked, receiving, slot, index)
-        self.station.transferred(RECEIVE, route, sequence, start, now(), last.total)
+        self.station.transferred(RECEIVE, route, sequence, start, end, last.total, under_way)
         self.station.deliver(route, sequence, slot.value, release)
 
     def _release_locked(self, receiving: _Receiving, slot: Slot, index: int | None) -> None:

@@ -21,7 +21,7 @@ from rpc_runtime.hardware import (
     own_cores,
     total_memory_bytes,
 )
-from rpc_runtime.program.measurements import now
+from rpc_runtime.program.events import now
 from rpc_runtime.program.program import StageSpec, weight_bytes
 from rpc_runtime.program.routes import MachineProgram
 from rpc_runtime.wire import worker_pb2 as pb

@@ -19,7 +19,8 @@ from rpc_runtime.execution.loaded_stage import LoadedStage, Tensor, WeightCache,
 from rpc_runtime.execution.nccl_calls import own_nccl
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import do_all
-from rpc_runtime.program.measurements import KernelSet, LinkStatistics, Recorder
+from rpc_runtime.program.events import Recorder
+from rpc_runtime.program.measurements import KernelSet, LinkStatistics
 from rpc_runtime.program.program import BlobSpec, StageSpec
 from rpc_runtime.program.routes import CLIENT, MachineProgram
 from rpc_runtime.program.runner import Bytes
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 JOIN_SECONDS = 10.0
 MAXIMUM_NAME_LETTERS = 100
 """Maximum letters of a model's or owner's name; the rest is cut off."""
+SHOWN_LETTERS = 8
+"""Letters of a deployment's random name that others see, and by which they may observe it."""
 CONNECT_WAIT_SECONDS = 10.0
 """Time that a neighbour's link waits for this worker's Connect: a client calls all workers at the same time."""
 
@@ -89,7 +92,10 @@ class LoadedProgram:
         recorder = self._recorder
         rate = recorder.micro_batches_per_second() if recorder else 0.0
         return pb.HeldDeployment(
-            name=self.identifier[:8], weight_bytes=self._weight_bytes, micro_batches_per_second=rate, **self._names
+            name=self.identifier[:SHOWN_LETTERS],
+            weight_bytes=self._weight_bytes,
+            micro_batches_per_second=rate,
+            **self._names,
         )
 
     def pin(self, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
@@ -143,7 +149,7 @@ class LoadedProgram:
         with self._lock:
             self._check_open_locked()
             self._stages, self._transfers, self._link_secrets = stages, transfers, link_secrets
-            self._recorder = Recorder(program.machine, [stage.name for stage in program.stages])
+            self._recorder = Recorder()
         names = ", ".join(stage.name for stage in program.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], program.machine, names)
         self._weight_bytes = sum(map(size_of, cache.values()))

@@ -1,7 +1,6 @@
 """The service of a worker: control (describe, upload, load, connect, watch, measure) and data streams."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, groupby
@@ -25,7 +24,7 @@ from rpc_runtime.wire.server import CONTROL_SERVICE, CallQuota
 from rpc_runtime.wire.worker_pb2_grpc import ControlServicer
 from rpc_runtime.worker.description import describe
 from rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
-from rpc_runtime.worker.loaded_program import LoadedProgram
+from rpc_runtime.worker.loaded_program import SHOWN_LETTERS, LoadedProgram
 
 MAXIMUM_DEPLOYMENTS = 64
 MAXIMUM_STREAMS = 128
@@ -87,6 +86,11 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         if program is None:
             raise ProtocolError(f"this worker has no deployment {identifier[:8]!r}: watch it first")
         return program
+
+    def _whole_name(self, name: str) -> str:
+        """Return the random name of a deployment of which a bystander knows the letters that `Describe` shows."""
+        begun = [identifier for identifier in tuple(self._programs) if identifier[:SHOWN_LETTERS] == name]
+        return begun[0] if len(begun) == 1 else name
 
     def _drop(self, identifier: str) -> None:
         with self._lock:
@@ -165,16 +169,9 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         self._drop(request.deployment)
         return pb.UnloadReply()
 
-    def Statistics(self, request: pb.StatisticsRequest, context: Any) -> pb.StatisticsReply:
-        recorder = self._program(request.deployment).recorder
-        return pb.StatisticsReply(
-            stages=[message_of(pb.StageStatistics, stage) for stage in recorder.statistics()],
-            processor_seconds=time.process_time(),
-        )
-
-    def Trace(self, request: pb.TraceRequest, context: Any) -> pb.TraceReply:
-        recorder = self._program(request.deployment).recorder
-        return pb.TraceReply(events=[message_of(pb.TraceEvent, event) for event in recorder.trace()])
+    def Observe(self, request: pb.ObserveRequest, context: Any) -> pb.ObserveReply:
+        recorder = self._program(self._whole_name(request.deployment)).recorder
+        return message_of(pb.ObserveReply, recorder.observe(request.since if request.HasField("since") else None))
 
     def LoadKernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
         program, kernels = self._program(request.deployment), value_of(KernelSet, request)

@@ -121,7 +121,6 @@ def test_a_pipeline_on_a_hostile_worker(maker: ProgramMaker, trials: Trials) -> 
                     pass
                 pipeline.statistics()
                 pipeline.trace()
-                pipeline.processor_seconds()
 
         for _ in trials:
             worker.answers = hostile_answers(program, trials.source)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import tvm_split
-from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
+from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program
 from tests.models.small_onnx_model import small_model
 from tests.models.torch_models import bert, published_models, vgg

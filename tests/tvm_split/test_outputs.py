@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tvm_split
-from rpc_runtime.program.measurements import COMPUTE, TraceEvent
+from rpc_runtime.program.events import COMPUTE, TraceEvent
 from rpc_runtime.program.runner import Outputs
 from tests.helpers.full_disk import full_disk
 from tests.models.small_onnx_model import small_model

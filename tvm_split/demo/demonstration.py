@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rpc_runtime.program.measurements import StageStatistics, TraceEvent
+from rpc_runtime.program.events import StageStatistics, TraceEvent
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiling import compile

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.measurements import now
+from rpc_runtime.program.events import now
 from tvm_split.arguments import inputs_of_batch
 from tvm_split.deployment.deployment import Deployment
 from tvm_split.deployment.deployment_report import DeploymentReport

@@ -16,8 +16,9 @@ from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.hardware import cpu_features
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.codecs import NONE, fitting
+from rpc_runtime.program.events import StageStatistics, TraceEvent
 from rpc_runtime.program.inputs import checked_inputs
-from rpc_runtime.program.measurements import LinkStatistics, StageStatistics, TraceEvent
+from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program, StageSpec, weight_bytes
 from rpc_runtime.program.runner import Outputs, Runner
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -172,10 +173,10 @@ class Deployment(Closing, Shown):
     def trace(self) -> tuple[TraceEvent, ...]:
         """The times at which each stage received, computed and sent its latest micro-batches.
 
-        Times are in nanoseconds of this process's monotonic clock.
+        Times are in nanoseconds of this process's monotonic clock. After a failure, these are the events of the
+        machines that still answer.
 
         Raises:
-            WorkerUnavailableError, StageError, DeadlineError: the deployment has failed, with this error.
             WorkerError: the deployment is closed, and its workers no longer have the trace.
         """
         if self.is_closed:
@@ -189,9 +190,11 @@ class Deployment(Closing, Shown):
         """Compare prediction and measurement for every machine, every link and the whole deployment, with advice.
 
         Throughput is measured by `stream` and latency by `run`, if they were used. Runs and streams that began before
-        ``since``, in nanoseconds of `time.monotonic_ns`, are left out. Raises as `trace`.
+        ``since``, in nanoseconds of `time.monotonic_ns`, are left out. Raises as `trace`, and the error of a
+        deployment that has failed.
         """
         trace = self.trace()
+        self._runner.require_usable()
         carried = {(link.source, link.destination): link.transport for link in self._runner.links()}
         return report_of(self.bundle.plan, self.program, trace, self._times.measured(since), carried)
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast
 from pydantic import Field, TypeAdapter
 
 from rpc_runtime.program.codecs import NONE
-from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
+from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program, StageSpec
 from rpc_runtime.program.turns import Recurrence
 from rpc_runtime.transports.transport import uses_codecs

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rpc_runtime.program.measurements import now
+from rpc_runtime.program.events import now
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")

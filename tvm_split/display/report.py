@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from rpc_runtime.program.measurements import StageStatistics
+from rpc_runtime.program.events import StageStatistics
 from rpc_runtime.program.program import weight_bytes
 from tvm_split.deployment.deployment import Deployment, DeploymentStatistics
 from tvm_split.deployment.deployment_report import DeploymentReport

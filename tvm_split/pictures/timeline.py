@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.text import Text
 
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, TraceEvent
+from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, TraceEvent
 from tvm_split.outputs import written
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import WorkerDescription, describe_all
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.program.measurements import COMPUTE
+from rpc_runtime.program.events import COMPUTE
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import DEFAULT
 from tvm_split.cluster.cluster import Cluster, Workers
@@ -271,6 +271,11 @@ class _Probing:
             ) from error
 
 
+def _processor_seconds(pipeline: Session) -> float:
+    """Return the processor seconds that all workers have used."""
+    return sum(seen.processor_seconds for machine, seen in pipeline.observe().items() if machine != CLIENT)
+
+
 def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], size_bytes: int) -> LinkSample:
     """Measure single runs for about `SERIES_SECONDS` and a stream for as long, after one warm-up run.
 
@@ -289,12 +294,12 @@ def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], size_bytes
     stream_seconds, processor_seconds, client_seconds = None, 0.0, 0.0
     if runs[0] < LONG_RUN_SECONDS:
         streamed = 1 + _repetitions(runs[0] / 2)
-        before = sum(pipeline.processor_seconds().values())
+        before = _processor_seconds(pipeline)
         client_before = time.process_time()
         arrivals = [time.perf_counter() for _ in pipeline.stream([inputs] * streamed)]
         client_seconds = (time.process_time() - client_before) / streamed
-        after = sum(pipeline.processor_seconds().values())
-        processor_seconds = max((after - before) / streamed - compute_seconds, 0.0)
+        used = _processor_seconds(pipeline) - before
+        processor_seconds = max(used / streamed - compute_seconds, 0.0)
         stream_seconds = (arrivals[-1] - arrivals[0]) / (streamed - 1)
     # Other programs only make runs longer, so the lower quartile counts.
     single_seconds = statistics.quantiles(singles, n=4, method="inclusive")[0]

@@ -12,8 +12,8 @@ import numpy as np
 import simpy
 
 from rpc_runtime.client.result_queue import ResultQueue
-from rpc_runtime.execution.scheduler import Scheduler, StageState
-from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
+from rpc_runtime.execution.scheduler import IdleTimes, Scheduler, StageState
+from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.transports.credits import Departure, Grants, Outbox
@@ -64,12 +64,20 @@ class Trace:
         self.events: list[TraceEvent] = []
 
     def record(
-        self, machine: str, stage: str, sequence: int, kind: str, start: float, size_bytes: int = 0, peer: str = ""
+        self,
+        machine: str,
+        stage: str,
+        sequence: int,
+        kind: str,
+        start: float,
+        size_bytes: int = 0,
+        peer: str = "",
+        tensor: str = "",
     ) -> None:
         """Record an event that began at ``start`` (seconds) and ends now."""
         if sequence < self._count and machine != CLIENT:
             times = round(start * 1e9), self._clock.nanoseconds
-            self.events.append(TraceEvent(machine, stage, sequence, kind, *times, size_bytes, peer))
+            self.events.append(TraceEvent(machine, stage, sequence, kind, *times, size_bytes, peer, tensor))
 
 
 class Resting:
@@ -195,13 +203,17 @@ class Worker:
 
     def sent(self, route: Route, sequence: int, start: float) -> None:
         stage, size_bytes = self._sender[route.tensor.name], route.tensor.size_bytes
-        self.trace.record(self.plan.machine, stage, sequence, SEND, start, size_bytes, route.destination)
+        self.trace.record(
+            self.plan.machine, stage, sequence, SEND, start, size_bytes, route.destination, route.tensor.name
+        )
 
     def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
         stage, size_bytes = self._taker[route.tensor.name], route.tensor.size_bytes
-        self.trace.record(self.plan.machine, stage, sequence, RECEIVE, start, size_bytes, route.source)
+        self.trace.record(
+            self.plan.machine, stage, sequence, RECEIVE, start, size_bytes, route.source, route.tensor.name
+        )
         if not self.is_lost:
-            self.scheduler.give(route.tensor.name, sequence, NOTHING, release)
+            self.scheduler.give(route, sequence, NOTHING, release)
 
     def room(self) -> None:
         self.scheduler.room()
@@ -227,19 +239,16 @@ class Worker:
 
     def run(self) -> Steps:
         self.scheduler.begin()
-        idle_since: float | None = None
+        idle_times = IdleTimes(self.scheduler)
         while not self.is_lost:
             state = self.scheduler.next_stage()
+            if (idle := idle_times.update(state, self.clock.seconds)) is not None:
+                self.trace.record(self.plan.machine, idle.stage, idle.sequence, idle.kind, idle.since, peer=idle.peer)
             if state is None:
-                lacks_inputs = self.scheduler.lacks_inputs
-                if lacks_inputs and idle_since is None:
-                    idle_since = self.clock.seconds
-                self._does("waits_for_inputs" if lacks_inputs else "waits_for_room", self.clock.seconds)
+                is_blocked = self.scheduler.blocked() is not None
+                self._does("waits_for_room" if is_blocked else "waits_for_inputs", self.clock.seconds)
                 yield self._resting.rest()
                 continue
-            if idle_since is not None:
-                self.trace.record(self.plan.machine, state.stage.name, state.sequence, WAIT, idle_since)
-                idle_since = None
             yield from self._compute(state)
 
     def _compute(self, state: StageState) -> Steps:

@@ -12,7 +12,7 @@ import simpy
 from pydantic import Field, InstanceOf
 
 from rpc_runtime.client.dispatcher import default_in_flight
-from rpc_runtime.program.measurements import TraceEvent
+from rpc_runtime.program.events import TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.program.turns import cycle_of

@@ -11,8 +11,8 @@ from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.executor import StageExecutor
+from rpc_runtime.program.events import Recorder
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.measurements import Recorder
 from rpc_runtime.program.program import Program, StageSpec
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
@@ -66,7 +66,7 @@ class Joined:
         plans = {name: program.on(name) for name in program.machines}
         for name, plan in plans.items():
             stages = [make_stage(stage) for stage in plan.stages]
-            recorder = Recorder(name, [stage.stage.name for stage in stages])
+            recorder = Recorder()
             self.executors[name] = StageExecutor(
                 threading.Lock(), plan, stages, recorder, lambda stage, error: self.failures.append(error)
             )

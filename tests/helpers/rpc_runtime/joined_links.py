@@ -40,7 +40,11 @@ class Idle:
 
     def moved(self) -> None: ...
 
-    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None: ...
+    def transferred(
+        self, kind: str, route: Route, sequence: int, start: int, end: int, size: int, more: int
+    ) -> None: ...
+
+    def widened(self, route: Route, sequence: int, depth: int) -> None: ...
 
     def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None: ...
 
@@ -63,7 +67,9 @@ class Sender(Idle):
     def room_locked(self) -> None:
         self._room.notify_all()
 
-    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
+    def transferred(
+        self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int, under_way: int
+    ) -> None:
         self.sent += 1
         self.sizes[route.tensor.name].add(size_bytes)
 
@@ -97,7 +103,9 @@ class Receiver(Idle):
         self.held: list[Callable[[], None]] = []
         self.views: list[Any] = []
 
-    def transferred(self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int) -> None:
+    def transferred(
+        self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int, under_way: int
+    ) -> None:
         self.sizes[route.tensor.name].add(size_bytes)
 
     def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:

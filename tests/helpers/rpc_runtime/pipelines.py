@@ -11,7 +11,7 @@ import numpy as np
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import WorkerClient, describe
-from rpc_runtime.program.measurements import RECEIVE, SEND, StageStatistics
+from rpc_runtime.program.events import RECEIVE, SEND, StageStatistics
 from rpc_runtime.program.program import BlobSpec, Program
 from rpc_runtime.transports.transport import LinkSetting, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint

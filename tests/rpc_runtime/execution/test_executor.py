@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from rpc_runtime.execution.executor import StageExecutor
-from rpc_runtime.program.measurements import Recorder
+from rpc_runtime.program.events import Recorder
 from rpc_runtime.program.program import Program, StageSpec
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.rpc_runtime.joined_executors import PlainStage, check
@@ -42,7 +42,7 @@ def test_a_thread_that_fails_unexpectedly_keeps_no_weights() -> None:
     program = Program((x,), (y,), (StageSpec(0, "s", "A", (), "cpu", BLOB, (), (x,), (y,)),)).on("A")
     stage = PlainStage(program.stages[0])
     held = weakref.ref(stage)
-    executor = StageExecutor(threading.Lock(), program, [stage], Recorder("A", ["s"]), lambda stage, error: None)
+    executor = StageExecutor(threading.Lock(), program, [stage], Recorder(), lambda stage, error: None)
     del stage
     executor.start({CLIENT: BrokenLink()}, {CLIENT: BrokenLink()})  # type: ignore[dict-item]
     executor.deliver(program.incoming[0], 0, np.zeros(2, np.int64), lambda: None)

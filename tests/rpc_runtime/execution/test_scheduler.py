@@ -1,9 +1,12 @@
 """The scheduling of a machine's stages, without threads, and with imitated links."""
 
+from collections.abc import Callable
+
 import pytest
 
 from rpc_runtime.execution.scheduler import Scheduler
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.program.routes import Route
 from rpc_runtime.transports.credits import MOST_MORE, MOST_MORE_BYTES
 
 BLOB = BlobSpec("0" * 64, 0)
@@ -37,6 +40,12 @@ def two_stages(places: int) -> tuple[Scheduler, Shelf, list[str]]:
     return scheduler, shelf, roused
 
 
+def give(scheduler: Scheduler, tensor: str, sequence: int, value: object, release: Callable[[], None]) -> None:
+    """Give the machine a tensor that it received."""
+    route = Route(0, TensorSpec(tensor, (1,), "uint8"), "elsewhere", "box", 1)
+    scheduler.give(route, sequence, value, release)
+
+
 def next_of(scheduler: Scheduler) -> int | None:
     """Return the position of the stage to compute now."""
     state = scheduler.next_stage()
@@ -46,9 +55,9 @@ def next_of(scheduler: Scheduler) -> int | None:
 def test_what_is_nearest_to_the_output_computes_first_and_inputs_are_released_when_they_are_used() -> None:
     scheduler, shelf, roused = two_stages(places=1)
     released: list[int] = []
-    assert (next_of(scheduler), scheduler.lacks_inputs) == (None, True)
+    assert (next_of(scheduler), scheduler.blocked()) == (None, None)
     for sequence in (0, 1):
-        scheduler.give("x", sequence, f"x{sequence}", lambda sequence=sequence: released.append(sequence))
+        give(scheduler, "x", sequence, f"x{sequence}", lambda sequence=sequence: released.append(sequence))
     assert roused == ["ready"]
     assert next_of(scheduler) == 0
     assert next(iter(scheduler)).inputs == ["x0"]
@@ -60,7 +69,8 @@ def test_what_is_nearest_to_the_output_computes_first_and_inputs_are_released_wh
     assert shelf.held == [("z", 0, "z0")]
     assert next_of(scheduler) == 0
     scheduler.finish(next(iter(scheduler)), ["y1"])
-    assert (next_of(scheduler), scheduler.lacks_inputs) == (None, False)  # z0 has not left
+    assert next_of(scheduler) is None
+    assert scheduler.blocked() == (list(scheduler)[1].stage, 1, "client")  # z0 has not left
     shelf.held.clear()
     scheduler.room()
     assert next_of(scheduler) == 1
@@ -90,7 +100,7 @@ def exchanging(places: int, retained: TensorSpec = Y) -> tuple[Scheduler, Shelf]
 def computed_ahead(scheduler: Scheduler, inputs: int) -> int:
     """Return how often the first part computes while nothing arrives from the neighbour."""
     for sequence in range(inputs):
-        scheduler.give("x", sequence, None, lambda: None)
+        give(scheduler, "x", sequence, None, lambda: None)
     while next_of(scheduler) == 0:
         scheduler.finish(next(iter(scheduler)), [None, None])
     assert next_of(scheduler) is None
@@ -111,7 +121,7 @@ def test_a_machine_keeps_no_more_for_itself_than_a_link_has_under_way(size_bytes
     assert computed_ahead(scheduler, 400) == 3 + more
     # Queued tensors are used in order when the neighbour has caught up.
     for sequence in range(3 + more):
-        scheduler.give("halo_other", sequence, None, lambda: None)
+        give(scheduler, "halo_other", sequence, None, lambda: None)
         assert next_of(scheduler) == 1
         scheduler.finish(list(scheduler)[1], [None])
 
@@ -119,34 +129,35 @@ def test_a_machine_keeps_no_more_for_itself_than_a_link_has_under_way(size_bytes
 def test_a_queue_whose_taker_waits_for_room_stays_as_it_is() -> None:
     scheduler, _, _ = two_stages(places=0)
     for sequence in range(10):
-        scheduler.give("x", sequence, None, lambda: None)
+        give(scheduler, "x", sequence, None, lambda: None)
     for _ in range(3):
         assert next_of(scheduler) == 0
         scheduler.finish(next(iter(scheduler)), [None])
-    assert (next_of(scheduler), scheduler.lacks_inputs) == (None, False)
+    assert next_of(scheduler) is None
+    assert scheduler.blocked().destination == "client"
 
 
 def test_who_starves() -> None:
     scheduler, _ = exchanging(places=5)
     assert scheduler.starves("x", 0)
     assert scheduler.starves("halo_other", 0)
-    scheduler.give("x", 0, None, lambda: None)
+    give(scheduler, "x", 0, None, lambda: None)
     assert not scheduler.starves("halo_other", 0)  # a stage can compute
     scheduler.finish(next(iter(scheduler)), [None, None])
     assert scheduler.starves("x", 1)
     assert scheduler.starves("halo_other", 0)
-    scheduler.give("halo_other", 0, None, lambda: None)
+    give(scheduler, "halo_other", 0, None, lambda: None)
     scheduler.finish(list(scheduler)[1], [None])
     stuck, _, _ = two_stages(places=0)
     for sequence in range(2):
-        stuck.give("x", sequence, None, lambda: None)
+        give(stuck, "x", sequence, None, lambda: None)
     stuck.finish(next(iter(stuck)), [None])
     stuck.finish(next(iter(stuck)), [None])
     assert next_of(stuck) is None
     assert stuck.starves("x", 2)
-    stuck.give("x", 2, None, lambda: None)
+    give(stuck, "x", 2, None, lambda: None)
     stuck.finish(next(iter(stuck)), [None])
-    stuck.give("x", 3, None, lambda: None)
+    give(stuck, "x", 3, None, lambda: None)
     assert not stuck.starves("x", 4)  # the next one has arrived, and there is no room for it
 
 
@@ -160,7 +171,7 @@ def test_the_order_that_the_module_draws() -> None:
     scheduler.connect({"other": sent, "client": Shelf(1000)})
     scheduler.begin()
     for sequence in range(3):
-        scheduler.give("x", sequence, None, lambda: None)
+        give(scheduler, "x", sequence, None, lambda: None)
     order, done_elsewhere = [], 0
     for _ in range(7):
         elsewhere_can = done_elsewhere < len(sent.held)
@@ -170,6 +181,6 @@ def test_the_order_that_the_module_draws() -> None:
             order.append(f"{state.stage.name}{state.sequence}")
             scheduler.finish(state, [None])
         if elsewhere_can:
-            scheduler.give("b", done_elsewhere, None, lambda: None)
+            give(scheduler, "b", done_elsewhere, None, lambda: None)
             done_elsewhere += 1
     assert order == ["a0", "a1", "c0", "c1", "a2", ".", "c2"]

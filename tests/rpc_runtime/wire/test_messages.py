@@ -10,14 +10,8 @@ from hypothesis import given, settings
 
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.measurements import (
-    KernelSet,
-    KernelTime,
-    StageStatistics,
-    TimedKernel,
-    TimingEffort,
-    TraceEvent,
-)
+from rpc_runtime.program.events import Observation, Track
+from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel, TimingEffort
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.messages import LINK_SECRET_BYTES, link_secrets, load_request, message_of, program_of, value_of
@@ -30,8 +24,8 @@ KINDS: dict[type, Any] = {
     TensorSpec: pb.Tensor,
     WeightSpec: pb.Weight,
     StageSpec: pb.Stage,
-    StageStatistics: pb.StageStatistics,
-    TraceEvent: pb.TraceEvent,
+    Track: pb.Track,
+    Observation: pb.ObserveReply,
     TimedKernel: pb.TimedKernel,
     TimingEffort: pb.TimeKernelsRequest,
     KernelTime: pb.KernelTime,

@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import grpc
 import pytest
 
 from rpc_runtime.client.session import Session
-from rpc_runtime.client.worker_client import describe
+from rpc_runtime.client.worker_client import WorkerClient, describe
 from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
+from rpc_runtime.program.events import COMPUTE
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, find_token
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, skips
+from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, one_stage, skips
 from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE, Start, announced, ready
 from tests.helpers.waiting import PATIENCE_SECONDS
 
@@ -147,3 +149,21 @@ def test_a_token_is_of_one_worker_and_goes_with_one_that_was_killed(start: Start
     assert describe(WorkerEndpoint("x", address), PATIENCE_SECONDS).process_id == again.pid
     with pytest.raises(WorkerError, match="the token is wrong"):
         describe(WorkerEndpoint("x", address, first.text), PATIENCE_SECONDS)
+
+
+def test_a_bystander_with_the_token_observes_by_the_letters_that_are_shown(start: Start, maker: ProgramMaker) -> None:
+    endpoint = WorkerEndpoint(A, ready(start("--json", "--name", A, TVM_SPLIT_TOKEN="open-sesame")), "open-sesame")
+    program = one_stage(maker)
+    with Session(program, {A: endpoint}, maker.blob_path) as pipeline:
+        list(pipeline.stream(batches_for(program, 5)))
+        (held,) = describe(endpoint, PATIENCE_SECONDS).deployments
+        bystander = WorkerClient(endpoint, held.name)
+        seen = bystander.observe(PATIENCE_SECONDS, since=0)
+        own = pipeline.observe({})[A]
+        bystander.close()
+        assert [(track.kind, track.stage) for track in seen.tracks] == [(t.kind, t.stage) for t in own.tracks]
+        assert sum(track.events for track in seen.tracks if track.kind == COMPUTE) == 5
+        stranger = WorkerClient(replace(endpoint, token="another"), held.name)
+        with pytest.raises(WorkerError, match="token"):
+            stranger.observe(PATIENCE_SECONDS)
+        stranger.close()

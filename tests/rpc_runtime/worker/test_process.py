@@ -48,8 +48,8 @@ def test_a_client_needs_no_tvm() -> None:
 def test_a_worker_logs_what_it_is_told_to(start: Start, level: str) -> None:
     process = start("--json", "--insecure", "--log-level", level)
     with RawCaller(WorkerEndpoint(A, ready(process))) as caller:
-        request = pb.StatisticsRequest(deployment="\x1b[2J\nerror: gone")
-        code = caller.code(METHODS["Statistics"].path, [request.SerializeToString()])
+        request = pb.ObserveRequest(deployment="\x1b[2J\nerror: gone")
+        code = caller.code(METHODS["Observe"].path, [request.SerializeToString()])
         assert code is grpc.StatusCode.INVALID_ARGUMENT
     process.terminate()
     warning, *refusals = process.communicate(timeout=PATIENCE_SECONDS)[1].splitlines()

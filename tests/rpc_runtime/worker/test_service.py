@@ -62,7 +62,7 @@ def test_loading_stops_when_nobody_waits_any_more(workers: LocalWorkers, maker: 
             connection._call(load_request(connection.deployment, program, A, {}), 0.03)
         time.sleep(1.0)
         with pytest.raises(ProtocolError, match="no stages loaded"):
-            connection.statistics(PATIENCE_SECONDS)
+            connection.observe(PATIENCE_SECONDS)
 
 
 def test_what_is_loaded_stands_by_until_it_is_connected(workers: LocalWorkers, maker: ProgramMaker) -> None:
@@ -74,7 +74,7 @@ def test_what_is_loaded_stands_by_until_it_is_connected(workers: LocalWorkers, m
         assert connection.load(part, {}, PATIENCE_SECONDS) == 64
         with pytest.raises(WorkerError, match="is loaded already"):
             connection.load(part, {}, PATIENCE_SECONDS)
-        assert [stage.micro_batches for stage in connection.statistics(PATIENCE_SECONDS)] == [0, 0, 0]
+        assert connection.observe(PATIENCE_SECONDS, since=0).rows == b""
         assert connection.connect({}, PATIENCE_SECONDS) == ()
         with pytest.raises(WorkerError, match="is connected already"):
             connection.connect({}, PATIENCE_SECONDS)

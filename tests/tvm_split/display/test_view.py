@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from rpc_runtime.program.measurements import StageStatistics
+from rpc_runtime.program.events import StageStatistics
 from tests.helpers.planner.predictions import machine_prediction, prediction
 from tests.helpers.traces import CHAIN, A, B, events_of, plan_for, streamed
 from tvm_split.deployment.deployment_report import report_of

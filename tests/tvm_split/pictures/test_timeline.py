@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
-from rpc_runtime.program.measurements import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
+from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
 from tvm_split.pictures.timeline import draw_picture, drawn_timeline, machines_computing
 
 MACHINES = ("a", "b")

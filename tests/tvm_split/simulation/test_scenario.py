@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from rpc_runtime.program.measurements import COMPUTE
+from rpc_runtime.program.events import COMPUTE
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned as planned_best
 from tests.helpers.planner.steps import random_graph, step
