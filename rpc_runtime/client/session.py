@@ -22,6 +22,7 @@ from rpc_runtime.errors import (
     WorkerUnavailableError,
     out_of_files,
 )
+from rpc_runtime.program.clocks import MachineClock
 from rpc_runtime.program.events import Observation
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program
@@ -98,7 +99,6 @@ class Session(Runner):
         # The two ends of a link share a secret, so that no worker needs another worker's token.
         ends = dict.fromkeys(chain.from_iterable(part.links for part in parts.values()))
         self.link_secrets = {link: secrets.token_bytes(LINK_SECRET_BYTES) for link in ends}
-        self._clock_offsets: dict[str, int] = {}
         self._calls: list[LinkCall] = []
         self._links_of_workers: tuple[LinkStatistics, ...] = ()
         self._is_watched = self._is_open = False
@@ -129,7 +129,6 @@ class Session(Runner):
     ) -> None:
         seconds = min(self._timeout_seconds, ANSWER_SECONDS)
         workers = self._on_every_machine(lambda machine: self._clients[machine].describe(seconds))
-        self._clock_offsets = {machine: worker.clock_offset_nanoseconds for machine, worker in workers.items()}
         check(workers)
         self._watch.start()
         self._is_watched = True
@@ -256,7 +255,10 @@ class Session(Runner):
         except KeyError as name:
             endpoint = self._endpoints[machine]
             raise ProtocolError(f"{endpoint} has events of {name}, which is not in its program") from None
-        return replace(seen, tracks=tuple(tracks), clock_offset_nanoseconds=self._clock_offsets[machine])
+        return replace(seen, tracks=tuple(tracks))
+
+    def clocks(self) -> Mapping[str, MachineClock]:
+        return {machine: client.clock for machine, client in self._clients.items()}
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return the transport of each link; also after a failure."""

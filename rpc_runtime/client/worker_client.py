@@ -15,6 +15,7 @@ import grpc
 
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.hardware import HostCores, boot_id
+from rpc_runtime.program.clocks import ClockSample, MachineClock
 from rpc_runtime.program.events import Observation, checked, now
 from rpc_runtime.program.measurements import KernelSet, KernelTime, LinkStatistics, TimingEffort
 from rpc_runtime.program.program import BlobSpec, Program
@@ -26,6 +27,8 @@ from rpc_runtime.wire.security import Token, find_token
 from rpc_runtime.wire.worker_pb2_grpc import ControlStub
 
 CLOCK_ROUNDS = 5
+LONG_REPLY_BYTES = 64 * 1024
+"""After a longer reply, a short one is asked for, whose round trip says more about the clock."""
 SLOWEST_LINK_BYTES_PER_SECOND = 256 * 1024
 BLOB_SECONDS = 0.1
 """Blobs may take longer than the caller's timeout: their size divided by `SLOWEST_LINK_BYTES_PER_SECOND`, plus this
@@ -185,6 +188,8 @@ class WorkerClient:
         self.deployment = deployment
         self.token = Token(endpoint.token) if endpoint.token else find_token(endpoint.address)
         self._metadata = self.token.metadata if self.token else None
+        self.clock = MachineClock()
+        self._shares_clock = False
         self._channel = open_channel(endpoint.address, endpoint.tls)
         self._stub = ControlStub(self._channel)
 
@@ -208,8 +213,11 @@ class WorkerClient:
             end = now()
             rounds.append((end - start, reply.clock_nanoseconds - (start + end) // 2, reply))
         round_trip, offset, reply = min(rounds, key=lambda exchange: exchange[0])  # the quickest has the smallest error
-        if reply.boot_id and reply.boot_id == boot_id() and abs(offset) <= round_trip:
-            offset = 0  # one host, one clock
+        self._shares_clock = bool(reply.boot_id) and reply.boot_id == boot_id() and abs(offset) <= round_trip
+        if self._shares_clock:
+            offset = 0
+        else:
+            self.clock.add(ClockSample(reply.clock_nanoseconds, offset, -(-round_trip // 2)))
         if reply.protocol_version != PROTOCOL_VERSION:
             raise ProtocolError(
                 f"{self.endpoint} speaks protocol version {reply.protocol_version}, this client {PROTOCOL_VERSION}: "
@@ -288,11 +296,17 @@ class WorkerClient:
         Raises:
             TvmSplitError: the worker does not know the deployment, does not answer in time, or answers nonsense.
         """
+        asked = now()
         reply = self._call(pb.ObserveRequest(deployment=self.deployment, since=since), timeout_seconds)
+        if not self._shares_clock:
+            self.clock.add(ClockSample.of_round_trip(asked, now(), reply.clock_nanoseconds))
         try:
-            return checked(value_of(Observation, reply, clock_offset_nanoseconds=0), since)
+            seen = checked(value_of(Observation, reply), since)
         except ProtocolError as error:
             raise ProtocolError(f"{self.endpoint}: {error}") from None
+        if len(seen.rows) > LONG_REPLY_BYTES and not self._shares_clock:
+            self.observe(timeout_seconds)
+        return seen
 
     def load_kernels(self, kernels: KernelSet, timeout_seconds: float) -> int:
         """Load kernels to time, whose library the worker has; return the bytes allocated for their arguments."""

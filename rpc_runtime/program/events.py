@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rpc_runtime.errors import ProtocolError
+from rpc_runtime.program.clocks import MachineClock
 
 RECEIVE, SEND, COMPUTE, WAIT, BLOCK = "receive", "send", "compute", "wait", "block"
 FLIGHT, WINDOW = "flight", "window"
@@ -77,8 +78,8 @@ class Track:
 class Observation:
     """What a reader gets of one machine: ``tracks``, the ``rows`` that it has not read yet, and how many are ``lost``.
 
-    The next reading begins after row ``newest``. ``clock_nanoseconds`` is the machine's monotonic clock, which is
-    ``clock_offset_nanoseconds`` ahead of the reader's. ``processor_seconds`` is what its process has used so far.
+    The next reading begins after row ``newest``. ``clock_nanoseconds`` is the machine's monotonic clock.
+    ``processor_seconds`` is what its process has used so far.
     """
 
     tracks: tuple[Track, ...]
@@ -87,7 +88,6 @@ class Observation:
     lost: int
     clock_nanoseconds: int
     processor_seconds: float = 0.0
-    clock_offset_nanoseconds: int = 0
 
     def table(self) -> Rows:
         """Return the rows as an array of `ROWS`, [rows]."""
@@ -213,24 +213,30 @@ def _medians(rows: Rows, tracks: Iterable[int]) -> Iterator[tuple[int, float]]:
             yield track, float(np.median(durations))
 
 
-def events_of(machine: str, seen: Observation) -> list[TraceEvent]:
-    """Return the rows of an observation as events, in the reader's clock."""
-    ahead = seen.clock_offset_nanoseconds
+def aligned(rows: Rows, clock: MachineClock) -> Rows:
+    """Return a machine's rows with times in the reader's clock."""
+    rows = rows.copy()
+    rows["start"] = clock.of_reader(rows["start"])
+    return rows
+
+
+def events_of(machine: str, tracks: Sequence[Track], rows: Rows) -> list[TraceEvent]:
+    """Return the rows of a machine as events."""
     return [
         TraceEvent(
             machine,
             track.stage,
             sequence,
             track.kind,
-            start - ahead,
-            start + duration - ahead,
+            start,
+            start + duration,
             size_bytes,
             track.peer,
             track.tensor,
             value,
         )
-        for _, start, duration, sequence, size_bytes, number, value in seen.table().tolist()
-        for track in (seen.tracks[number],)
+        for _, start, duration, sequence, size_bytes, number, value in rows.tolist()
+        for track in (tracks[number],)
     ]
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.processes import Closing
-from rpc_runtime.program.events import events_of, statistics_of
+from rpc_runtime.program.clocks import MachineClock
+from rpc_runtime.program.events import aligned, events_of, statistics_of
 
 if TYPE_CHECKING:
     from rpc_runtime.program.events import Observation, StageStatistics, TraceEvent
@@ -116,5 +117,12 @@ class Runner(Closing):
 
     def trace(self) -> tuple[TraceEvent, ...]:
         """Return the latest events of all machines and of the client, by their start, in this process's clock."""
-        events = (event for machine, seen in self.observe({}).items() for event in events_of(machine, seen))
+        clocks = self.clocks()
+        events: list[TraceEvent] = []
+        for machine, seen in self.observe({}).items():
+            events += events_of(machine, seen.tracks, aligned(seen.table(), clocks.get(machine, MachineClock())))
         return tuple(sorted(events, key=lambda event: event.start_nanoseconds))
+
+    def clocks(self) -> Mapping[str, MachineClock]:
+        """Return the clocks of the machines that do not share this process's."""
+        return {}

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rpc_runtime.errors import ProtocolError
+from rpc_runtime.program.clocks import ClockSample, MachineClock
 from rpc_runtime.program.events import (
     BLOCK,
     COMPUTE,
@@ -21,6 +22,7 @@ from rpc_runtime.program.events import (
     Observation,
     Recorder,
     Track,
+    aligned,
     checked,
     events_of,
     now,
@@ -71,7 +73,10 @@ def test_a_reader_gets_what_it_has_not_read(listed, read):
     seen = recorded(listed).observe(since=read)
     expected = listed[read:]
     assert (seen.newest, seen.lost) == (len(listed), 0)
-    got = [(event.kind, event.stage, event.sequence, event.end_nanoseconds) for event in events_of("box", seen)]
+    got = [
+        (event.kind, event.stage, event.sequence, event.end_nanoseconds)
+        for event in events_of("box", seen.tracks, seen.table())
+    ]
     assert got == [(track.kind, track.stage, sequence, duration) for track, sequence, duration, _ in expected]
 
 
@@ -88,7 +93,7 @@ def test_a_slow_reader_learns_how_many_rows_are_lost():
         recorder.record(track, sequence, sequence, sequence + 2)
     seen = recorder.observe(since=500)
     assert (seen.newest, seen.lost, len(seen.table())) == (count, 500, RING_ROWS)
-    assert [event.sequence for event in events_of("box", seen)] == [*range(1000, count)]
+    assert [event.sequence for event in events_of("box", seen.tracks, seen.table())] == [*range(1000, count)]
     assert (seen.tracks[0].events, seen.tracks[0].nanoseconds) == (count, 2 * count)
 
 
@@ -121,8 +126,8 @@ def test_threads_neither_lose_nor_mix_events():
 
 
 def test_events_are_in_the_clock_of_the_reader():
-    seen = replace(recorded([(Track(SEND, "one"), 4, 10, 7)]).observe(since=0), clock_offset_nanoseconds=1000)
-    (event,) = events_of("box", seen)
+    seen = recorded([(Track(SEND, "one"), 4, 10, 7)]).observe(since=0)
+    (event,) = events_of("box", seen.tracks, aligned(seen.table(), MachineClock([ClockSample(0, 1000, 5)])))
     assert (event.start_nanoseconds, event.end_nanoseconds, event.size_bytes, event.value) == (-1000, -990, 7, 3)
 
 
