@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 setup: $(STAMP)
 
 # What the demonstration needs, in the lock's versions.
-$(DEMO): pyproject.toml requirements.lock setup.py rpc_runtime/wire/worker.proto
+$(DEMO): pyproject.toml requirements.lock setup.py rpc_runtime/wire/worker.proto tvm_split/observing/xplane.proto
 	$(PYTHON) -c "import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 14) else 'tvm-split needs Python 3.11 to 3.13, this is %d.%d: make PYTHON=python3.12 …' % v)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -137,4 +137,4 @@ prove-gpu: setup
 	$(BIN)/python -m scripts.bench gpu --check --time-limit 450 --json prove-gpu.json $(OPTIONS)
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(AARCH64) $(CONTAINER) build dist *.egg-info rpc_runtime/wire/worker_pb2* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(AARCH64) $(CONTAINER) build dist *.egg-info rpc_runtime/wire/worker_pb2* tvm_split/observing/xplane_pb2* .pytest_cache .mypy_cache .ruff_cache .hypothesis

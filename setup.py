@@ -1,4 +1,4 @@
-"""Generate the Python code of the protocol, `rpc_runtime/wire/worker.proto`, whenever the packages are built.
+"""Generate the Python code of the protobuf messages, `PROTOCOLS`, whenever the packages are built.
 
 All else about the build is in pyproject.toml.
 """
@@ -10,28 +10,34 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-PROTOCOL = ROOT / "rpc_runtime/wire/worker.proto"
-GENERATED = [PROTOCOL.with_name(f"worker_{ending}") for ending in ("pb2.py", "pb2.pyi", "pb2_grpc.py")]
+PROTOCOLS = {
+    ROOT / "rpc_runtime/wire/worker.proto": ["python", "pyi", "grpc_python"],
+    ROOT / "tvm_split/observing/xplane.proto": ["python", "pyi"],
+}
+"""The kinds of code that each file is compiled to."""
+ENDINGS = {"python": "_pb2.py", "pyi": "_pb2.pyi", "grpc_python": "_pb2_grpc.py"}
 
 
 def generate() -> None:
-    """Generate code beside the protocol, where an editable installation finds it, unless it is newer than the protocol.
+    """Generate code beside the protocols, where an editable installation finds it, unless it is newer than they are.
 
     pip installs the generator for a build, but not with --no-build-isolation.
     """
-    changed = PROTOCOL.stat().st_mtime_ns
-    if all(path.exists() and path.stat().st_mtime_ns >= changed for path in GENERATED):
-        return
-    if find_spec("grpc_tools") is None:
-        raise SystemExit(
-            f"{GENERATED[0]} is missing or older than {PROTOCOL.name}, and the environment has no grpcio-tools to "
-            "generate it; build without --no-build-isolation, or run `make setup` first"
-        )
-    from grpc_tools import protoc
+    for protocol, kinds in PROTOCOLS.items():
+        changed = protocol.stat().st_mtime_ns
+        generated = [protocol.with_name(protocol.stem + ENDINGS[kind]) for kind in kinds]
+        if all(path.exists() and path.stat().st_mtime_ns >= changed for path in generated):
+            continue
+        if find_spec("grpc_tools") is None:
+            raise SystemExit(
+                f"{generated[0]} is missing or older than {protocol.name}, and the environment has no grpcio-tools to "
+                "generate it; build without --no-build-isolation, or run `make setup` first"
+            )
+        from grpc_tools import protoc
 
-    options = [f"--{kind}_out={ROOT}" for kind in ("python", "pyi", "grpc_python")]
-    if protoc.main(["protoc", f"-I{ROOT}", *options, str(PROTOCOL)]):
-        raise SystemExit(f"{PROTOCOL} cannot be compiled; the lines above say where")
+        options = [f"--{kind}_out={ROOT}" for kind in kinds]
+        if protoc.main(["protoc", f"-I{ROOT}", *options, str(protocol)]):
+            raise SystemExit(f"{protocol} cannot be compiled; the lines above say where")
 
 
 class BuildWithProtocol(build_py):

@@ -56,6 +56,10 @@ class ClusterError(TvmSplitError, ValueError):
     """A cluster description is wrong, or one of its machines does not match the plan."""
 
 
+class TraceError(TvmSplitError):
+    """A trace cannot be read, or not be written in the wanted form."""
+
+
 class CompileError(TvmSplitError):
     """A stage cannot be compiled for its machine's target."""
 

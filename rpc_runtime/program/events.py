@@ -183,7 +183,8 @@ class Recorder:
         """Return a copy of the rows after ``first`` up to ``newest``, without those overwritten meanwhile."""
         numbers = np.arange(max(first, 0), newest)
         rows: Rows = self._ring[numbers % RING_ROWS]
-        return rows[rows["number"] == numbers.astype(np.uint64) + 1]
+        whole: Rows = rows[rows["number"] == numbers.astype(np.uint64) + 1]
+        return whole
 
     def _count(self) -> Totals:
         """Add new rows to the totals; return events, nanoseconds and bytes by track, [3, tracks]."""

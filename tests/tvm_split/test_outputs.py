@@ -40,11 +40,11 @@ def bundle(model: tvm_split.Model, plan: tvm_split.Plan) -> tvm_split.Bundle:
 
 
 Write = Callable[[Path, tvm_split.Model, tvm_split.Plan], object]
-EVENTS = [TraceEvent("machine-a", COMPUTE, "s", 0, 0.0, 1.0)]
+EVENTS = [TraceEvent("machine-a", "s", 0, COMPUTE, 0, 1)]
 FILES: dict[str, Write] = {
     "plan.json": lambda path, model, plan: plan.save(path),
     "plan.svg": lambda path, model, plan: draw_plan(model, plan, path),
-    "timeline.png": lambda path, *_: draw_picture(EVENTS, ["machine-a"], "title", [path]),
+    "timeline.svg": lambda path, *_: draw_picture(EVENTS, ["machine-a"], "title", path),
     "outputs.npz": lambda path, *_: save_outputs(path, [Outputs((np.zeros(1000),), ("y",))]),
     "annotated.onnx": lambda path, *_: save_model(small_model(), path, path),
     "ir.py": lambda path, *_: write_text(path, "x" * 1000),

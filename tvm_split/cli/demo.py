@@ -9,7 +9,7 @@ from tvm_split.cli import options
 from tvm_split.display.console import print_json
 from tvm_split.progress import step_progress
 
-NEEDED_PACKAGES = ("torch", "sklearn", "matplotlib")
+NEEDED_PACKAGES = ("torch", "sklearn")
 
 
 def demo(

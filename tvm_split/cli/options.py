@@ -12,6 +12,7 @@ import typer
 
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.option import default_of, option, options
+from tvm_split.errors import TraceError
 
 USUAL = frozenset(("cluster", "workers", "batch", "objective", "split", "estimate", "output", "details", "json"))
 """The options that a command's help shows before the groups of the others."""
@@ -40,6 +41,18 @@ def require_parent(parameter: typer.CallbackParam, path: Path | None) -> Path | 
         name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.opts[0].upper()
         raise WrongUseError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first", name)
     return path
+
+
+def _require_trace(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Raise a `WrongUseError` before any work starts if no trace can be written to ``path``."""
+    if path is not None:
+        from tvm_split.observing.trace import writer_for  # imported here, since it loads numpy
+
+        try:
+            writer_for(path)
+        except TraceError as error:
+            raise WrongUseError(str(error), parameter.opts[0]) from error
+    return require_parent(parameter, path)
 
 
 def flag_of(group: type, name: str) -> str:
@@ -147,6 +160,12 @@ IN_FLIGHT = option(
     None,
     "So many micro-batches under way at most (default: as many as queues hold; for latency, as planned).",
     minimum=1,
+)
+TRACE = option(
+    None,
+    "Write a trace: .pftrace for Perfetto, .xplane (a folder) for TensorBoard, .svg, or .json.",
+    metavar="FILE",
+    callback=_require_trace,
 )
 JSON = option(False, "Write the result as JSON, and nothing else, to stdout.")
 TIMEOUT = option(60.0, "The longest wait for a worker or a result.", metavar="SECONDS", minimum=0.1)

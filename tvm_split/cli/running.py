@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,6 +105,7 @@ def run(
     output: Path | None = options.output(
         None, "Write the outputs, stacked over the micro-batches.", file="FILE.npz", flag="--output -o"
     ),
+    trace: Path | None = options.TRACE,
     json: bool = options.JSON,
 ) -> None:
     """Stream inputs through the pipeline and show how fast each stage was.
@@ -112,7 +114,8 @@ def run(
     """
     bundle, cluster, batches = running.prepared(source, shapes, request, machines, 1)
     with running.deploy(bundle, cluster, running.in_flight)[0] as deployment:
-        results, seconds = _stream(deployment, batches, repeat, keep=output is not None)
+        with _tracing(deployment, trace):
+            results, seconds = _stream(deployment, batches, repeat, keep=output is not None)
         statistics, limit = deployment.stats(), deployment.report().measured_limiting
     written = None if output is None else {"path": str(output), "shapes": save_outputs(output, results)}
     count = batches.count * repeat
@@ -142,6 +145,17 @@ def run(
         print_note(f"outputs written to {output}")
 
 
+@contextlib.contextmanager
+def _tracing(deployment: tvm_split.Deployment, path: Path | None) -> Iterator[None]:
+    """Write a trace of the block, if a path is given."""
+    if path is None:
+        yield
+        return
+    with deployment.tracing(path):
+        yield
+    print_note(f"trace written to {path}")
+
+
 def _stream(
     deployment: tvm_split.Deployment, batches: MicroBatches, repeat: int, *, keep: bool
 ) -> tuple[list[Outputs], float]:
@@ -166,6 +180,7 @@ def bench(
     micro_batches: int = option(
         100, "Micro-batches of the stream of each round; the inputs are used in turn.", minimum=3
     ),
+    trace: Path | None = options.TRACE,
     json: bool = options.JSON,
 ) -> None:
     """Measure latency, throughput, every machine and every link, and compare them with the plan's prediction.
@@ -176,6 +191,7 @@ def bench(
     with (
         running.deploy(bundle, cluster, running.in_flight)[0] as deployment,
         step_progress("warming up") as bar,
+        _tracing(deployment, trace),
     ):
         batches = list(inputs.stream(1))
         report = tvm_split.bench(deployment, batches, rounds=rounds, micro_batches=micro_batches, on_progress=bar)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 
 import tvm_split
 from rpc_runtime.option import option
+from rpc_runtime.program.events import TraceEvent
 from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 from tvm_split.deployment.deployment_report import read_computing
@@ -19,7 +21,8 @@ from tvm_split.display.console import STDOUT, print_json, print_note
 from tvm_split.display.simulate import SimulatedPlan, solution_parts
 from tvm_split.display.view import print_parts, write
 from tvm_split.errors import PlanError
-from tvm_split.pictures.timeline import SUFFIXES, columns_in, draw_picture, drawn_timeline, require_matplotlib
+from tvm_split.observing.trace import Trace
+from tvm_split.pictures.timeline import columns_in, drawn_timeline
 from tvm_split.planner.predict import Certificate, predict
 from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS
 from tvm_split.planner.problem_file import read_problem_file, read_solution_file, solution_to_dict
@@ -35,7 +38,7 @@ from tvm_split.simulation.scenario import (
     scenario_of_plan,
     with_measured_compute,
 )
-from tvm_split.simulation.simulate import SHOWN_MICRO_BATCHES
+from tvm_split.simulation.simulate import MOST_MICRO_BATCHES, SHOWN_MICRO_BATCHES
 
 SHARE = "a share of the mean, like 0.05"
 
@@ -65,7 +68,7 @@ def simulate(
     ),
     lose: list[str] | None = option(None, "A machine stands still from then on.", metavar="MACHINE@SECONDS"),
     timeline: bool = option(False, "Draw the first micro-batches as text: who does what when."),
-    picture: Path | None = options.output(None, "Draw them as a picture (.png, .svg, .pdf).", file="FILE"),
+    trace: Path | None = options.TRACE,
     json: bool = options.JSON,
 ) -> None:
     """Simulate a plan without machines, by the runtime's own rules.
@@ -74,8 +77,6 @@ def simulate(
 
     Example: tvm-split simulate plan.json --slow box=2
     """
-    if picture is not None:
-        _require_drawable(picture)
     slowdowns, losses = tuple(map(_slowdown, slow or ())), tuple(map(_loss, lose or ()))
     what_if = WhatIf(slowdowns, losses, scatter, link_scatter, seed)
     title, scenario, predicted, planned = _scenario(plan, problem, measured)
@@ -85,26 +86,23 @@ def simulate(
             what_if,
             micro_batches=micro_batches,
             in_flight=in_flight or planned,
-            shown=SHOWN_MICRO_BATCHES if timeline or picture else 0,
+            shown=SHOWN_MICRO_BATCHES if timeline else 0 if trace is None else MOST_MICRO_BATCHES,
             on_progress=report,
         )
     machines = scenario.program.machines
-    if picture is not None:
-        draw_picture(simulation.events, machines, f"{title}, simulated", [picture])
-        print_note(f"picture written to {picture}")
+    if trace is not None:
+        replace(simulation.trace, model=f"{title}, simulated").save(trace)
+        print_note(f"trace written to {trace}")
     write(SimulatedPlan(title, simulation, what_if, *predicted), json=json)
     if timeline and not json:
-        drawn = drawn_timeline(simulation.events, machines, columns_in(STDOUT.width, machines))
+        drawn = drawn_timeline(_first(simulation.trace), machines, columns_in(STDOUT.width, machines))
         STDOUT.print(drawn, no_wrap=True, overflow="crop")
     if simulation.results < simulation.wanted:
         raise typer.Exit(1)
 
 
-def _require_drawable(picture: Path) -> None:
-    """Raise an error if the picture cannot be drawn, before anything is simulated."""
-    if picture.suffix.lower() not in SUFFIXES:
-        raise WrongUseError(f"{str(picture)!r} does not end in one of {', '.join(SUFFIXES)}", "--picture")
-    require_matplotlib()
+def _first(trace: Trace) -> list[TraceEvent]:
+    return [event for event in trace if event.sequence < SHOWN_MICRO_BATCHES]
 
 
 def _scenario(

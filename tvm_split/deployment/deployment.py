@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from rpc_runtime.client.session import Session, TransferProgress
@@ -16,7 +17,7 @@ from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.hardware import cpu_features
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.codecs import NONE, fitting
-from rpc_runtime.program.events import StageStatistics, TraceEvent
+from rpc_runtime.program.events import StageStatistics
 from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program, StageSpec, weight_bytes
@@ -32,6 +33,8 @@ from tvm_split.compiler.targets import require_executable
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.errors import BundleError, ClusterError
+from tvm_split.observing.recording import Recording
+from tvm_split.observing.trace import Trace, trace_of, writer_for
 from tvm_split.parameters import Count, Seconds
 from tvm_split.units import Shown, known_names
 
@@ -170,13 +173,20 @@ class Deployment(Closing, Shown):
             raise WorkerError("the workers of this deployment sent no statistics when it was closed")
         return self._last
 
-    def trace(self) -> tuple[TraceEvent, ...]:
-        """The times at which each stage received, computed and sent its latest micro-batches.
+    def trace(self, path: str | Path | None = None) -> Trace:
+        """Return what machines and client did with the latest micro-batches; write it to ``path`` too.
 
-        Times are in nanoseconds of this process's monotonic clock. After a failure, these are the events of the
-        machines that still answer.
+        Printing the trace shows how long each machine computed, waited and was blocked, and what limits. Iterating
+        yields its events, with times in nanoseconds of this process's monotonic clock. After a failure, these are the
+        events of the machines that still answer.
+
+        Args:
+            path: its suffix says in which form: ``.json``, ``.pftrace`` for Perfetto, ``.xplane`` (a folder) for
+                TensorBoard, ``.svg``.
 
         Raises:
+            TraceError: the path has another suffix.
+            OutputError: the path cannot be written.
             WorkerError: the deployment is closed, and its workers no longer have the trace.
         """
         if self.is_closed:
@@ -184,7 +194,29 @@ class Deployment(Closing, Shown):
                 "this deployment is closed, and its workers keep no trace of what they did: call trace() or report() "
                 "before close(), inside of the `with`"
             )
-        return self._runner.trace()
+        if path is not None:
+            writer_for(path)
+        trace = trace_of(self.bundle.model, self._runner.observe({}), self._runner.clocks())
+        if path is not None:
+            trace.save(path)
+        return trace
+
+    @contextlib.contextmanager
+    def tracing(self, path: str | Path | None = None) -> Iterator[Recording]:
+        """Record all events from here to the end of the ``with``, and write them to ``path``; ``.trace`` has them.
+
+        Raises as `trace`.
+        """
+        if path is not None:
+            writer_for(path)
+        recording = Recording(self.bundle.model, self._runner)
+        recording.start()
+        try:
+            yield recording
+        finally:
+            recording.stop()
+            if path is not None:
+                recording.trace.save(path)
 
     def report(self, since: int = 0) -> DeploymentReport:
         """Compare prediction and measurement for every machine, every link and the whole deployment, with advice.

@@ -81,7 +81,7 @@ _REPORT = TypeAdapter(DeploymentReport)
 def report_of(
     plan: Plan,
     program: Program,
-    trace: Sequence[TraceEvent],
+    trace: Iterable[TraceEvent],
     measured: MeasuredRuns,
     carried: Mapping[tuple[str, str], str] = MappingProxyType({}),
 ) -> DeploymentReport:

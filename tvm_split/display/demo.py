@@ -40,22 +40,20 @@ def content_of(demo: Demonstration, folder: Path) -> dict[str, Any]:
         "machines_computing_at_once": machines_computing(demo.ran.events),
         "stages": [asdict(statistics) for statistics in demo.ran.statistics],
         "compiled": as_json(demo.bundle)["stages"],
-        "timeline": str(folder / "timeline.png"),
+        "timeline": str(folder / "timeline.svg"),
         "files": {
             "bundle": str(folder / "bundle"),
             "ir": str(folder / "bundle" / "ir"),
-            "timeline_svg": str(folder / "timeline.svg"),
             "timeline_text": str(folder / "timeline.txt"),
         },
     }
 
 
 def write_files(demo: Demonstration, folder: Path) -> None:
-    """Write the timeline as pictures and text, and ``report.json``."""
+    """Write the timeline as a picture and as text, and ``report.json``."""
     machines = demo.bundle.program.machines
     title = f"{demo.bundle.model} on {len(machines)} machines: the first {SHOWN_MICRO_BATCHES} micro-batches"
-    pictures = [folder / "timeline.png", folder / "timeline.svg"]
-    draw_picture(demo.ran.first_events, machines, title, pictures)
+    draw_picture(demo.ran.first_events, machines, title, folder / "timeline.svg")
     write_text(folder / "timeline.txt", drawn_timeline(demo.ran.first_events, machines).plain + "\n")
     values.write(content_of(demo, folder), folder / "report.json")
 
@@ -81,7 +79,7 @@ def print_report(demo: Demonstration, folder: Path) -> None:
     columns = columns_in(STDOUT.width, machines)
     STDOUT.print(drawn_timeline(demo.ran.first_events, machines, columns), no_wrap=True, overflow="crop")
     STDOUT.print(Text(_overlap(demo)))
-    STDOUT.print(f"As a picture: {folder}/timeline.png and timeline.svg", style="dim", soft_wrap=True)
+    STDOUT.print(f"As a picture: {folder}/timeline.svg", style="dim", soft_wrap=True)
 
 
 def short_form(ir: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_split.display.view import Table, View, as_json, view
+from tvm_split.observing.trace import Trace
 from tvm_split.planner.problem import MachineLoad, Problem, Solution
 from tvm_split.simulation.scenario import AS_PLANNED, Loss, WhatIf
 from tvm_split.simulation.simulate import Latencies, Simulation
@@ -29,9 +30,9 @@ class SimulatedPlan:
 
 @as_json.register
 def simulation_as_json(result: SimulatedPlan) -> dict[str, Any]:
-    """Return the simulation, without its events, and the prediction as JSON values."""
-    content = dataclasses.asdict(result.simulation)
-    del content["events"]
+    """Return the simulation, without its trace, and the prediction as JSON values."""
+    content = dataclasses.asdict(dataclasses.replace(result.simulation, trace=Trace("", {})))
+    del content["trace"]
     return {
         "model": result.model,
         **content,

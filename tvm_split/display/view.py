@@ -26,6 +26,7 @@ MODULES = {
     "tvm_split.deployment": "report",
     "tvm_split.profiling": "profile",
     "tvm_split.model": "other",
+    "tvm_split.observing": "trace",
     "tvm_split.simulation": "simulate",
     "tvm_split.tuning": "other",
     "tvm_split.worker_kit": "other",

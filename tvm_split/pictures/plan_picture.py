@@ -5,7 +5,6 @@ column of the layer whose result it uses, if that is free in its row.
 """
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from rich.cells import cell_len
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.outputs import written
-from tvm_split.pictures.timeline import COLOURS, TEXT_COLOURS
+from tvm_split.pictures.timeline import COLOURS, NOT_IN_XML, TEXT_COLOURS
 from tvm_split.planner.by_hand import sharding_words
 from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.plan import Plan
@@ -38,7 +37,6 @@ CHARACTER_WIDTH = 7.6
 LONGEST_NAME = 34
 LINE_COLOUR = "#9a9a9a"
 TRANSFER_COLOUR = "#111111"
-NOT_IN_XML = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def draw_plan(model: Model, plan: Plan, path: str | Path) -> None:

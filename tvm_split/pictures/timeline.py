@@ -10,16 +10,18 @@ Time runs from left to right. A span begins with the number of its micro-batch:
 A machine has three lanes because receiving, computing and sending overlap.
 """
 
-import importlib.util
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from xml.etree.ElementTree import Element, ElementTree, SubElement
 
 from rich.text import Text
 
-from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, TraceEvent
+from rpc_runtime.program.routes import CLIENT
+from tvm_split.observing.trace import Trace
 from tvm_split.outputs import written
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
@@ -35,6 +37,7 @@ of an idle column: a dot is the bubble of the pipeline, where a machine could ha
 LONGEST = len(" receive ")
 TICK_COLUMNS = 14
 """Least number of columns between two numbers of the axis."""
+NOT_IN_XML = re.compile(r"[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 TERMINAL_COLOURS = ("bright_blue", "yellow", "green", "magenta", "cyan", "red", "bright_green", "bright_black")
 
 
@@ -119,64 +122,76 @@ def machines_computing(events: Iterable[TraceEvent]) -> dict[int, float]:
     return {working: time / whole for working, time in sorted(lasted.items()) if time} if whole else {}
 
 
-LANE_HEIGHT = 0.8
-INCHES_PER_LANE = 0.32
-TALLEST_INCHES = 48.0
-
-SUFFIXES = (".png", ".svg", ".pdf")
-
-
-def require_matplotlib() -> None:
-    """Raise a `TvmSplitError` if matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise TvmSplitError("drawing a picture needs matplotlib: pip install 'tvm-split[demo]'")
+SHOWN_MICRO_BATCHES = 24
+"""Micro-batches in the picture of a trace: its latest ones."""
+WIDTH, MARGIN, LANE_HEIGHT, MACHINE_GAP = 1100, 12, 24, 10
+"""Pixels."""
+CHARACTER_WIDTH = 7.6
+FONT_SIZE = 12
 
 
-def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: str, paths: Sequence[Path]) -> None:
-    """Write a timeline to every path, in the format of its suffix, which is one of `SUFFIXES`.
+def write(trace: Trace, path: Path) -> None:
+    """Write a picture of the latest micro-batches of a trace."""
+    machines = [machine for machine in trace.machines if machine != CLIENT]
+    events = [event for event in trace if event.machine != CLIENT]
+    last = max((event.sequence for event in events), default=0)
+    latest = [event for event in events if event.sequence > last - SHOWN_MICRO_BATCHES]
+    _write(latest, machines, f"{trace.model}: micro-batches up to {last}", path)
 
-    A micro-batch has one colour. ``machines`` are the rows from top to bottom. The times of ``events`` are in
-    nanoseconds of one clock, those of the picture in milliseconds.
 
-    Raises:
-        TvmSplitError: matplotlib is not installed.
+def draw_picture(events: Sequence[TraceEvent], machines: Sequence[str], title: str, path: Path) -> None:
+    """Write a timeline as SVG, with selectable text; each micro-batch has one colour.
+
+    ``machines`` are the rows from top to bottom. The times of ``events`` are in nanoseconds of one clock, those of the
+    picture in milliseconds. Raises `OutputError` if it cannot be written.
     """
-    require_matplotlib()
-    from matplotlib.figure import Figure
+    with written(path) as beside:
+        _write(events, machines, title, beside)
 
-    shown = [event for event in events if event.kind in LANES]
+
+def _write(events: Sequence[TraceEvent], machines: Sequence[str], title: str, path: Path) -> None:
+    shown = [event for event in events if event.kind in LANES and event.machine in machines]
     origin = min((event.start_nanoseconds for event in shown), default=0)
-    rows = [(machine, kind) for machine in machines for kind in LANES]
-    place = {row: number for number, row in enumerate(rows)}
-    height = min(INCHES_PER_LANE * len(rows), TALLEST_INCHES)
-    figure = Figure(figsize=(11, 1.2 + height), layout="constrained")
-    axes = figure.add_subplot()
-    lanes: dict[tuple[str, str], list[TraceEvent]] = {}
+    span = max(max((event.end_nanoseconds for event in shown), default=0) - origin, 1)
+    names = {lane: f"{lane[0] if lane[1] == RECEIVE else ''}  {LANES[lane[1]][0]}" for lane in _rows(machines)}
+    left = MARGIN + CHARACTER_WIDTH * max(map(len, names.values()), default=0)
+    scale = (WIDTH - left - MARGIN) / span
+    top = 2 * MARGIN + 2 * FONT_SIZE
+    tops = {lane: top + row * LANE_HEIGHT + row // len(LANES) * MACHINE_GAP for row, lane in enumerate(_rows(machines))}
+    bottom = max(tops.values(), default=top) + LANE_HEIGHT
+    root = Element("svg", xmlns="http://www.w3.org/2000/svg", width=f"{WIDTH}", height=f"{bottom + 3 * MARGIN:.0f}")
+    root.set("style", f"font: {FONT_SIZE}px sans-serif; background: white")
+    _text(root, title, MARGIN, MARGIN + FONT_SIZE, {"font-weight": "bold"})
+    for lane, name in names.items():
+        _text(root, name, left - 6, tops[lane] + LANE_HEIGHT * 0.7, {"text-anchor": "end"})
+    step = _round_step(span / 8)
+    for tick in range(int(span / step) + 1):
+        across = left + tick * step * scale
+        x = {"x1": f"{across:.1f}", "x2": f"{across:.1f}"}
+        SubElement(root, "line", {**x, "y1": f"{top}", "y2": f"{bottom}", "stroke": "#dddddd"})
+        _text(root, f"{tick * step / 1e6:g} ms", across, bottom + 1.5 * FONT_SIZE, {"text-anchor": "middle"})
     for event in shown:
-        lanes.setdefault((event.machine, event.kind), []).append(event)
-    for lane, lane_events in lanes.items():
-        row, computes = place[lane], lane[1] == COMPUTE
-        bars = [
-            ((event.start_nanoseconds - origin) / 1e6, (event.end_nanoseconds - event.start_nanoseconds) / 1e6)
-            for event in lane_events
-        ]
-        axes.broken_barh(
-            bars,
-            (row - LANE_HEIGHT / 2, LANE_HEIGHT),
-            facecolors=[COLOURS[event.sequence % len(COLOURS)] for event in lane_events],
-            edgecolor="white",
-            linewidth=0.5,
-            alpha=1.0 if computes else 0.55,
-        )
-        for (start, length), event in zip(bars, lane_events, strict=True) if computes else ():
-            axes.text(start + length / 2, row, str(event.sequence), ha="center", va="center", fontsize=7, clip_on=True)
-    for row in range(len(LANES), len(rows), len(LANES)):
-        axes.axhline(row - 0.5, color="black", linewidth=0.6)
-    labels = [f"{machine}  {LANES[kind][0]}" if kind == RECEIVE else LANES[kind][0] for machine, kind in rows]
-    axes.set_yticks(range(len(rows)), labels)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel("milliseconds; a number is a micro-batch, and so is a colour")
-    axes.set_title(title)
-    for path in paths:
-        with written(path) as beside:
-            figure.savefig(beside, dpi=150)
+        _bar(root, event, left + (event.start_nanoseconds - origin) * scale, tops[event.machine, event.kind], scale)
+    ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def _rows(machines: Sequence[str]) -> list[tuple[str, str]]:
+    return [(machine, kind) for machine in machines for kind in LANES]
+
+
+def _bar(root: Element, event: TraceEvent, left: float, top: float, scale: float) -> None:
+    width = max((event.end_nanoseconds - event.start_nanoseconds) * scale, 0.5)
+    colour, computes = event.sequence % len(COLOURS), event.kind == COMPUTE
+    size = {"width": f"{width:.2f}", "height": f"{LANE_HEIGHT - 4}"}
+    bar = SubElement(root, "rect", {"x": f"{left:.2f}", "y": f"{top + 2:.1f}", **size})
+    bar.set("fill", COLOURS[colour])
+    bar.set("opacity", "1" if computes else "0.55")
+    SubElement(bar, "title").text = f"{event.kind} {event.stage} {event.sequence}"
+    number = str(event.sequence)
+    if computes and width > CHARACTER_WIDTH * len(number):
+        middle = {"text-anchor": "middle", "fill": TEXT_COLOURS[colour]}
+        _text(root, number, left + width / 2, top + LANE_HEIGHT * 0.7, middle)
+
+
+def _text(parent: Element, text: str, x: float, y: float, attributes: Mapping[str, str]) -> None:
+    SubElement(parent, "text", {"x": f"{x:.1f}", "y": f"{y:.1f}", **attributes}).text = NOT_IN_XML.sub("?", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ import simpy
 
 from rpc_runtime.client.result_queue import ResultQueue
 from rpc_runtime.execution.scheduler import IdleTimes, Scheduler, StageState
-from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, TraceEvent
+from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, Observation, Recorder
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.transports.credits import Departure, Grants, Outbox
@@ -55,13 +56,13 @@ class Clock:
         return seconds * self._random.lognormvariate(-variance / 2, math.sqrt(variance))
 
 
-class Trace:
-    """The trace events of the first ``micro_batches`` micro-batches, as machines record them."""
+class Records:
+    """The events of the first ``micro_batches`` micro-batches, recorded as machines do."""
 
     def __init__(self, clock: Clock, micro_batches: int) -> None:
         self._clock = clock
         self._count = micro_batches
-        self.events: list[TraceEvent] = []
+        self._recorders: defaultdict[str, Recorder] = defaultdict(Recorder)
 
     def record(
         self,
@@ -75,9 +76,14 @@ class Trace:
         tensor: str = "",
     ) -> None:
         """Record an event that began at ``start`` (seconds) and ends now."""
-        if sequence < self._count and machine != CLIENT:
-            times = round(start * 1e9), self._clock.nanoseconds
-            self.events.append(TraceEvent(machine, stage, sequence, kind, *times, size_bytes, peer, tensor))
+        if sequence < self._count:
+            recorder = self._recorders[machine]
+            track = recorder.track(kind, stage, peer, tensor)
+            recorder.record(track, sequence, round(start * 1e9), self._clock.nanoseconds, size_bytes)
+
+    def observe(self) -> dict[str, Observation]:
+        """Return what was recorded, by machine."""
+        return {machine: recorder.observe(since=0) for machine, recorder in self._recorders.items()}
 
 
 class Resting:
@@ -183,7 +189,7 @@ class Worker:
     """
 
     clock: Clock
-    trace: Trace
+    trace: Records
     plan: MachineProgram
     processors: Processors
     seconds: Callable[[str, float], float]

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,15 +12,15 @@ import simpy
 from pydantic import Field, InstanceOf
 
 from rpc_runtime.client.dispatcher import default_in_flight
-from rpc_runtime.program.events import TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from rpc_runtime.program.turns import cycle_of
 from tvm_split.errors import PlanError, required
+from tvm_split.observing.trace import Trace, trace_of
 from tvm_split.parameters import Count, Natural
 from tvm_split.planner.plan import Plan
 from tvm_split.progress import StepProgress
-from tvm_split.simulation.actors import ACTIVITIES, Client, Clock, Link, Trace, Worker
+from tvm_split.simulation.actors import ACTIVITIES, Client, Clock, Link, Records, Worker
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import AS_PLANNED, NO_TIME, Loss, MachineTimes, Scenario, WhatIf, scenario_of_plan
 from tvm_split.units import Shown
@@ -75,7 +75,7 @@ class Simulation(Shown):
         under_way: the most micro-batches in flight that the runtime, or ``in_flight``, allows.
         first_seconds: from the beginning to the first result; None if none came.
         seconds: from the beginning to the last result.
-        events: trace events of the first micro-batches of the stream, as in a deployment's trace.
+        trace: the first micro-batches of the stream.
     """
 
     wanted: int
@@ -89,7 +89,7 @@ class Simulation(Shown):
     single: Latencies | None
     streamed: Latencies | None
     machines: tuple[MachineUse, ...]
-    events: tuple[TraceEvent, ...] = ()
+    trace: Trace = field(default_factory=lambda: Trace("", {}))
 
     @property
     def samples_per_second(self) -> float | None:
@@ -157,7 +157,7 @@ class _Run:
         program = scenario.program
         self._environment = simpy.Environment()
         clock = Clock(self._environment, what_if.seed)
-        self._what_if, self._trace = what_if, Trace(clock, shown)
+        self._what_if, self._trace = what_if, Records(clock, shown)
         cores = {name: times.cores for name, times in scenario.machines.items()} | {CLIENT: 1}
         processors = Processors(self._environment, scenario.shared_cores if streamed else (), cores)
         touching: defaultdict[str, list[Route]] = defaultdict(list)
@@ -247,7 +247,7 @@ class _Run:
             single=_latencies(alone),
             streamed=_latencies(self.latencies(half)),
             machines=self._uses(),
-            events=tuple(sorted(self._trace.events, key=lambda event: event.start_nanoseconds)),
+            trace=trace_of("simulation", self._trace.observe(), {}),
         )
 
     def _look(self, results: int) -> None:

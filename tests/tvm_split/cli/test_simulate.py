@@ -99,7 +99,7 @@ def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
 
 
 def test_a_picture(invoke, plan_path, tmp_path):
-    invoke("simulate", plan_path, "--picture", tmp_path / "work.svg")
+    invoke("simulate", plan_path, "--trace", tmp_path / "work.svg")
     assert "<svg" in (tmp_path / "work.svg").read_text()
 
 
@@ -111,7 +111,7 @@ def test_a_picture(invoke, plan_path, tmp_path):
         (["--lose", "box"], "'box' is not MACHINE@SECONDS"),
         (["--micro-batches", "1"], "--micro-batches"),
         (["--scatter", "-1"], "--scatter"),
-        (["--picture", "work.tiff"], "'work.tiff' does not end in one of .png, .svg, .pdf"),
+        (["--trace", "work.tiff"], "'work.tiff' has none of the suffixes of a trace"),
     ],
 )
 def test_wrong_use_is_named(invoke, plan_path, arguments, message):

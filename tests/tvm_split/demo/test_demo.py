@@ -7,7 +7,6 @@ import sys
 import pytest
 
 COMMAND = [sys.executable, "-c", "from tvm_split.__main__ import main; main()", "demo"]
-PNG = b"\x89PNG"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,6 @@ def test_the_machines_have_their_layers(demo_result):
 
 def test_the_files_are_there(demo_result):
     folder, report = demo_result
-    assert (folder / "timeline.png").read_bytes().startswith(PNG)
     assert "<svg" in (folder / "timeline.svg").read_text()
     assert "machine-c  receive" in (folder / "timeline.txt").read_text()
     assert json.loads((folder / "report.json").read_text()) == report

@@ -61,7 +61,7 @@ def planned(
 
 def begins(simulation: Simulation, stage: str) -> list[float]:
     """The starts of a stage's micro-batches, in seconds."""
-    events = [event for event in simulation.events if (event.stage, event.kind) == (stage, COMPUTE)]
+    events = [event for event in simulation.trace if (event.stage, event.kind) == (stage, COMPUTE)]
     return [event.start_nanoseconds * 1e-9 for event in events]
 
 

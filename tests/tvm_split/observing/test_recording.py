@@ -1,0 +1,70 @@
+"""Recordings of real deployments: nothing is lost, totals agree, and a failure does not end what was recorded."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tvm_split
+from rpc_runtime.client.worker_client import describe
+from rpc_runtime.program.events import COMPUTE, FLIGHT, RECEIVE, SEND
+from rpc_runtime.program.routes import CLIENT
+from tests.helpers.waiting import eventually
+
+X = np.ones((1, 4), np.float32)
+COUNT = 300
+
+
+@pytest.fixture(scope="module")
+def bundle() -> tvm_split.Bundle:
+    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    model = tvm_split.load_model(network, (torch.from_numpy(X),))
+    cluster = tvm_split.Cluster.local(2)
+    plan = tvm_split.plan(model, cluster, split={"machine-a": ["0"], "machine-b": ["2"]}, estimate=True)
+    return tvm_split.compile(model, plan, verify=False)
+
+
+def test_a_recording_has_every_event(bundle: tvm_split.Bundle, tmp_path: Path):
+    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+        with deployment.tracing(tmp_path / "run.json") as recording:
+            for _ in deployment.stream([(X,)] * COUNT):
+                pass
+            eventually(lambda: sum(event.kind == SEND for event in recording.trace) >= 0, "it can be read meanwhile")
+        trace = recording.trace
+        deployment.run(X)
+        statistics = deployment.stats()
+        assert len(recording.trace) == len(trace)
+    assert trace.lost == 0
+    for stage in statistics.stages:
+        own = [event for event in trace if (event.stage, event.kind) == (stage.name, COMPUTE)]
+        assert [event.sequence for event in own] == [*range(COUNT)]
+        assert stage.micro_batches == COUNT + 1
+        seconds = sum(event.end_nanoseconds - event.start_nanoseconds for event in own) * 1e-9
+        assert 0 < seconds <= stage.compute_seconds
+    assert [event.sequence for event in trace if event.kind == FLIGHT] == [*range(COUNT)]
+    received = [event for event in trace if event.kind == RECEIVE]
+    assert len(received) == 3 * COUNT
+    assert {event.peer for event in received if event.machine == "machine-a"} == {CLIENT}
+    assert (tmp_path / "run.json").exists()
+
+
+def test_the_trace_of_a_deployment_that_has_failed(bundle: tvm_split.Bundle):
+    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+        with deployment.tracing() as recording:
+            deployment.run(X)
+            os.kill(describe(cluster.endpoints()["machine-b"]).process_id, signal.SIGKILL)
+            with pytest.raises(tvm_split.WorkerUnavailableError):
+                deployment.run(X)
+        assert {event.machine for event in deployment.trace()} == {"machine-a", CLIENT}
+        assert [event.sequence for event in recording.trace if event.kind == FLIGHT] == [0]
+
+
+def test_a_wrong_suffix_is_refused_before_anything_runs(bundle: tvm_split.Bundle, tmp_path: Path):
+    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+        for use in (deployment.trace, lambda path: deployment.tracing(path).__enter__()):
+            with pytest.raises(tvm_split.TvmSplitError, match="suffixes of a trace"):
+                use(tmp_path / "run.txt")

@@ -1,0 +1,206 @@
+"""Traces: one clock for all machines, what limits, and files that other programs read."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+
+from rpc_runtime.program.clocks import ClockSample, MachineClock
+from rpc_runtime.program.events import COMPUTE, FLIGHT, RECEIVE, ROWS, SEND, WINDOW
+from tests.helpers.traces_of_runs import COUNT, MILLISECOND, A, B, two_machines
+from tvm_split.errors import TraceError
+from tvm_split.observing import xplane_pb2
+from tvm_split.observing.lanes import in_lanes
+from tvm_split.observing.summary import common, length, spans_of, summary_of
+from tvm_split.observing.trace import FORMATS, Trace, transfers
+
+
+def earliest(trace: Trace, source: str, tensor: str) -> int:
+    """The least time from the begin of a send to the end of its receive, in nanoseconds."""
+    (moved,) = [moved for moved in transfers(trace.machines) if (moved.source, moved.tensor) == (source, tensor)]
+    return int((moved.received["start"] + moved.received["duration"] - moved.sent["start"]).min())
+
+
+def test_the_shares_of_the_time():
+    summary = summary_of(two_machines())
+    first, second = summary.machines
+    # From the first computing, at 100 ms, to the last one's end, at 100 + 190 + 6 + 1 + 9 ms.
+    wall = (10 * (COUNT - 1) + 16) / 1000
+    assert first.wall_seconds == second.wall_seconds == pytest.approx(wall)
+    assert (first.micro_batches, second.micro_batches) == (COUNT, COUNT)
+    assert first.compute_seconds == pytest.approx(COUNT * 0.006)
+    assert (first.block_seconds, first.wait_seconds) == (pytest.approx(COUNT * 0.004), 0)
+    assert (second.block_seconds, second.wait_seconds) == (0, pytest.approx(COUNT * 0.001))
+    assert first.bubble == pytest.approx(1 - COUNT * 0.006 / wall)
+    # The machine receives before it computes and sends after it: nothing overlaps. The other sends while it receives.
+    assert (first.transfer_seconds, first.overlap) == (pytest.approx(COUNT * 0.002), 0)
+    links = {(link.source, link.destination): link for link in summary.links}
+    assert (links[A, B].transfers, links[A, B].size_bytes) == (COUNT, COUNT * 1000)
+    assert links[A, B].share == pytest.approx(COUNT * 0.001 / wall)
+
+
+@pytest.mark.parametrize(
+    ("computing", "wire", "limit"),
+    [
+        ((6, 9), 1, "machine-b limits: computes"),
+        ((9, 6), 1, "machine-a limits: computes"),
+        ((1, 1), 9, "link from"),
+        ((2, 2), 1, "Nothing is busy all the time"),
+    ],
+)
+def test_what_limits_is_said_first(computing, wire, limit):
+    assert limit.lower() in summary_of(two_machines(computing, wire)).limit.lower()
+    assert "limit" in str(two_machines(computing, wire)) or "Nothing is busy" in str(two_machines(computing, wire))
+
+
+def test_an_empty_trace():
+    trace = Trace("net", {})
+    assert (len(trace), trace.events, summary_of(trace).limit) == (0, (), "Nothing was computed.")
+    assert "net" in str(trace)
+
+
+spans = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 20)), max_size=12)
+
+
+@given(spans, spans)
+def test_unions_and_intersections(left, right):
+    def rows(listed):
+        table = np.zeros(len(listed), ROWS)
+        for row, (start, duration) in zip(table, listed, strict=True):
+            row["start"], row["duration"] = start, duration
+        return table
+
+    def moments(listed):
+        return {moment for start, duration in listed for moment in range(start, start + duration)}
+
+    one, other = spans_of(rows(left)), spans_of(rows(right))
+    assert length(one) * 1e9 == pytest.approx(len(moments(left)))
+    assert length(common(one, other)) * 1e9 == pytest.approx(len(moments(left) & moments(right)))
+
+
+@pytest.mark.parametrize("ahead", [-200, 0, 200])
+def test_machines_with_other_clocks(ahead):
+    """The samples are 4 ms wrong: without a correction, tensors would arrive before they are sent."""
+    sample = ClockSample(0, (ahead + 4) * MILLISECOND, 5 * MILLISECOND)
+    trace = two_machines(clocks={B: MachineClock([sample])}, ahead=ahead)
+    truth = two_machines()
+    assert earliest(trace, A, "y") >= 0
+    off = np.abs(trace.machines[B].rows["start"] - truth.machines[B].rows["start"]).max()
+    assert 0 < off <= trace.machines[B].clock_error_nanoseconds
+    assert np.array_equal(trace.machines[A].rows, truth.machines[A].rows)
+    assert "Clocks are right to" in str(trace)
+
+
+def test_what_is_saved_is_read_back(tmp_path: Path):
+    trace = two_machines()
+    trace.save(tmp_path / "run.json")
+    again = Trace.load(tmp_path / "run.json")
+    assert (again.events, str(again)) == (trace.events, str(trace))
+
+
+def damaged(name: str, path: Path) -> None:
+    content = json.loads(path.read_text())
+    machine = content["machines"][0]
+    match name:
+        case "version":
+            content["version"] = 99
+        case "lengths":
+            machine["columns"]["start"].pop()
+        case "column":
+            machine["columns"]["begin"] = machine["columns"].pop("start")
+        case "track":
+            machine["columns"]["track"][0] = 999
+        case "tracks":
+            machine["tracks"] = []
+        case "kind":
+            machine["tracks"][0]["kind"] = "recieve"
+        case "range":
+            machine["columns"]["value"][0] = 1 << 70
+        case "text":
+            machine["columns"]["value"][0] = "many"
+    path.write_text(json.dumps(content) if name != "cut" else json.dumps(content)[:200])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("version", "version 99"),
+        ("lengths", "equally long"),
+        ("column", "columns of 'machine-a'"),
+        ("track", "belongs to none"),
+        ("tracks", "belongs to none"),
+        ("kind", "did you mean 'receive'"),
+        ("range", "out of range"),
+        ("text", "must be a whole number"),
+        ("cut", "run.json"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path: Path, name: str, message: str):
+    path = tmp_path / "run.json"
+    two_machines().save(path)
+    damaged(name, path)
+    with pytest.raises(TraceError, match=message):
+        Trace.load(path)
+
+
+def test_an_unknown_suffix_is_refused_before_anything_is_written(tmp_path: Path):
+    with pytest.raises(TraceError, match=r"\.pftrace \(for ui\.perfetto\.dev\)"):
+        two_machines().save(tmp_path / "run.txt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_events_of_a_lane_do_not_overlap():
+    """Flights of several micro-batches overlap, and get lanes of their own."""
+    trace = two_machines()
+    for name in trace.machines:
+        lanes = in_lanes(event for event in trace if event.machine == name)
+        for events in lanes.values():
+            for earlier, later in itertools.pairwise(events):
+                assert earlier.end_nanoseconds <= later.start_nanoseconds
+    assert {"flight", "flight 2"} <= set(in_lanes(event for event in trace if event.kind == FLIGHT))
+
+
+def test_perfetto(tmp_path: Path):
+    trace = two_machines()
+    trace.save(tmp_path / "run.pftrace")
+    packets = perfetto_trace_pb2.Trace.FromString((tmp_path / "run.pftrace").read_bytes()).packet
+    processes = [p.track_descriptor.process.process_name for p in packets if p.track_descriptor.HasField("process")]
+    assert processes == ["machine-a", "machine-b", "client"]
+    descriptors = [p.track_descriptor for p in packets if p.HasField("track_descriptor")]
+    assert len({descriptor.uuid for descriptor in descriptors}) == len(descriptors)
+    begins = [p for p in packets if p.track_event.type == p.track_event.TYPE_SLICE_BEGIN]
+    ends = [p for p in packets if p.track_event.type == p.track_event.TYPE_SLICE_END]
+    assert len(begins) == len(ends) == sum(event.kind != WINDOW for event in trace)
+    flows: dict[str, list[int]] = {kind: [] for kind in (SEND, RECEIVE, COMPUTE)}
+    for packet in begins:
+        for kind in set(flows) & set(packet.track_event.categories):
+            flows[kind] += packet.track_event.flow_ids
+    between = set(flows[SEND]) & set(flows[RECEIVE])
+    assert len([number for number in between if number not in flows[COMPUTE]]) == 3 * COUNT
+    assert set(flows[COMPUTE]) <= set(flows[RECEIVE]) & set(flows[SEND])
+
+
+def test_tensorboard(tmp_path: Path):
+    trace = two_machines()
+    trace.save(tmp_path / "run.xplane")
+    files = sorted((tmp_path / "run.xplane" / "plugins" / "profile" / "net").glob("*.xplane.pb"))
+    spaces = [xplane_pb2.XSpace.FromString(file.read_bytes()) for file in files]
+    assert sorted(space.hostnames[0] for space in spaces) == ["client", "machine-a", "machine-b"]
+    events = [event for space in spaces for plane in space.planes for line in plane.lines for event in line.events]
+    assert len(events) == sum(event.kind != WINDOW for event in trace)
+    computed = sum(event.end_nanoseconds - event.start_nanoseconds for event in trace if event.kind == COMPUTE)
+    found = []
+    for (plane,) in (space.planes for space in spaces):
+        computing = {number for number, about in plane.event_metadata.items() if about.name.startswith("compute")}
+        found += [e.duration_ps for line in plane.lines for e in line.events if e.metadata_id in computing]
+    assert sum(found) == computed * 1000
+
+
+def test_every_format_can_be_written(tmp_path: Path):
+    for suffix in FORMATS:
+        two_machines().save(tmp_path / f"run{suffix}")
+        assert (tmp_path / f"run{suffix}").exists()

@@ -1,0 +1,1 @@
+"""Show what a deployment does: traces, and what follows from them."""

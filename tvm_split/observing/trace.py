@@ -1,0 +1,255 @@
+"""A trace: the events of a run on all machines and the client, in one clock; saved for viewers and read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rpc_runtime.program.clocks import MachineClock, shifts
+from rpc_runtime.program.events import (
+    KINDS,
+    RECEIVE,
+    ROWS,
+    SEND,
+    Observation,
+    Rows,
+    TraceEvent,
+    Track,
+    aligned,
+    events_of,
+)
+from rpc_runtime.program.routes import CLIENT
+from tvm_split import values
+from tvm_split.errors import TraceError
+from tvm_split.outputs import written
+from tvm_split.units import Shown, known_names
+
+VERSION = 1
+"""The version of the JSON form."""
+
+
+@dataclass(frozen=True, eq=False)
+class MachineTrace:
+    """The events of one machine, or of the client.
+
+    ``rows`` are an array of `ROWS` in the order in which they were recorded, with times in the trace's clock, which may
+    be ``clock_error_nanoseconds`` off. ``lost`` events were overwritten before they were read.
+    """
+
+    tracks: tuple[Track, ...]
+    rows: Rows
+    clock_error_nanoseconds: int = 0
+    lost: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MachineTrace) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @property
+    def _content(self) -> tuple[object, ...]:
+        return self.tracks, self.rows.tobytes(), self.clock_error_nanoseconds, self.lost
+
+    def of_kind(self, *kinds: str) -> Rows:
+        """Return the rows of tracks of these kinds."""
+        numbers = [number for number, track in enumerate(self.tracks) if track.kind in kinds]
+        rows: Rows = self.rows[np.isin(self.rows["track"], numbers)]
+        return rows
+
+    @property
+    def ends(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The times at which the events end, [rows]."""
+        ends: np.ndarray[Any, np.dtype[np.int64]] = self.rows["start"] + self.rows["duration"]
+        return ends
+
+
+@dataclass(frozen=True, repr=False)
+class Trace(Shown):
+    """What ``machines``, and the client, did in a run of ``model``. Iterating yields `TraceEvent`, by their start."""
+
+    model: str
+    machines: Mapping[str, MachineTrace] = field(repr=False)
+
+    def __iter__(self) -> Iterator[TraceEvent]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return sum(len(machine.rows) for machine in self.machines.values())
+
+    @cached_property
+    def events(self) -> tuple[TraceEvent, ...]:
+        """All events, by their start."""
+        events = (events_of(name, machine.tracks, machine.rows) for name, machine in self.machines.items())
+        return tuple(sorted((event for some in events for event in some), key=lambda event: event.start_nanoseconds))
+
+    @property
+    def lost(self) -> int:
+        """The number of events that were overwritten before they were read."""
+        return sum(machine.lost for machine in self.machines.values())
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace in the form of the path's suffix, one of `FORMATS`.
+
+        Raises:
+            TraceError: no form has this suffix, or the package that it needs is missing.
+            OutputError: it cannot be written.
+        """
+        writer = writer_for(path)
+        with written(path) as beside:
+            writer(self, beside)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """Return the trace of a ``.json`` file. Raises `TraceError` for any other file."""
+        saved = values.read(_Saved, Path(path), TraceError)
+        if saved.version != VERSION:
+            raise TraceError(f"{path} is a trace of version {saved.version}; this tvm-split reads version {VERSION}")
+        return cls(saved.model, {machine.machine: machine.restored(path) for machine in saved.machines})
+
+
+def trace_of(model: str, seen: Mapping[str, Observation], clocks: Mapping[str, MachineClock]) -> Trace:
+    """Return the trace of what was observed, with all times in the reader's clock.
+
+    Where a tensor would arrive before it was sent, the clocks are moved as little as needed, and their errors grow.
+    """
+    machines = {}
+    for name, observation in seen.items():
+        clock, rows = clocks.get(name, MachineClock()), observation.table()
+        error = int(clock.errors(rows["start"]).max(initial=0))
+        machines[name] = MachineTrace(observation.tracks, aligned(rows, clock), error, observation.lost)
+    exact = [name for name, machine in machines.items() if not machine.clock_error_nanoseconds]
+    for name, later in shifts(_waits(machines), exact).items():
+        rows = machines[name].rows.copy()
+        rows["start"] += later
+        error = machines[name].clock_error_nanoseconds + abs(later)
+        machines[name] = replace(machines[name], rows=rows, clock_error_nanoseconds=error)
+    return Trace(model, machines)
+
+
+def joined(earlier: Observation, later: Observation) -> Observation:
+    """Return two observations of one machine, one after the other, as one."""
+    return replace(later, rows=earlier.rows + later.rows, lost=earlier.lost + later.lost)
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """Tensors that went from ``source`` to ``destination``: the rows of both ends, in the same order, [transfers]."""
+
+    source: str
+    destination: str
+    tensor: str
+    sent: Rows
+    received: Rows
+
+
+def transfers(machines: Mapping[str, MachineTrace]) -> Iterator[Transfers]:
+    """Yield what was transferred, by tensor and link; without transfers of which only one end was recorded."""
+    for source, sender in machines.items():
+        for number, track in enumerate(sender.tracks):
+            receiver = machines.get(track.peer)
+            if track.kind != SEND or receiver is None:
+                continue
+            wanted = (RECEIVE, source, track.tensor)
+            others = [place for place, t in enumerate(receiver.tracks) if (t.kind, t.peer, t.tensor) == wanted]
+            sent = sender.rows[sender.rows["track"] == number]
+            received = receiver.rows[np.isin(receiver.rows["track"], others)]
+            _, left, right = np.intersect1d(sent["sequence"], received["sequence"], return_indices=True)
+            if len(left):
+                yield Transfers(source, track.peer, track.tensor, sent[left], received[right])
+
+
+def _waits(machines: Mapping[str, MachineTrace]) -> Iterator[tuple[str, str, int]]:
+    for moved in transfers(machines):
+        received = moved.received["start"] + moved.received["duration"]
+        yield moved.source, moved.destination, int((received - moved.sent["start"]).min())
+
+
+@dataclass(frozen=True)
+class _SavedMachine:
+    """A machine in the JSON form; ``columns`` are those of `ROWS`."""
+
+    machine: str
+    tracks: tuple[Track, ...]
+    columns: Mapping[str, tuple[int, ...]]
+    clock_error_nanoseconds: int = 0
+    lost: int = 0
+
+    def restored(self, path: str | Path) -> MachineTrace:
+        """Return the machine's trace. Raises `TraceError` for columns that are no rows."""
+        names = ROWS.names or ()
+        lengths = {len(column) for column in self.columns.values()}
+        if set(self.columns) != set(names) or len(lengths) > 1:
+            raise TraceError(f"{path}: the columns of {self.machine!r} should be {', '.join(names)}, equally long")
+        rows = np.zeros(max(lengths, default=0), ROWS)
+        try:
+            for name in names:
+                rows[name] = self.columns[name]
+        except OverflowError as error:
+            raise TraceError(f"{path}: a number of {self.machine!r} in column {name!r} is out of range") from error
+        if int(rows["track"].max(initial=0)) >= max(len(self.tracks), 1) or (len(rows) and not self.tracks):
+            raise TraceError(f"{path}: an event of {self.machine!r} belongs to none of its {len(self.tracks)} tracks")
+        if unknown := {track.kind for track in self.tracks}.difference(KINDS):
+            raise TraceError(f"{path}: {min(unknown)!r} is no kind of event; {known_names(KINDS, min(unknown))}")
+        return MachineTrace(self.tracks, rows, self.clock_error_nanoseconds, self.lost)
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """The JSON form of a trace."""
+
+    version: int
+    model: str
+    machines: tuple[_SavedMachine, ...]
+
+
+def _write_json(trace: Trace, path: Path) -> None:
+    machines = [
+        _SavedMachine(
+            name,
+            machine.tracks,
+            {column: tuple(machine.rows[column].tolist()) for column in ROWS.names or ()},
+            machine.clock_error_nanoseconds,
+            machine.lost,
+        )
+        for name, machine in trace.machines.items()
+    ]
+    content = values.content_of(_Saved(VERSION, trace.model, tuple(machines)))
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+Writer = Callable[[Trace, Path], None]
+FORMATS: Mapping[str, tuple[str, str]] = {
+    ".json": ("tvm_split.observing.trace:_write_json", "everything; `Trace.load` reads it"),
+    ".pftrace": ("tvm_split.observing.perfetto:write", "for ui.perfetto.dev"),
+    ".xplane": ("tvm_split.observing.xplane:write", "a folder for TensorBoard's profile plugin"),
+    ".svg": ("tvm_split.pictures.timeline:write", "a picture of the latest micro-batches"),
+}
+"""Suffix → the function that writes a trace to a path, and what it is for."""
+
+
+def writer_for(path: str | Path) -> Writer:
+    """Return the function that writes a trace to this path. Raises `TraceError` if there is none."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        listed = ", ".join(f"{name} ({use})" for name, (_, use) in FORMATS.items())
+        raise TraceError(f"{str(path)!r} has none of the suffixes of a trace: {listed}")
+    module, _, name = FORMATS[suffix][0].partition(":")
+    try:
+        writer: Writer = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        package = error.name or module
+        raise TraceError(f"a trace of form {suffix} needs {package}: pip install 'tvm-split[observe]'") from error
+    return writer
+
+
+def machine_order(trace: Trace) -> Sequence[str]:
+    """Return the machines' names, the client last."""
+    return sorted(trace.machines, key=lambda name: name == CLIENT)
