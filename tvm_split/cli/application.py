@@ -166,6 +166,7 @@ COMMANDS = (
     Command("down", MACHINES, "End the workers that `up` started.", "up"),
     Command("tracker", MACHINES, "Run a TVM RPC tracker until Ctrl-C or SIGTERM.", "services"),
     Command("status", MACHINES, "Ask workers what they are."),
+    Command("trace", MACHINES, "Record what a running deployment does."),
     Command("cache", MACHINES, "Show or clear what is kept on this host.", "doctor"),
 )
 registry = Registry[Command](

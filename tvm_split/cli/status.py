@@ -46,11 +46,7 @@ def status(
     """
     if not machines.is_elsewhere:
         raise WrongUseError("name the workers to ask", "--cluster, --tracker, --kubernetes")
-    launcher = launcher_at(machines.location)
-    answers, settings = launcher.ask(timeout), NO_SETTINGS
-    if answers is None:
-        cluster = cluster_of(launcher)
-        answers, settings = _ask_all(cluster, timeout), cluster.link_settings
+    answers, settings = asked(machines, timeout)
     if not answers:
         print_note(f"{machines.location} lists no worker")
     links = _links(answers, settings)
@@ -63,6 +59,16 @@ def status(
             print_line(line)
     if any(answer.is_fault for answer in answers):
         raise typer.Exit(1)
+
+
+def asked(machines: MachineOptions, timeout_seconds: float) -> tuple[Sequence[AskedMachine], LinkSettings]:
+    """Ask the workers of a location; return their answers, and the settings of the links between them."""
+    launcher = launcher_at(machines.location)
+    answers = launcher.ask(timeout_seconds)
+    if answers is not None:
+        return answers, NO_SETTINGS
+    cluster = cluster_of(launcher)
+    return _ask_all(cluster, timeout_seconds), cluster.link_settings
 
 
 def _ask_all(cluster: Cluster, timeout_seconds: float) -> Sequence[AskedMachine]:

@@ -1,0 +1,93 @@
+"""Observe a running deployment that belongs to somebody else; it needs the workers' token, and changes nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerClient, WorkerDescription, on_every_machine
+from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.processes import Closing
+from rpc_runtime.program.clocks import MachineClock
+from rpc_runtime.program.events import Observation
+from rpc_runtime.wire.channels import WorkerEndpoint
+
+
+@dataclass(frozen=True)
+class RunningDeployment:
+    """A deployment on ``machines``; ``name`` is what `WorkerDescription` shows of its random name."""
+
+    name: str
+    model: str
+    owner: str
+    machines: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        owner = f" of {self.owner}" if self.owner else ""
+        return f"{self.name} ({self.model or 'a model'}{owner} on {', '.join(self.machines)})"
+
+
+def running_on(workers: Mapping[str, WorkerDescription]) -> list[RunningDeployment]:
+    """Return the deployments that these machines' workers hold."""
+    running: dict[str, RunningDeployment] = {}
+    for machine, worker in workers.items():
+        for held in worker.deployments:
+            known = running.get(held.name) or RunningDeployment(held.name, held.model, held.owner)
+            running[held.name] = replace(known, machines=(*known.machines, machine))
+    return list(running.values())
+
+
+def chosen(running: list[RunningDeployment], name: str | None) -> RunningDeployment:
+    """Return the deployment of a name or of a model's name; without one, the only deployment.
+
+    Raises:
+        WorkerError: there is none, or there are several.
+    """
+    fitting = [one for one in running if name is None or name in (one.name, one.model)]
+    if len(fitting) == 1:
+        return fitting[0]
+    wanted = "" if name is None else f" named {name!r}"
+    if not fitting:
+        others = f"; these do: {'; '.join(map(str, running))}" if running else ""
+        raise WorkerError(f"no deployment{wanted} runs on these workers{others}")
+    raise WorkerError(f"several deployments{wanted} run on these workers; choose one: {'; '.join(map(str, fitting))}")
+
+
+class Bystander(Closing):
+    """Observes a deployment on its machines; what its client does is not seen. A context manager.
+
+    Raises the errors of `WorkerClient.describe` if a worker does not answer.
+    """
+
+    def __init__(self, endpoints: Mapping[str, WorkerEndpoint], deployment: RunningDeployment) -> None:
+        self._clients = {machine: WorkerClient(endpoints[machine], deployment.name) for machine in deployment.machines}
+        try:
+            on_every_machine(self._clients, lambda machine: self._clients[machine].describe(ANSWER_SECONDS))
+        except BaseException:
+            self.close()
+            raise
+
+    def observe(self, since: Mapping[str, int] | None = None) -> dict[str, Observation]:
+        """Return what the machines that answer have recorded, as `Runner.observe` does.
+
+        Raises:
+            WorkerError: no machine has the deployment any more.
+        """
+
+        def ask(machine: str) -> Observation | TvmSplitError:
+            try:
+                number = None if since is None else since.get(machine, 0)
+                return self._clients[machine].observe(ANSWER_SECONDS, number)
+            except (WorkerError, WorkerUnavailableError, DeadlineError) as error:
+                return error
+
+        answers = on_every_machine(self._clients, ask)
+        seen = {machine: answer for machine, answer in answers.items() if isinstance(answer, Observation)}
+        if not seen:
+            raise WorkerError(f"the deployment has ended: {next(iter(answers.values()))}")
+        return seen
+
+    def clocks(self) -> Mapping[str, MachineClock]:
+        return {machine: client.clock for machine, client in self._clients.items()}
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()

@@ -1,0 +1,83 @@
+"""Traces from the command line: of a run, and of a deployment of somebody else."""
+
+import itertools
+import json
+import threading
+
+import pytest
+
+from rpc_runtime.client.session import Session
+from rpc_runtime.program.events import COMPUTE, SEND
+from rpc_runtime.wire.channels import WorkerEndpoint
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain
+from tests.tvm_split.cli.test_worker_and_status import cluster_file
+from tvm_split.observing.trace import Trace
+
+NAMES = (A, B, C)
+
+
+@pytest.fixture
+def addresses(start_process, tmp_path):
+    (tmp_path / "token").write_text("open-sesame\n")
+    processes = [
+        start_process(
+            *("worker", "--listen", "127.0.0.1:0", "--name", name, "--cache", tmp_path / name),
+            *("--token-file", tmp_path / "token", "--json"),
+        )
+        for name in NAMES
+    ]
+    return [json.loads(process.stdout.readline())["address"] for process in processes]
+
+
+@pytest.fixture
+def cluster(addresses, tmp_path):
+    machines = [
+        {"name": name, "address": address, "token_file": str(tmp_path / "token")}
+        for name, address in zip(NAMES, addresses, strict=True)
+    ]
+    return cluster_file(tmp_path, *machines)
+
+
+def test_a_deployment_of_somebody_else(invoke, invoke_json, addresses, cluster, tmp_path):
+    maker = ProgramMaker(tmp_path / "blobs")
+    program = chain(maker)
+    endpoints = {
+        name: WorkerEndpoint(name, address, "open-sesame") for name, address in zip(NAMES, addresses, strict=True)
+    }
+    assert "no deployment runs" in invoke("trace", "--cluster", cluster, code=1).stderr
+    ended = threading.Event()
+    with Session(program, endpoints, maker.blob_path, model="net") as pipeline:
+
+        def stream() -> None:
+            batches = itertools.takewhile(lambda _: not ended.is_set(), itertools.cycle(batches_for(program, 2)))
+            for _ in pipeline.stream(batches):
+                pass
+
+        thread = threading.Thread(target=stream)
+        thread.start()
+        try:
+            output = tmp_path / "run.json"
+            summary = invoke_json("trace", "--cluster", cluster, "--seconds", "0.7", "--output", output)
+            wrong = invoke("trace", "--cluster", cluster, "--deployment", "other", code=1).stderr
+            text = invoke("trace", "--cluster", cluster, "--seconds", "0.3", "--deployment", "net").stdout
+        finally:
+            ended.set()
+            thread.join()
+    assert summary["model"] == "net"
+    assert [machine["machine"] for machine in summary["machines"]] == list(NAMES)
+    assert all(machine["micro_batches"] > 0 for machine in summary["machines"])
+    assert "named 'other'" in wrong
+    assert "net of " in " ".join(wrong.split())
+    assert "bubble" in text
+    trace = Trace.load(output)
+    assert sum(event.kind == COMPUTE for event in trace) >= 3
+    links = {(event.machine, event.peer) for event in trace if event.kind == SEND}
+    assert links == {(A, B), (B, C), (C, "client")}
+
+
+def test_wrong_use(invoke, tmp_path):
+    assert "name the workers" in invoke("trace", code=2).stderr
+    refused = invoke("trace", "--cluster", "at:127.0.0.1:9", "--output", tmp_path / "run.txt", code=2).stderr
+    assert "suffixes of a trace" in refused
+    assert "127.0.0.1:9" in invoke("trace", "--cluster", "at:127.0.0.1:9", "--timeout", "1", code=2).stderr
