@@ -57,7 +57,7 @@ class Track:
 
     ``stage`` is the producer of a sent tensor, and the first consumer of a received one. ``peer`` is the other end of a
     link: a machine or the client; for wait and block, the machine that was waited for. ``median_nanoseconds`` is the
-    median of the latest durations.
+    median of the latest durations, and ``value`` that of the latest row.
     """
 
     kind: str
@@ -68,6 +68,7 @@ class Track:
     nanoseconds: int = 0
     size_bytes: int = 0
     median_nanoseconds: float = 0.0
+    value: int = 0
 
     @property
     def seconds(self) -> float:
@@ -127,6 +128,7 @@ class Recorder:
         self._counted = 0
         self._totals = np.zeros((3, 0), np.int64)
         self._tracks: dict[Track, int] = {}
+        self._values: list[int] = []
         self.activity = 0
         """Counter of tensors, parts of tensors and micro-batches. Written without a lock, since only changes matter."""
 
@@ -137,6 +139,8 @@ class Recorder:
         if number is None:
             with self._writing:
                 number = self._tracks.setdefault(track, len(self._tracks))
+                if number == len(self._values):
+                    self._values.append(0)
         return number
 
     def record(self, track: int, sequence: int, start: int, end: int, size_bytes: int = 0, value: int = 0) -> None:
@@ -149,6 +153,7 @@ class Recorder:
                 self._memory, place, self._newest + 1, start, end - start, sequence, size_bytes, track, value
             )
             self._newest += 1
+            self._values[track] = value
             is_full = self._newest % CHUNK_ROWS == 0
         if is_full:
             self._count()
@@ -162,9 +167,9 @@ class Recorder:
         tracks = []
         for track, number in tuple(self._tracks.items())[: totals.shape[1]]:
             events, nanoseconds, size_bytes = totals[:, number].tolist()
-            tracks.append(replace(track, events=events, nanoseconds=nanoseconds, size_bytes=size_bytes))
-            if number in medians:
-                tracks[-1] = replace(tracks[-1], median_nanoseconds=medians[number])
+            track = replace(track, events=events, nanoseconds=nanoseconds, size_bytes=size_bytes)
+            median = medians.get(number, 0.0)
+            tracks.append(replace(track, median_nanoseconds=median, value=self._values[number]))
         read = min(newest if since is None else since, newest)
         rows = kept[kept["number"] > read]
         lost = newest - read - len(rows)
@@ -262,6 +267,17 @@ def checked(seen: Observation, since: int | None) -> Observation:
     if not is_possible or bool((rows["start"] > seen.clock_nanoseconds - rows["duration"]).any()):
         raise ProtocolError("an event ends before it starts, or after the machine's own clock")
     return seen
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The tracks of one deployment on one machine; ``model`` and ``deployment`` are its names."""
+
+    model: str
+    deployment: str
+    machine: str
+    tracks: tuple[Track, ...]
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

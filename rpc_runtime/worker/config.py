@@ -56,6 +56,9 @@ class WorkerConfig:
         "answer grpc.health.v1 here too, without TLS and nothing else: for probes that know none, as Kubernetes'",
         metavar="HOST:PORT",
     )
+    metrics_listen: str | None = option(
+        None, "serve metrics for Prometheus here, over HTTP, or HTTPS with --tls-certificate", metavar="HOST:PORT"
+    )
     tracker: str | None = option(None, "register this machine at TVM's RPC tracker, under --key", metavar="HOST:PORT")
     key: str | None = option(None, "the kind of machine, as `tvm.exec.rpc_server --key` has it")
     advertise: str | None = option(None, "the host by which others reach this machine", metavar="HOST")
@@ -175,7 +178,7 @@ def config_from_arguments(
     """
     values = vars(_parser(program).parse_args(arguments))
     values["transport"] = tuple(dict.fromkeys(values["transport"]))
-    for name in ("listen", "health_listen"):
+    for name in ("listen", "health_listen", "metrics_listen"):
         if values[name] is not None:
             values[name] = str(Address.parse(values[name]).numeric)
     return WorkerConfig(**values, timeouts=_timeouts(os.environ.get(SILENCE_VARIABLE)))

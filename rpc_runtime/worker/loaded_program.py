@@ -19,7 +19,7 @@ from rpc_runtime.execution.loaded_stage import LoadedStage, Tensor, WeightCache,
 from rpc_runtime.execution.nccl_calls import own_nccl
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import do_all
-from rpc_runtime.program.events import Recorder
+from rpc_runtime.program.events import Measured, Recorder
 from rpc_runtime.program.measurements import KernelSet, LinkStatistics
 from rpc_runtime.program.program import BlobSpec, StageSpec
 from rpc_runtime.program.routes import CLIENT, MachineProgram
@@ -97,6 +97,13 @@ class LoadedProgram:
             micro_batches_per_second=rate,
             **self._names,
         )
+
+    def measured(self) -> Measured | None:
+        """Return the totals of this program's events; None before its stages are loaded."""
+        if self._recorder is None or self._program is None:
+            return None
+        tracks, name = self._recorder.observe().tracks, self.identifier[:SHOWN_LETTERS]
+        return Measured(self._names["model"], name, self._program.machine, tracks, self._weight_bytes)
 
     def pin(self, blobs: Iterable[BlobSpec]) -> tuple[BlobSpec, ...]:
         """Pin blobs, stored or not, until the program ends; return the missing ones."""

@@ -28,7 +28,7 @@ from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.framing import PROTOCOL_VERSION, CleanFormatter
-from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, new_token, published
+from rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles, Token, new_token, published
 from rpc_runtime.wire.server import (
     RAISE_LIMITS,
     bind,
@@ -47,6 +47,7 @@ from rpc_runtime.worker.tracker_registration import TrackerRegistration
 
 if TYPE_CHECKING:
     from rpc_runtime.execution.blob_store import BlobStore
+    from rpc_runtime.wire.metrics_server import MetricsServer
     from rpc_runtime.worker.service import WorkerService
 
 logger = logging.getLogger(__name__)
@@ -115,6 +116,12 @@ def _check_callers(config: WorkerConfig) -> None:
         InputError: the configuration is unsafe; the message says which options to give.
     """
     loopback, knows_callers = Address.parse(config.listen).is_loopback, _knows_callers(config)
+    is_open = config.metrics_listen is not None and not Address.parse(config.metrics_listen).is_loopback
+    if is_open and config.tls is None and not config.insecure:
+        raise InputError(
+            f"metrics on {config.metrics_listen} can be read from other machines, with the names of models and owners: "
+            "give --tls-certificate and --tls-key, or --insecure on a network that you trust"
+        )
     if not config.insecure and not loopback:
         problem = f"{config.listen} can be reached from other machines, and a worker runs the code it is sent"
         if config.tls is None:
@@ -198,6 +205,8 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
             server.start()
             if probed is not None:
                 probed.start()
+            if config.metrics_listen is not None:
+                until_end.enter_context(_serving_metrics(config.metrics_listen, service, config.tls))
             require_answer(address, has_tls=config.tls is not None)
             registration = until_end.enter_context(_registered(config, name, address, service))
             service.prepare()
@@ -236,6 +245,14 @@ def _registered(
                 "kernels can be tuned on port %s: anyone who can reach it can run code here", registration.tuning_port
             )
         yield registration
+
+
+def _serving_metrics(listen: str, service: WorkerService, tls: TlsFiles | None) -> MetricsServer:
+    """Serve the metrics of a worker's deployments."""
+    from rpc_runtime.program.metrics import families  # imported here: few workers serve metrics
+    from rpc_runtime.wire.metrics_server import MetricsServer
+
+    return MetricsServer(Address.parse(listen), lambda: families(service.measured()), tls)
 
 
 def _announcement(

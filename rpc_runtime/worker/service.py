@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.program.events import Measured
 from rpc_runtime.program.measurements import KernelSet, TimingEffort
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.transports.liveness import LinkTimeouts
@@ -70,6 +71,14 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         with self._lock:
             programs = list(self._programs.values())
         return [program.description() for program in programs]
+
+    def measured(self) -> Iterator[Measured]:
+        """Yield what the deployments have recorded."""
+        with self._lock:
+            programs = list(self._programs.values())
+        for program in programs:
+            if (measured := program.measured()) is not None:
+                yield measured
 
     def is_busy(self) -> bool:
         """Return whether the worker has a deployment."""

@@ -23,6 +23,7 @@ NEEDED = (
     "apache-tvm-ffi",
     "grpcio",
     "grpcio-health-checking",
+    "prometheus-client",
     "ml_dtypes",
     "numpy",
     "platformdirs",
