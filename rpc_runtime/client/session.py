@@ -23,7 +23,7 @@ from rpc_runtime.errors import (
     out_of_files,
 )
 from rpc_runtime.program.clocks import MachineClock
-from rpc_runtime.program.events import Observation
+from rpc_runtime.program.events import SHOWN_LETTERS, Observation
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
@@ -93,6 +93,7 @@ class Session(Runner):
         self._timeout_seconds = timeout_seconds
         self._settings = links
         self.deployment = secrets.token_hex(16)
+        self.name = self.deployment[:SHOWN_LETTERS]
         self._endpoints = {machine: endpoints[machine] for machine in program.machines}
         self._clients = {name: WorkerClient(endpoint, self.deployment) for name, endpoint in self._endpoints.items()}
         parts = {machine: program.on(machine) for machine in program.machines}

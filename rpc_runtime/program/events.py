@@ -28,6 +28,8 @@ RING_ROWS = 65_536
 """Rows kept per machine (3 MB); older ones are overwritten."""
 CHUNK_ROWS = 4096
 """The number of rows that are added to the totals at a time."""
+SHOWN_LETTERS = 8
+"""Letters of a deployment's random name that others see, and by which they may observe it."""
 RATE_SECONDS = 10
 """Seconds that the current rate of micro-batches looks back."""
 MEDIAN_ROWS = 1001

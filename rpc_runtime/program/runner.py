@@ -70,6 +70,8 @@ class Runner(Closing):
 
     program: Program
     """The program that is loaded."""
+    name: str = ""
+    """The letters by which workers show the deployment; empty without workers."""
     blob_bytes_sent: int = 0
     """Bytes of libraries and weights that were sent to load the program."""
     weight_bytes: Mapping[str, int]

@@ -19,7 +19,7 @@ from rpc_runtime.execution.loaded_stage import LoadedStage, Tensor, WeightCache,
 from rpc_runtime.execution.nccl_calls import own_nccl
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import do_all
-from rpc_runtime.program.events import Measured, Recorder
+from rpc_runtime.program.events import SHOWN_LETTERS, Measured, Recorder
 from rpc_runtime.program.measurements import KernelSet, LinkStatistics
 from rpc_runtime.program.program import BlobSpec, StageSpec
 from rpc_runtime.program.routes import CLIENT, MachineProgram
@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 JOIN_SECONDS = 10.0
 MAXIMUM_NAME_LETTERS = 100
 """Maximum letters of a model's or owner's name; the rest is cut off."""
-SHOWN_LETTERS = 8
-"""Letters of a deployment's random name that others see, and by which they may observe it."""
 CONNECT_WAIT_SECONDS = 10.0
 """Time that a neighbour's link waits for this worker's Connect: a client calls all workers at the same time."""
 

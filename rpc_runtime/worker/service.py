@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.program.events import Measured
+from rpc_runtime.program.events import SHOWN_LETTERS, Measured
 from rpc_runtime.program.measurements import KernelSet, TimingEffort
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.transports.liveness import LinkTimeouts
@@ -25,7 +25,7 @@ from rpc_runtime.wire.server import CONTROL_SERVICE, CallQuota
 from rpc_runtime.wire.worker_pb2_grpc import ControlServicer
 from rpc_runtime.worker.description import describe
 from rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
-from rpc_runtime.worker.loaded_program import SHOWN_LETTERS, LoadedProgram
+from rpc_runtime.worker.loaded_program import LoadedProgram
 
 MAXIMUM_DEPLOYMENTS = 64
 MAXIMUM_STREAMS = 128

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rpc_runtime.client.session import Session, TransferProgress
 from rpc_runtime.client.worker_client import WorkerDescription
@@ -22,6 +22,7 @@ from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program, StageSpec, weight_bytes
 from rpc_runtime.program.runner import Outputs, Runner
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.arguments import BundleLike, ClusterLike, as_bundle, as_cluster, inputs_of_batch, inputs_of_call
 from tvm_split.cluster.cluster import Cluster, Workers
@@ -37,6 +38,9 @@ from tvm_split.observing.recording import Recording
 from tvm_split.observing.trace import Trace, trace_of, writer_for
 from tvm_split.parameters import Count, Seconds
 from tvm_split.units import Shown, known_names
+
+if TYPE_CHECKING:
+    from rpc_runtime.wire.metrics_server import MetricsServer
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 
@@ -71,6 +75,7 @@ class Deployment(Closing, Shown):
         self._runner = runner
         self._times = RunTimes()
         self._last: DeploymentStatistics | None = None
+        self._until_closed = contextlib.ExitStack()
         self.is_closed = False
 
     @property
@@ -218,6 +223,29 @@ class Deployment(Closing, Shown):
             if path is not None:
                 recording.trace.save(path)
 
+    def serve_metrics(self, listen: str = "127.0.0.1:0") -> "MetricsServer":
+        """Serve metrics of all machines for Prometheus, until the returned server, or the deployment, is closed.
+
+        The server has ``url`` and ``address`` (port 0: any free one). There is no token: on an address that other
+        machines reach, they learn the names of the model and its layers.
+
+        Raises:
+            WorkerError: nothing can listen at this address.
+        """
+        from rpc_runtime.wire.metrics_server import MetricsServer  # imported here: few deployments serve metrics
+        from tvm_split.observing.metrics import deployment_metrics
+
+        prediction = self.bundle.plan.prediction
+        predicted = None if prediction is None else prediction.period_seconds or None
+
+        def periods() -> dict[str, float | None]:
+            return {"predicted": predicted, "measured": self._times.measured().period_seconds}
+
+        about = self.bundle.model, self._runner.name, self.program.machines
+        server = MetricsServer(Address.parse(listen), lambda: deployment_metrics(*about, self._runner, periods))
+        self._until_closed.callback(server.close)
+        return server
+
     def report(self, since: int = 0) -> DeploymentReport:
         """Compare prediction and measurement for every machine, every link and the whole deployment, with advice.
 
@@ -236,6 +264,7 @@ class Deployment(Closing, Shown):
             with contextlib.suppress(TvmSplitError):
                 self.stats()
             self.is_closed = True
+            self._until_closed.close()
             try:
                 self._runner.close()
             finally:

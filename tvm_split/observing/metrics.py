@@ -1,0 +1,44 @@
+"""Metrics of a whole deployment, served by its client: those of all machines, and what was predicted beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.program.events import Measured
+from rpc_runtime.program.metrics import families
+from tvm_split.observing.recording import Observed
+
+PERIOD_SECONDS = "tvm_split_period_seconds"
+CLOCK_ERROR_SECONDS = "tvm_split_clock_error_seconds"
+UP = "tvm_split_machine_up"
+
+
+def deployment_metrics(
+    model: str, name: str, machines: tuple[str, ...], observed: Observed, periods: Callable[[], dict[str, float | None]]
+) -> Iterator[Metric]:
+    """Yield the metrics of a deployment at this moment; of one that has ended, only that its machines are gone.
+
+    ``periods`` returns the seconds between two results of a stream: ``predicted`` and ``measured``, if they are known.
+    """
+    try:
+        seen = observed.observe()
+    except TvmSplitError:
+        seen = {}
+    measured = [Measured(model, name, machine, observation.tracks) for machine, observation in seen.items()]
+    yield from (metric for metric in families(measured) if metric.name != "tvm_split_weight_bytes")
+    labels = ["model", "deployment"]
+    period = GaugeMetricFamily(PERIOD_SECONDS, "Seconds between two results of a stream.", labels=[*labels, "kind"])
+    for kind, seconds in periods().items():
+        if seconds is not None:
+            period.add_metric([model, name, kind], seconds)
+    clock = GaugeMetricFamily(CLOCK_ERROR_SECONDS, "Largest error of a machine's clock.", labels=[*labels, "machine"])
+    for machine, own in observed.clocks().items():
+        least = min((sample.error_nanoseconds for sample in own.samples), default=0)
+        clock.add_metric([model, name, machine], least * 1e-9)
+    alive = GaugeMetricFamily(UP, "1 if the machine answers, else 0.", labels=[*labels, "machine"])
+    for machine in machines:
+        alive.add_metric([model, name, machine], float(machine in seen))
+    yield from (period, clock, alive)
