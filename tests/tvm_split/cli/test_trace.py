@@ -11,7 +11,6 @@ from rpc_runtime.program.events import COMPUTE, SEND
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain
-from tests.tvm_split.cli.test_worker_and_status import cluster_file
 from tvm_split.observing.trace import Trace
 
 NAMES = (A, B, C)
@@ -36,7 +35,9 @@ def cluster(addresses, tmp_path):
         {"name": name, "address": address, "token_file": str(tmp_path / "token")}
         for name, address in zip(NAMES, addresses, strict=True)
     ]
-    return cluster_file(tmp_path, *machines)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(json.dumps({"machines": machines}))
+    return path
 
 
 def test_a_deployment_of_somebody_else(invoke, invoke_json, addresses, cluster, tmp_path):

@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import tvm_split
-from tests.tvm_split.observing.test_recording import X, bundle  # noqa: F401 (a fixture)
 
+X = np.ones((1, 4), np.float32)
 COUNT = 20
 
 
@@ -23,7 +23,7 @@ def samples(url: str) -> list[tuple[str, dict[str, str], float]]:
     ]
 
 
-def test_the_sums_are_the_statistics(bundle: tvm_split.Bundle):  # noqa: F811
+def test_the_sums_are_the_statistics(bundle: tvm_split.Bundle):
     with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
         with deployment.serve_metrics() as server:
             for _ in deployment.stream([(X,)] * COUNT):
@@ -52,7 +52,7 @@ def test_the_sums_are_the_statistics(bundle: tvm_split.Bundle):  # noqa: F811
         samples(again.url)
 
 
-def test_an_address_that_cannot_be_used(bundle: tvm_split.Bundle):  # noqa: F811
+def test_an_address_that_cannot_be_used(bundle: tvm_split.Bundle):
     with tvm_split.deploy(bundle, tvm_split.Cluster.in_process(2)) as deployment:
         with (
             deployment.serve_metrics() as server,

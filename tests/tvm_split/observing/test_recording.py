@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import tvm_split
 from rpc_runtime.client.worker_client import describe
@@ -17,15 +15,6 @@ from tests.helpers.waiting import eventually
 
 X = np.ones((1, 4), np.float32)
 COUNT = 300
-
-
-@pytest.fixture(scope="module")
-def bundle() -> tvm_split.Bundle:
-    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
-    model = tvm_split.load_model(network, (torch.from_numpy(X),))
-    cluster = tvm_split.Cluster.local(2)
-    plan = tvm_split.plan(model, cluster, split={"machine-a": ["0"], "machine-b": ["2"]}, estimate=True)
-    return tvm_split.compile(model, plan, verify=False)
 
 
 def test_a_recording_has_every_event(bundle: tvm_split.Bundle, tmp_path: Path):
