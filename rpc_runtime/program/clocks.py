@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-BUCKET_NANOSECONDS = 10_000_000_000
+BUCKET_NANOSECONDS = 2_000_000_000
 """Of so long a time only the sample with the smallest error is kept."""
 MOST_BUCKETS = 1000
-"""After so many buckets, every second one is dropped: a day of observing has three hundred."""
+"""After so many samples, every second one is dropped: in half an hour for the first time."""
 DRIFT = 250e-6
 """Largest drift of two clocks without a sample nearby: quartz is specified to 100 ppm and less, on each side."""
 

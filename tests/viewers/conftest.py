@@ -1,10 +1,7 @@
 """The trace of ResNet-50 on two workers, and where the viewers are."""
 
-import os
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,20 +11,7 @@ import tvm_split
 from rpc_runtime.program.events import FLIGHT, RECEIVE, SEND
 from tests.helpers.waiting import eventually
 from tests.models import torch_models
-from tvm_split.deployment.deployment import DeploymentStatistics
-from tvm_split.observing.trace import Trace
-
-FOLDER = Path(os.environ["VIEWERS"])
-"""The folder that `make test-extra NAME=viewers` fills."""
-COUNT = 25
-
-
-class Run(NamedTuple):
-    """A recorded stream of `COUNT` micro-batches, and the statistics of its deployment, which computed nothing else."""
-
-    trace: Trace
-    folder: Path
-    statistics: DeploymentStatistics
+from tests.viewers.lab import COUNT, Run
 
 
 @pytest.fixture(scope="session")

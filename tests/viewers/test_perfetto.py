@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, WINDOW
-from tests.viewers.conftest import COUNT, FOLDER, Run
+from tests.viewers.lab import COUNT, FOLDER, Run
 from tests.viewers.trace_processor import TraceProcessor
 
 OF_MACHINES = """

@@ -14,7 +14,7 @@ import pytest
 import tvm_split
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
-from tests.viewers.conftest import FOLDER
+from tests.viewers.lab import FOLDER
 
 NAMES = ("machine-a", "machine-b")
 CONFIGURATION = """

@@ -4,7 +4,7 @@ import json
 import subprocess
 
 from rpc_runtime.program.events import WINDOW
-from tests.viewers.conftest import FOLDER, Run
+from tests.viewers.lab import FOLDER, Run
 
 SCRIPT = """
 import glob, json, sys

@@ -131,6 +131,7 @@ def trace_of(model: str, seen: Mapping[str, Observation], clocks: Mapping[str, M
         rows["start"] += later
         error = machines[name].clock_error_nanoseconds + abs(later)
         machines[name] = replace(machines[name], rows=rows, clock_error_nanoseconds=error)
+    _with_possible_times(machines, exact)
     return Trace(model, machines)
 
 
@@ -152,6 +153,15 @@ class Transfers:
 
 def transfers(machines: Mapping[str, MachineTrace]) -> Iterator[Transfers]:
     """Yield what was transferred, by tensor and link; without transfers of which only one end was recorded."""
+    for source, destination, tensor, sent, received in _pairs(machines):
+        yield Transfers(source, destination, tensor, machines[source].rows[sent], machines[destination].rows[received])
+
+
+Places = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _pairs(machines: Mapping[str, MachineTrace]) -> Iterator[tuple[str, str, str, Places, Places]]:
+    """Yield source, destination and tensor, and the places of the sends and their receives in the rows of both."""
     for source, sender in machines.items():
         for number, track in enumerate(sender.tracks):
             receiver = machines.get(track.peer)
@@ -159,17 +169,34 @@ def transfers(machines: Mapping[str, MachineTrace]) -> Iterator[Transfers]:
                 continue
             wanted = (RECEIVE, source, track.tensor)
             others = [place for place, t in enumerate(receiver.tracks) if (t.kind, t.peer, t.tensor) == wanted]
-            sent = sender.rows[sender.rows["track"] == number]
-            received = receiver.rows[np.isin(receiver.rows["track"], others)]
-            _, left, right = np.intersect1d(sent["sequence"], received["sequence"], return_indices=True)
+            sent = np.flatnonzero(sender.rows["track"] == number)
+            received = np.flatnonzero(np.isin(receiver.rows["track"], others))
+            sequences = sender.rows["sequence"][sent], receiver.rows["sequence"][received]
+            _, left, right = np.intersect1d(*sequences, return_indices=True)
             if len(left):
-                yield Transfers(source, track.peer, track.tensor, sent[left], received[right])
+                yield source, track.peer, track.tensor, sent[left], received[right]
 
 
 def _waits(machines: Mapping[str, MachineTrace]) -> Iterator[tuple[str, str, int]]:
-    for moved in transfers(machines):
-        received = moved.received["start"] + moved.received["duration"]
-        yield moved.source, moved.destination, int((received - moved.sent["start"]).min())
+    for source, destination, _, sent, received in _pairs(machines):
+        waited = machines[destination].ends[received] - machines[source].rows["start"][sent]
+        yield source, destination, int(waited.min())
+
+
+def _with_possible_times(machines: dict[str, MachineTrace], exact: Sequence[str]) -> None:
+    """Move single events that still arrive before they are sent: a drift may differ from minute to minute."""
+    for source, destination, _, sent, received in _pairs(machines):
+        lacking = machines[source].rows["start"][sent] - machines[destination].ends[received]
+        late, name = lacking > 0, source if destination in exact else destination
+        if name in exact or not late.any():
+            continue
+        rows = machines[name].rows.copy()
+        if name == destination:
+            rows["start"][received[late]] += lacking[late]
+        else:
+            rows["start"][sent[late]] -= lacking[late]
+        error = machines[name].clock_error_nanoseconds + int(lacking.max())
+        machines[name] = replace(machines[name], rows=rows, clock_error_nanoseconds=error)
 
 
 @dataclass(frozen=True)
