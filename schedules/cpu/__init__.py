@@ -7,6 +7,7 @@ import tvm
 from tvm import tirx
 from tvm.target import Target
 
+from schedules.arithmetic import ARITHMETIC, legalize_arithmetic
 from schedules.cpu.blocked_channels import carry_blocked_channels
 from schedules.cpu.convolution import CONV2D, DEPTHWISE_CONV2D, legalize_conv2d
 from schedules.cpu.elementary import ELEMENTARY, legalize_elementary
@@ -29,7 +30,6 @@ from schedules.extremes import (
     legalize_pool,
 )
 from schedules.functions import FUNCTIONS, legalize_function
-from schedules.integers import INTEGER_ARITHMETIC, legalize_integers
 from schedules.relax_tools import PLAIN_LAYOUTS, Legalization, default_convolution
 from schedules.template import Template
 from schedules.traits import Traits, threads_of, traits_of
@@ -82,7 +82,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
         **dict.fromkeys(PLACES, legalize_place),
         **dict.fromkeys(EXTREMES, legalize_extreme),
         **dict.fromkeys(POOLS, legalize_pool),
-        **dict.fromkeys(INTEGER_ARITHMETIC, legalize_integers),
+        **dict.fromkeys(ARITHMETIC, legalize_arithmetic),
         **dict.fromkeys(FUNCTIONS, legalize_function),
         **dict.fromkeys(ELEMENTARY, legalize_elementary),
         **{name: partial(legalize, traits=traits_of(target)) for name, legalize in of_traits.items()},

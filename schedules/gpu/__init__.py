@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm.s_tir import dlight
 from tvm.target import Target
 
+from schedules.arithmetic import ARITHMETIC, legalize_arithmetic
 from schedules.blocks import reduced_types
 from schedules.extremes import (
     BOUNDS,
@@ -31,7 +32,6 @@ from schedules.gpu.scan import SCANS, legalize_scan
 from schedules.gpu.tile import Gpu, gpu_of
 from schedules.gpu.tiling_space import TEMPLATES
 from schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
-from schedules.integers import INTEGER_ARITHMETIC, legalize_integers
 from schedules.relax_tools import Legalization
 from schedules.template import Template
 
@@ -93,7 +93,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
         **dict.fromkeys(PLACES, legalize_place),
         **dict.fromkeys(EXTREMES, partial(legalize_extreme, widened=True)),
         **dict.fromkeys(POOLS, legalize_pool),
-        **dict.fromkeys(INTEGER_ARITHMETIC, partial(legalize_integers, is_widened=False)),
+        **dict.fromkeys(ARITHMETIC, partial(legalize_arithmetic, is_widened=False)),
         **dict.fromkeys(SCANS, legalize_scan),
         **dict.fromkeys(CONVOLUTIONS, partial(legalize_convolution, gpu=gpu_of(target))),
         "relax.matmul": partial(legalize_matmul, gpu=gpu_of(target)),

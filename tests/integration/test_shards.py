@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 import tvm_split
 from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT
 from tests.models.small_onnx_model import small_model
 from tests.models.torch_models import bert, published_models, vgg
 from tvm_split.cluster.cluster import Cluster
@@ -200,7 +201,7 @@ def test_workers_do_what_is_simulated_in_the_same_order(
     scenario = scenario_of_plan(plan)
     simulated = [
         event
-        for event in simulate(scenario, micro_batches=MICRO_BATCHES, in_flight=1).events
+        for event in simulate(scenario, micro_batches=MICRO_BATCHES, in_flight=1).trace
         if event.sequence < MICRO_BATCHES
     ]
     bundle = tvm_split.compile(small_vgg, plan, verify=False)
@@ -208,7 +209,7 @@ def test_workers_do_what_is_simulated_in_the_same_order(
         for _ in range(MICRO_BATCHES):
             deployment.run(IMAGE)
         deployment.stats()  # returns after everything is counted and recorded
-        events = deployment.trace()
+        events = [event for event in deployment.trace() if event.machine != CLIENT]
     for machine in (A, B):
         order = computed(events, machine)
         assert len(order) == MICRO_BATCHES * len(bundle.program.stages_on(machine)) > 2 * MICRO_BATCHES

@@ -24,6 +24,7 @@ from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.execution.loaded_stage import first_line
 from rpc_runtime.program.program import Program
 from rpc_runtime.scratch import ScratchFolder
+from schedules.arithmetic import DIVISIONS, legalize_arithmetic
 from tvm_split.compiler.bundle import Bundle, Verified
 from tvm_split.compiler.difference import TOLERANCES, Difference, difference, tolerances_of
 from tvm_split.compiler.partition import Partition
@@ -321,6 +322,8 @@ def first_differing_layer(
 def _imported_values(model: Model, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """Return the inputs and all tensors of the imported operations before any optimisation, by variable."""
     names, module = _every_value_returned(model)
+    # The processor stops at a division by 0, which the source may have guarded.
+    module = relax.transform.LegalizeOps(dict.fromkeys(DIVISIONS, legalize_arithmetic))(module)
     machine = relax.VirtualMachine(relax.build(module, tvm.target.Target({"kind": "llvm"})), tvm.cpu())
     values = machine["main"](*[tvm.runtime.tensor(array) for array in inputs])
     parameters = [parameter.name for parameter in main_function(model.module).params]

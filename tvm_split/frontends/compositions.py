@@ -92,21 +92,31 @@ def power(op: Operators, base: relax.Expr, exponent: Any, dtype: str) -> relax.E
     """
     numbers = numbers_of(exponent) if isinstance(exponent, relax.Expr) else np.asarray(exponent)
     number = float(numbers.astype("float64").item()) if numbers is not None and numbers.size == 1 else math.nan
-    base = op.cast(base, dtype)
+    base, target, dtype = op.cast(base, wide(dtype)), dtype, wide(dtype)
     if number.is_integer() and (number >= 0 if not is_float(dtype) else -64 <= number <= 64):
         result = _product(op, base, abs(int(number)))
         result = op.divide(1, result) if number < 0 else result
     elif number == 0.5 and is_float(dtype):
         result = op.sqrt(base)
     elif is_float(dtype):
-        return op.cast(op.power(op.cast(base, wide(dtype)), op.cast(exponent, wide(dtype))), dtype)
+        return op.cast(op.power(base, op.cast(exponent, dtype)), target)
     else:
         exact = op.power(op.cast(base, "float64"), op.cast(exponent, "float64"))
         nearest = op.round(exact)
         is_near = op.less(op.abs(op.subtract(exact, nearest)), op.multiply(op.abs(nearest), 1e-12))
         return op.cast(op.where(is_near, nearest, op.trunc(exact)), dtype)
     shape = np.broadcast_shapes(shape_of(base), numbers.shape if numbers is not None else ())
+    result = op.cast(result, target)
     return result if list(shape) == shape_of(base) else op.broadcast_to(result, list(shape))
+
+
+def log_sum_exp(op: Operators, data: relax.Expr, axes: Sequence[int], keepdims: bool) -> relax.Expr:
+    """Return log(sum(exp(data))) over ``axes``; of nothing but -inf it is -inf, with an inf it is inf."""
+    most = op.max(data, list(axes), keepdims=True)
+    most = op.where(is_infinite(op, most), 0, most)
+    total = op.log(op.sum(op.exp(op.subtract(data, most)), list(axes), keepdims=True))
+    result = op.add(total, most)
+    return result if keepdims else op.squeeze(result, list(axes))
 
 
 def _product(op: Operators, base: relax.Expr, count: int) -> relax.Expr:

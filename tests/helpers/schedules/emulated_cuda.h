@@ -232,6 +232,11 @@ inline double max(double x, double y) { return fmax(x, y); }
 inline double min(double x, double y) { return fmin(x, y); }
 template <typename T> std::enable_if_t<std::is_integral_v<T>, T> max(T x, T y) { return x > y ? x : y; }
 template <typename T> std::enable_if_t<std::is_integral_v<T>, T> min(T x, T y) { return x < y ? x : y; }
+// CUDA promotes integers of different sizes.
+template <typename T, typename U>
+using promoted = std::enable_if_t<std::is_integral_v<T> && std::is_integral_v<U> && !std::is_same_v<T, U>, std::common_type_t<T, U>>;
+template <typename T, typename U> promoted<T, U> max(T x, U y) { return x > y ? x : y; }
+template <typename T, typename U> promoted<T, U> min(T x, U y) { return x < y ? x : y; }
 inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline float __fdividef(float x, float y) { return x / y; }

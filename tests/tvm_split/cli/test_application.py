@@ -124,7 +124,7 @@ def test_every_output_goes_into_a_folder_that_is_there(invoke, tmp_path, monkeyp
         *(f"plan missing.onnx {name} folder" for name in ("--output", "--picture", "--write-annotations")),
         *(f"replan missing.onnx --plan a --measured b {name} folder" for name in ("--output", "--picture")),
         *(f"compile missing.onnx {options} file" for options in ("--output", "--output here --dump")),
-        *("run missing.onnx --output folder", "demo --output file", "simulate missing.json --trace folder"),
+        *("run missing.onnx --output folder", "demo --output file"),
     ],
 )
 def test_an_output_of_the_wrong_kind_is_refused_first(invoke, tmp_path, monkeypatch, text):

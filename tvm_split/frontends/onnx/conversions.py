@@ -138,9 +138,34 @@ def _reduced(op: Operators, call: OnnxCall) -> relax.Expr:
         last = len(shape_of(data))
         data, axes, attributes = op.expand_dims(data, [last]), constant([last], "int64"), {"keepdims": 0}
     dtype = dtype_of(data)
-    is_truncated = not is_float(dtype) and call.operation.kind.endswith(("Mean", "L2", "LogSum"))
+    if call.operation.kind.endswith("LogSumExp") and is_float(dtype):
+        # TVM subtracts the maximum also where it is infinite.
+        numbers = call.get("axes") if axes is None else call.numbers(1, "axes")
+        rank = len(shape_of(data))
+        listed = range(rank) if numbers is None or not len(numbers) else [int(axis) % rank for axis in numbers]
+        return compositions.log_sum_exp(op, data, sorted(listed), bool(attributes.get("keepdims", 1)))
+    is_truncated = not is_float(dtype) and call.operation.kind.endswith(("Mean", "L2", "LogSum", "LogSumExp"))
     data = op.cast(data, "float64") if is_truncated else data
     return op.cast(op.builder.emit(call.by_tvm([data, axes], attributes)), dtype)
+
+
+def _squeeze(op: Operators, call: OnnxCall) -> relax.Expr:
+    # TVM's importer fails for axes in attributes.
+    if call.opset < 13:
+        axes = call.get("axes")
+        return op.squeeze(call.operands[0], None if axes is None else list(axes))
+    return call.by_tvm()
+
+
+def _dynamically_quantised(op: Operators, call: OnnxCall) -> relax.Tuple:
+    """Quantise to uint8 with the range of the data and 0; the scale of nothing but zeros is 1, as in onnxruntime."""
+    data = call.operands[0]
+    low, high = op.minimum(op.min(data), 0), op.maximum(op.max(data), 0)
+    scale = op.divide(op.subtract(high, low), 255)
+    scale = op.where(op.equal(scale, 0), 1, scale)
+    zero = compositions.limited(op, compositions.half_to_even(op, op.divide(op.negative(low), scale)), 0, 255)
+    steps = op.add(compositions.half_to_even(op, op.divide(data, scale)), zero)
+    return relax.Tuple([op.cast(compositions.limited(op, steps, 0, 255), "uint8"), scale, op.cast(zero, "uint8")])
 
 
 def _one_hot(op: Operators, call: OnnxCall) -> relax.Expr:
@@ -332,6 +357,7 @@ _OWN: dict[str, Conversion] = {
     "Selu": lambda op, call: compositions.elu(
         op, call.operands[0], call.get("alpha", 1.67326319217681884765625), call.get("gamma", 1.05070102214813232421875)
     ),
+    "DynamicQuantizeLinear": _dynamically_quantised,
     "Einsum": lambda op, call: op.einsum(list(call.operands), call["equation"].decode()),  # emit_te
     "IsInf": _is_infinite,
     "LayerNormalization": _layer_norm,
@@ -346,7 +372,7 @@ _OWN: dict[str, Conversion] = {
     "PRelu": _prelu,
     "RMSNormalization": _rms_norm,
     **dict.fromkeys(("Resize", "Upsample"), resize),
-    **dict.fromkeys((f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "Mean", "SumSquare")), _reduced),
+    **dict.fromkeys((f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Mean", "SumSquare")), _reduced),
     "RoiAlign": _roi_align,
     "Round": lambda op, call: compositions.half_to_even(op, call.operands[0]),
     "SequenceAt": lambda op, call: call.operands[0].fields[call.numbers(1, "position").item()],
@@ -354,6 +380,7 @@ _OWN: dict[str, Conversion] = {
     "Sign": lambda op, call: compositions.sign(op, call.operands[0]),
     "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
+    "Squeeze": _squeeze,
     "Split": _split,
     "SplitToSequence": _split_to_sequence,
     # TVM stacks and reduces the inputs; additions fuse into the operator before them.

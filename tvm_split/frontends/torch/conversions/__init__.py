@@ -11,7 +11,7 @@ from torch import fx
 from tvm import relax
 
 from tvm_split.frontends.convert import Call, Conversion
-from tvm_split.frontends.operators import Operators, is_float, shape_of
+from tvm_split.frontends.operators import Operators, is_float, shape_of, wide
 from tvm_split.frontends.torch.tensors import dtype_name
 
 
@@ -24,6 +24,12 @@ class TorchCall(Call):
         arguments = self.source.args[:2]
         left, right = (argument.meta["val"] if isinstance(argument, fx.Node) else argument for argument in arguments)
         return dtype_name(torch.result_type(left, right))
+
+    @property
+    def arithmetic_dtype(self) -> str:
+        """The dtype in which torch computes: `common_dtype`, but float32 for half precision and a Python number."""
+        has_number = not all(isinstance(argument, fx.Node) for argument in self.source.args[:2])
+        return wide(self.common_dtype) if has_number else self.common_dtype
 
     def axes(self, rank: int) -> list[int]:
         """The reduced axes, non-negative: ``dim``, or all ``rank`` axes if it is absent or empty."""

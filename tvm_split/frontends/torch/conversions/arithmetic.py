@@ -35,10 +35,13 @@ def _promoted(op: Operators, call: TorchCall, dtype: str = "") -> tuple[relax.Ex
 def _binary(op: Operators, call: TorchCall, operator: str, on_booleans: str = "") -> relax.Expr:
     # TVM casts a Python number to the tensor's dtype: for an integer tensor, 0.5 becomes 0. It also ignores alpha, and
     # promotes zero-dimensional tensors like others.
-    left, right = _promoted(op, call)
+    # Python numbers stay wider than half precision in sums and products, as in torch.
+    dtype = call.arithmetic_dtype if operator in ("add", "subtract", "multiply") else call.common_dtype
+    left, right = _promoted(op, call, dtype)
     if call.get("alpha", 1) != 1:
         right = op.multiply(right, call["alpha"])
-    return getattr(op, on_booleans if on_booleans and call.common_dtype == "bool" else operator)(left, right)
+    result = getattr(op, on_booleans if on_booleans and call.common_dtype == "bool" else operator)(left, right)
+    return result if dtype == call.common_dtype else op.cast(result, call.common_dtype)
 
 
 def _remainder(op: Operators, call: TorchCall) -> relax.Expr:
@@ -53,15 +56,18 @@ def _divide(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM divides integers as integers where torch uses floats, and rounds by floats where torch uses integers.
     mode, dtype = call.get("rounding_mode"), call.common_dtype
     if mode is None:
-        return op.divide(*_promoted(op, call, float_dtype(dtype)))
+        return op.cast(op.divide(*_promoted(op, call, float_dtype(call.arithmetic_dtype))), float_dtype(dtype))
+    operands = _promoted(op, call, call.arithmetic_dtype)
     if mode == "floor":
-        return floor_quotient(op, *_promoted(op, call))
-    quotient = op.divide(*_promoted(op, call))
-    return op.trunc(quotient) if is_float(dtype) else quotient
+        return op.cast(floor_quotient(op, *operands), dtype)
+    quotient = op.divide(*operands)
+    return op.cast(op.trunc(quotient), dtype) if is_float(dtype) else quotient
 
 
 def _power(op: Operators, call: TorchCall) -> relax.Expr:
-    return power(op, call.operands[0], call.operands[1], call.common_dtype)
+    # Unlike those of sums and products, Python numbers are rounded to half precision.
+    exponent = op.cast(call.operands[1], call.common_dtype) if is_float(call.common_dtype) else call.operands[1]
+    return power(op, call.operands[0], exponent, call.common_dtype)
 
 
 def _float_unary(op: Operators, call: TorchCall, operator: str | Unary) -> relax.Expr:

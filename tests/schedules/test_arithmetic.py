@@ -1,9 +1,10 @@
-"""Integer arithmetic wraps at the ends of the range, in whatever chain it is fused; expected values are NumPy's."""
+"""Arithmetic is that of NumPy in whatever chain it is fused: integers wrap, no difference of floats is simplified."""
 
 import warnings
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from tvm import relax
 from tvm.target import Target
@@ -116,3 +117,63 @@ def test_what_is_always_zero(dtype):
 
     actual, _ = evaluate_on_cpu(graph, [x], OPTIMISED)
     np.testing.assert_array_equal(actual, np.zeros(192, dtype))
+
+
+@on_cpu_and_gpu
+@pytest.mark.parametrize("dtype", ["int32", "int64", "int8", "uint8", "uint32"])
+def test_a_division_by_zero_that_is_guarded(evaluate, dtype):
+    """A simplifier may drop the inner condition, since the outer one says the same, and then divide by zero."""
+    left, _ = ends(dtype, 96)
+    right = np.resize(np.array([0, 3, 1, 7, 2, 0], dtype), 96)
+
+    def graph(builder, x, y):
+        emit, zero, one = builder.emit, relax.const(0, dtype), relax.const(1, dtype)
+        is_positive = emit(relax.op.greater(y, zero))
+        divisor = emit(relax.op.where(is_positive, y, one))
+        results = [
+            emit(relax.op.where(is_positive, emit(divide(x, divisor)), zero))
+            for divide in (relax.op.floor_divide, relax.op.floor_mod)
+        ]
+        return emit(relax.op.concat([*results, emit(relax.op.floor_divide(x, y)), emit(relax.op.floor_mod(x, y))]))
+
+    actual, _ = evaluate(graph, [left, right])
+    with np.errstate(divide="ignore"):
+        quotient, rest = left // right, left % right
+    guarded = [np.where(right > 0, quotient, 0), np.where(right > 0, rest, 0)]
+    np.testing.assert_array_equal(actual, np.concatenate([*guarded, quotient, rest]))
+
+
+@on_cpu_and_gpu
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_differences_of_floats_are_not_simplified(evaluate, dtype):
+    x = np.resize(np.array([1e4, -3, 0.1, np.inf, np.nan, 0.0, -0.0, 65504], dtype), 96)
+    y = np.resize(np.array([0.3, 1e3, np.inf, 7, -1, 0.0, 2.5], dtype), 96)
+
+    def graph(builder, a, b):
+        emit, subtract = builder.emit, relax.op.subtract
+        total = emit(relax.op.add(a, b))
+        return emit(
+            relax.op.concat(
+                [emit(subtract(total, a)), emit(subtract(total, b)), emit(subtract(a, a)), emit(subtract(a, total))]
+            )
+        )
+
+    actual, _ = evaluate(graph, [x, y])
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = x + y
+        expected = np.concatenate([total - x, total - y, x - x, x - total])
+    np.testing.assert_array_equal(actual, expected)
+
+
+@on_cpu_and_gpu
+def test_a_cast_to_bfloat16_rounds_where_nothing_stores_its_result(evaluate):
+    x = np.concatenate(
+        [np.linspace(-3, 3, 90, dtype=np.float32), [np.inf, -np.inf, np.nan, 3.4e38, 1e-40, -0.0]]
+    ).astype(np.float32)
+
+    def graph(builder, data):
+        rounded = builder.emit(relax.op.astype(builder.emit(relax.op.astype(data, "bfloat16")), "float32"))
+        return builder.emit(relax.op.multiply(rounded, relax.const(3, "float32")))
+
+    actual, _ = evaluate(graph, [x])
+    np.testing.assert_array_equal(actual, torch.from_numpy(x).bfloat16().float().numpy() * np.float32(3))
