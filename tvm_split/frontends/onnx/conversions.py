@@ -19,7 +19,7 @@ from tvm_split.errors import ModelImportError
 from tvm_split.frontends import compositions
 from tvm_split.frontends.convert import BRANCH, DYNAMIC, LOOP, RANDOM, Call, Conversion
 from tvm_split.frontends.onnx.resizing import resize
-from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
+from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, shape_of, wide
 
 
 class OnnxCall(Call):
@@ -140,7 +140,8 @@ def _reduced(op: Operators, call: OnnxCall) -> relax.Expr:
     dtype = dtype_of(data)
     if call.operation.kind.endswith("LogSumExp") and is_float(dtype):
         # TVM subtracts the maximum also where it is infinite.
-        numbers = call.get("axes") if axes is None else call.numbers(1, "axes")
+        known = attributes.get("axes") if axes is None else numbers_of(axes)
+        numbers = call.numbers(1, "axes") if known is None and axes is not None else known
         rank = len(shape_of(data))
         listed = range(rank) if numbers is None or not len(numbers) else [int(axis) % rank for axis in numbers]
         return compositions.log_sum_exp(op, data, sorted(listed), bool(attributes.get("keepdims", 1)))
