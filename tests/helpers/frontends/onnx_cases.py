@@ -122,6 +122,11 @@ case("prelu_channels", "PRelu", _x, constants=[random(3)], opset=6)
 case("clip", "Clip", random(3, 4), constants=[np.float32(-0.5), np.float32(0.5)])
 case("clip_minimum", "Clip", random(3, 4), constants=[np.float32(-0.5)])
 case("clip_maximum", "Clip", random(3, 4), constants=[None, np.float32(0.5)])
+case("squeeze_9", "Squeeze", random(1, 3, 1), axes=[0, 2], opset=9)
+case("squeeze_11", "Squeeze", random(1, 3, 1), opset=11)
+for _name, _data in {"": random(2, 6), "_positive": np.abs(random(2, 6)) + 1, "_zeros": np.zeros((2, 6), np.float32)}.items():
+    case(f"dynamic_quantize{_name}", "DynamicQuantizeLinear", _data, outputs=3, opset=11)
+case("reduce_logsumexp_infinite", "ReduceLogSumExp", np.float32([[-np.inf, -np.inf], [np.inf, 1], [0, 1]]), axes=[1])
 case("clip_6", "Clip", random(3, 4), opset=6, min=-0.5, max=0.5)
 case("clip_integers", "Clip", i64(-5, 0, 5), constants=[np.int64(-2), np.int64(3)])
 for _opset in (11, 13):

@@ -124,3 +124,23 @@ def test_torch_accumulates_in_float32(dtype: torch.dtype) -> None:
     wholes = Everything()(*(tensor.float() for tensor in inputs))
     halves = run_as_stage(model, model.example_inputs or ())
     assert_close_to_float32([*TORCH], halves, [tensor.numpy() for tensor in wholes])
+
+
+class Numbers(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 1e-8, x / 70000, x * 1e5, x - 1e-9, x.sum() / (320 * 320), x**-2, x // 0.7, x ** (1 / 3), x > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_numbers_beside_half_precision_are_as_wide_as_in_torch(dtype: torch.dtype) -> None:
+    x = torch.linspace(0.1, 60000, 96).to(dtype)
+    expected = Numbers()(x)
+    actual = run_as_stage(load_model(Numbers(), (x,)), [x.view(torch.uint16).numpy().view(np_dtype(dtype))])
+    for got, wanted in zip(actual, expected, strict=True):
+        # One unit of the last digit: 2^-10 of a number in float16, 2^-7 in bfloat16; subnormals have fewer digits.
+        unit = torch.finfo(dtype).eps
+        np.testing.assert_allclose(got.astype("float64"), wanted.double().numpy(), rtol=unit, atol=6e-8)
+
+
+def np_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return np.dtype(str(dtype).removeprefix("torch."))
