@@ -228,10 +228,12 @@ class Session(Runner):
     def require_usable(self) -> None:
         self._dispatcher.require_usable()
 
-    def observe(self, since: Mapping[str, int] | None = None) -> dict[str, Observation]:
+    def observe(
+        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None
+    ) -> dict[str, Observation]:
         self._dispatcher.require_open()
         seconds = ANSWER_SECONDS if since is None else ROWS_SECONDS
-        seconds = LAST_WORD_SECONDS if self._dispatcher.has_failed else seconds
+        seconds = timeout_seconds or (LAST_WORD_SECONDS if self._dispatcher.has_failed else seconds)
         numbers = {machine: None if since is None else since.get(machine, 0) for machine in (*self._clients, CLIENT)}
 
         def ask(machine: str) -> Observation | None:

@@ -150,7 +150,9 @@ class InProcessRunner(Runner):
                 array = self._crossing(route, array_from_tensor(value, tensor))
                 values[tensor.name, route.destination] = tensor_from_array(array)
 
-    def observe(self, since: Mapping[str, int] | None = None) -> dict[str, Observation]:
+    def observe(
+        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None
+    ) -> dict[str, Observation]:
         return {
             machine: recorder.observe(None if since is None else since.get(machine, 0))
             for machine, recorder in self._recorders.items()

@@ -97,16 +97,18 @@ class Runner(Closing):
         """Raise the error that ended it, if one has."""
 
     @abstractmethod
-    def observe(self, since: Mapping[str, int] | None = None) -> dict[str, Observation]:
+    def observe(
+        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None
+    ) -> dict[str, Observation]:
         """Return what each machine that answers, and the client, has recorded, by machine.
 
         The rows are those after the number in ``since``, all that are kept for a machine that is not in it; without
         ``since`` there are none. Also after a failure; raises a `WorkerError` after `close`.
         """
 
-    def statistics(self) -> tuple[StageStatistics, ...]:
-        """Return the statistics of each stage and replica whose machine answers, in the program's order."""
-        seen = self.observe()
+    def statistics(self, timeout_seconds: float | None = None) -> tuple[StageStatistics, ...]:
+        """Return the statistics of each stage and replica whose machine answers in time, in the program's order."""
+        seen = self.observe(timeout_seconds=timeout_seconds)
         names = {machine: [stage.name for stage in self.program.stages_on(machine)] for machine in seen}
         by_machine = {machine: statistics_of(machine, names[machine], seen[machine].tracks) for machine in seen}
         return tuple(

@@ -310,6 +310,8 @@ def run_application() -> None:
     # typer writes help and shell completion to `sys.stdout`; they are results, so redirect before any command runs.
     for_libraries = sys.stdout
     sys.stdout = STDOUT.file = take_stdout()
+    with suppress(AttributeError):  # not a stream of text
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[attr-defined]
     gc.set_threshold(50_000)  # instead of 700: most new objects belong to loaded modules, and are never garbage
     with ended_by_signals():
         _end_at_once(_exit_code(for_libraries))

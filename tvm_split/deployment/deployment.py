@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rpc_runtime.client.session import Session, TransferProgress
+from rpc_runtime.client.session import LAST_WORD_SECONDS, Session, TransferProgress
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
@@ -163,8 +163,11 @@ class Deployment(Closing, Shown):
         Raises:
             WorkerError: the deployment is closed, and the workers did not answer when it was.
         """
+        return self._statistics()
+
+    def _statistics(self, timeout_seconds: float | None = None) -> DeploymentStatistics:
         if not self.is_closed:
-            stages = self._runner.statistics()
+            stages = self._runner.statistics(timeout_seconds)
             answered = {stage.machine for stage in stages}
             gone = {
                 machine: tuple(stage.name for stage in self.program.stages_on(machine))
@@ -262,7 +265,7 @@ class Deployment(Closing, Shown):
         """Unload the stages; end the worker processes that were started for this deployment."""
         if not self.is_closed:
             with contextlib.suppress(TvmSplitError):
-                self.stats()
+                self._statistics(LAST_WORD_SECONDS)
             self.is_closed = True
             self._until_closed.close()
             try:

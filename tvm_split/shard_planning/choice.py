@@ -1,6 +1,7 @@
 """Choose between the best plan of whole layers and plans with sharded stages, with a lower bound and the reasons."""
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,7 +68,8 @@ class ShardChoice:
     def better_of(self, whole: Choice | None, refusal: PlanError | None, deadline: float) -> Choice:
         """Return the better of ``whole``, the best plan of whole layers, and the best plan found with sharded stages.
 
-        The search ends at the ``deadline``, a time of the monotonic clock.
+        The search ends at the ``deadline``, a time of the monotonic clock; no candidate is measured after it if there
+        is a plan of whole layers.
         ``whole`` is None if there is no plan of whole layers; then ``refusal`` is raised if no other plan is found.
         """
         value = float("inf") if whole is None else self._value(whole.prediction)
@@ -81,8 +83,8 @@ class ShardChoice:
         near: Sequence[ShardPlan] = [
             candidate for candidate in candidates if self._candidates.value(candidate) <= WORTH_TIMING * value
         ][:MOST_TIMED]
-        if near and self._cluster is not None:
-            near = [*filter(self._candidates.keeps_demands, self._timed(near, self._candidates.attempts))]
+        if self._cluster is not None:
+            near = [*filter(self._candidates.keeps_demands, self._timed_until(deadline, near, whole is None))]
         best = min(near, key=lambda plan: self._candidates.value(plan), default=None)
         self._on_progress("considering splits inside layers", 1, 1)
         if best is not None and self._candidates.value(best) < value * (1 - MARGIN):
@@ -93,6 +95,15 @@ class ShardChoice:
 
     def _value(self, timed: Timed) -> float:
         return objective_seconds(self._problem.objective, timed)
+
+    def _timed_until(self, deadline: float, plans: Sequence[ShardPlan], needs_one: bool) -> list[ShardPlan]:
+        """Measure plans one after the other until the deadline, at least one of them if there is no other plan."""
+        timed: list[ShardPlan] = []
+        for plan in plans:
+            if time.monotonic() > deadline and not (needs_one and not timed):
+                break
+            timed += self._timed([plan], self._candidates.attempts)
+        return timed
 
     def _timed(self, plans: Sequence[ShardPlan], attempts: Attempts | None = None) -> Sequence[ShardPlan]:
         if self._cluster is None:

@@ -6,8 +6,9 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from onnx import TensorProto, helper
 
-from tests.helpers.frontends.comparison import assert_equal_to_source
+from tests.helpers.frontends.comparison import assert_equal_to_source, run_as_stage
 from tests.helpers.frontends.onnx_cases import node_model, random
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
@@ -207,3 +208,33 @@ def test_recurrent_layers_are_refused_with_a_remedy(operator: str) -> None:
     model = node_model(operator, [random(4, 1, 3)], constants=weights, hidden_size=2)
     with pytest.raises(ModelImportError, match=rf"{operator} \(its steps are a loop; load the torch module"):
         load_model(model)
+
+
+def chain_of(*nodes: onnx.NodeProto) -> onnx.ModelProto:
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
+    graph = helper.make_graph([*nodes], "chain", tensors[:1], tensors[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+FIRST, SECOND = helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["y"])
+
+
+def test_nodes_may_be_in_any_order() -> None:
+    x = np.float32([[1, -2, 3], [0, 4, -5]])
+    model = load_model(chain_of(SECOND, FIRST))
+    np.testing.assert_array_equal(run_as_stage(model, [x])[0], -np.maximum(x, 0))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([], "no node makes output 'y'"),
+        ([FIRST], "no node makes output 'y'"),
+        ([SECOND], "no node makes tensor 'a', which Neg reads"),
+        ([helper.make_node("Add", ["x", "y"], ["a"]), SECOND], "needs its own result"),
+        ([FIRST, SECOND, SECOND], "two nodes make tensor 'y'"),
+    ],
+)
+def test_graphs_that_are_not_connected_are_refused(nodes: list[onnx.NodeProto], message: str) -> None:
+    with pytest.raises(ModelImportError, match=message):
+        load_model(chain_of(*nodes))

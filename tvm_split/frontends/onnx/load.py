@@ -20,6 +20,7 @@ from tvm_split.frontends.onnx.conversions import CONVERSIONS, REFUSED, OnnxCall
 from tvm_split.frontends.onnx.external_data import read_model
 from tvm_split.frontends.onnx.graph import OnnxGraph, model_inputs, numpy_name, static_graph, take_weights
 from tvm_split.frontends.onnx.microsoft import MICROSOFT
+from tvm_split.frontends.onnx.nodes import order_nodes
 from tvm_split.frontends.onnx.reference import OnnxReference
 from tvm_split.frontends.reference import InChildProcess
 from tvm_split.model import Model
@@ -71,6 +72,7 @@ def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:
                 f"weight {tensor.name!r} of {shown} is in another file, and bytes or a ModelProto do not "
                 "say where: give the model's path, or load it with onnx.load(path)"
             )
+    order_nodes(model)
     _name_parts(model)
     return model
 

@@ -1,6 +1,7 @@
 """Rewrite nodes of ONNX graphs: known branches, defaults of functions, and stand-ins whose shapes ONNX can infer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,36 @@ def array_of(tensor: onnx.TensorProto) -> Array:
         return np.asarray(numpy_helper.to_array(tensor))
     except Exception as error:
         raise ModelImportError(f"weight {tensor.name!r} is damaged: {last_line(error)}") from error
+
+
+def order_nodes(model: onnx.ModelProto) -> None:
+    """Put the nodes in topological order, in place: tools write others, which onnxruntime accepts.
+
+    Raises ModelImportError for a tensor that nothing makes, or that is made twice or from itself.
+    """
+    graph = model.graph
+    known = {value.name for values in (graph.input, graph.initializer) for value in values}
+    known |= {weight.values.name for weight in graph.sparse_initializer}
+    makers: dict[str, onnx.NodeProto] = {}
+    for node in graph.node:
+        for name in filter(None, node.output):
+            if makers.setdefault(name, node) is not node:
+                raise ModelImportError(f"two nodes make tensor {name!r}: {makers[name].op_type} and {node.op_type}")
+    nodes = list(graph.node)
+    for reader, name in [(node.op_type, name) for node in nodes for name in filter(None, node.input)]:
+        if name not in known and name not in makers:
+            raise ModelImportError(f"no node makes tensor {name!r}, which {reader} reads")
+    if lost := [value.name for value in graph.output if value.name not in known and value.name not in makers]:
+        raise ModelImportError(f"no node makes output {lost[0]!r}")
+    places = {name: place for place, node in enumerate(nodes) for name in node.output}
+    before = {place: {places[n] for n in read_by(node) if n in makers} for place, node in enumerate(nodes)}
+    if any(place <= max(earlier, default=-1) for place, earlier in before.items()):
+        try:
+            order = [*TopologicalSorter(before).static_order()]
+        except CycleError as error:
+            raise ModelImportError(f"node {nodes[error.args[1][0]].op_type} needs its own result") from error
+        del graph.node[:]
+        graph.node.extend(nodes[place] for place in order)
 
 
 def with_branches_taken(nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]) -> list[onnx.NodeProto]:
