@@ -111,6 +111,10 @@ def watched(module: nn.Module) -> Iterator[set[str]]:
     """Restore the module's attributes after the block; yields the set of those that calls in the block change."""
     calls: list[_Snapshot] = []
     changed: set[str] = set()
+    kinds = {kind.__module__.partition(".")[0] for part in module.modules() for kind in type(part).__mro__}
+    if "keras" in kinds:  # the importer of Keras networks checks their state, and Keras tracks its own containers
+        yield changed
+        return
     with _restored(module, []):
         module.register_forward_pre_hook(lambda *_: calls.append(_Snapshot(module)), prepend=True)
         module.register_forward_hook(lambda *_: changed.update(path for path, *_ in calls.pop().changes()))
