@@ -45,8 +45,7 @@ def wrapped(compute: Compute, left: Any, right: Any, dtype: str, is_widened: boo
     # Only differences of unsigned numbers are negative, only their products need all bits.
     kind = "uint" if dtype.startswith("u") and compute is mul else "int"
     wide = f"{kind}{2 * bits}" if is_widened or bits < 64 else "uint64"
-    result = compute(left.astype(wide), right.astype(wide)).astype(dtype)
-    return tirx.bitwise_xor(result, tirx.const(0, dtype))
+    return _hidden(compute(left.astype(wide), right.astype(wide)).astype(dtype), dtype)
 
 
 def _negative(wrap: Wrap, value: Any, dtype: str) -> Any:
@@ -70,6 +69,7 @@ def _rest(_: Wrap, left: Any, right: Any, dtype: str, *, divide: Compute) -> Any
 
 
 def _hidden(value: Any, dtype: str) -> Any:
+    """Return the value, of which the simplifier draws no conclusions."""
     return tirx.bitwise_xor(value, tirx.const(0, dtype))
 
 
@@ -110,28 +110,28 @@ _DIVIDING: Mapping[str, Function] = {
     "relax.floor_mod": partial(_rest, divide=tirx.floormod),
     "relax.mod": partial(_rest, divide=tirx.truncmod),
 }
-_FUNCTIONS: Mapping[str, tuple[Function, Sequence[str]]] = {
-    **{name: (function, WRAPPING) for name, function in _WRAPPED.items()},
-    **{name: (function, WRAPPING) for name, function in _DIVIDING.items()},
-    "relax.negative": (_negative, SIGNED),
-    "relax.abs": (_absolute, SIGNED),
+_OF_DTYPES: Sequence[tuple[Sequence[str], Mapping[str, Function]]] = (
+    (WRAPPING, {**_WRAPPED, **_DIVIDING}),
+    (SIGNED, {"relax.negative": _negative, "relax.abs": _absolute}),
+    (FLOATS, {"relax.subtract": _difference}),
+)
+_FUNCTIONS: Mapping[tuple[str, str], Function] = {
+    (name, dtype): function for dtypes, own in _OF_DTYPES for name, function in own.items() for dtype in dtypes
 }
-"""Operator → its function of elements and their dtype, and the dtypes for which TVM's own lowering is wrong."""
+"""Operator and dtype → a function of elements and their dtype, where TVM's own lowering is wrong."""
 DIVISIONS = tuple(_DIVIDING)
 CAST = "relax.astype"
-ARITHMETIC = (*_FUNCTIONS, CAST)
+ARITHMETIC = (*dict.fromkeys(name for name, _ in _FUNCTIONS), CAST)
 
 
 def legalize_arithmetic(builder: BlockBuilder, call: relax.Call, *, is_widened: bool = True) -> relax.Expr:
-    """Lower one of `ARITHMETIC` elementwise, in the dtypes listed for it; others are left to TVM."""
+    """Lower one of `ARITHMETIC` elementwise, in the dtypes for which there is a function; others are left to TVM."""
     operator, dtype = operator_of(call), str(call.ty.dtype)
     if operator == CAST:
         return _legalize_cast(builder, call)
-    function, dtypes = _FUNCTIONS[operator]
-    if operator == "relax.subtract" and dtype in FLOATS:
-        function, dtypes = _difference, FLOATS
+    function = _FUNCTIONS.get((operator, dtype))
     shape, shapes = static_shape(call), [static_shape(operand) for operand in call.args]
-    if dtype not in dtypes or shape is None or None in shapes or _divides_otherwise(operator, call):
+    if function is None or shape is None or None in shapes or _divides_otherwise(operator, call):
         return default_legalization(builder, call)
     name = operator.rsplit(".", 1)[-1]
 

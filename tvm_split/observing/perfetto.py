@@ -33,9 +33,8 @@ def write(trace: Trace, path: Path) -> None:
 
 def _packets(trace: Trace) -> Iterator[pb.TracePacket]:
     first = pb.TracePacket(first_packet_on_sequence=True, sequence_flags=pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED)
-    moment = min((int(m.rows["start"].min()) for m in trace.machines.values() if len(m.rows)), default=0)
     for clock in (MONOTONIC, BOOTTIME):
-        first.clock_snapshot.clocks.add(clock_id=clock, timestamp=max(moment, 0))
+        first.clock_snapshot.clocks.add(clock_id=clock, timestamp=max(trace.begin, 0))
     yield first
     numbers = itertools.count(1)
     for process, name in enumerate(machine_order(trace), FIRST_PROCESS):

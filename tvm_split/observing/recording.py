@@ -36,14 +36,14 @@ class Recording:
     def __init__(self, model: str, observed: Observed) -> None:
         self._model = model
         self._observed = observed
-        self._seen: dict[str, Observation] = {}
+        self._parts: dict[str, list[Observation]] = {}
         self._stopped = threading.Event()
         self._reading = threading.Lock()
         self._thread = threading.Thread(target=self._follow, name="recording", daemon=True)
 
     def start(self) -> None:
         """Begin with the events that follow. Raises as `Observed.observe`."""
-        self._seen = self._observed.observe()
+        self._parts = {machine: [seen] for machine, seen in self._observed.observe().items()}
         self._thread.start()
 
     def stop(self) -> None:
@@ -57,7 +57,8 @@ class Recording:
     def trace(self) -> Trace:
         """What was read so far."""
         with self._reading:
-            return trace_of(self._model, self._seen, self._observed.clocks())
+            seen = {machine: joined(parts) for machine, parts in self._parts.items()}
+            return trace_of(self._model, seen, self._observed.clocks())
 
     def _follow(self) -> None:
         while not self._stopped.wait(POLL_SECONDS):
@@ -67,10 +68,9 @@ class Recording:
         """Read what is new; the end of the deployment is no error here, since those who run it get that error."""
         with self._reading:
             try:
-                news = self._observed.observe({machine: seen.newest for machine, seen in self._seen.items()})
+                news = self._observed.observe({machine: parts[-1].newest for machine, parts in self._parts.items()})
             except TvmSplitError as error:
                 logger.info("the deployment can no longer be observed: %s", error)
                 return
             for machine, seen in news.items():
-                earlier = self._seen.get(machine)
-                self._seen[machine] = seen if earlier is None else joined(earlier, seen)
+                self._parts.setdefault(machine, []).append(seen)

@@ -91,6 +91,13 @@ class Trace(Shown):
         return tuple(sorted((event for some in events for event in some), key=lambda event: event.start_nanoseconds))
 
     @property
+    def begin(self) -> int:
+        """When the first event begins, in nanoseconds; 0 without events."""
+        return min(
+            (int(machine.rows["start"].min()) for machine in self.machines.values() if len(machine.rows)), default=0
+        )
+
+    @property
     def lost(self) -> int:
         """The number of events that were overwritten before they were read."""
         return sum(machine.lost for machine in self.machines.values())
@@ -135,9 +142,9 @@ def trace_of(model: str, seen: Mapping[str, Observation], clocks: Mapping[str, M
     return Trace(model, machines)
 
 
-def joined(earlier: Observation, later: Observation) -> Observation:
-    """Return two observations of one machine, one after the other, as one."""
-    return replace(later, rows=earlier.rows + later.rows, lost=earlier.lost + later.lost)
+def joined(parts: Sequence[Observation]) -> Observation:
+    """Return observations of one machine, one after the other, as one."""
+    return replace(parts[-1], rows=b"".join(part.rows for part in parts), lost=sum(part.lost for part in parts))
 
 
 @dataclass(frozen=True)

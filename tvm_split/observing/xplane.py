@@ -20,10 +20,9 @@ def write(trace: Trace, folder: Path) -> None:
     """Write the files of all machines."""
     run = folder / "plugins" / "profile" / _file_name(trace.model)
     run.mkdir(parents=True)
-    origin = min((int(m.rows["start"].min()) for m in trace.machines.values() if len(m.rows)), default=0)
     for number, (name, machine) in enumerate(trace.machines.items()):
         events = [event for event in events_of(name, machine.tracks, machine.rows) if event.kind != WINDOW]
-        space = pb.XSpace(planes=[_plane(events, origin)], hostnames=[name])
+        space = pb.XSpace(planes=[_plane(events, trace.begin)], hostnames=[name])
         # Two machines whose names differ only in other letters get two files.
         (run / f"{_file_name(name)}.{number}.xplane.pb").write_bytes(space.SerializeToString())
 
