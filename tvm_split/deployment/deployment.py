@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import platform
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -11,33 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rpc_runtime.client.session import LAST_WORD_SECONDS, Session, TransferProgress
-from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
-from rpc_runtime.hardware import cpu_features
 from rpc_runtime.processes import Closing
-from rpc_runtime.program.codecs import NONE, fitting
 from rpc_runtime.program.events import StageStatistics
 from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.measurements import LinkStatistics
-from rpc_runtime.program.program import Program, StageSpec, weight_bytes
+from rpc_runtime.program.program import Program, StageSpec
 from rpc_runtime.program.runner import Outputs, Runner
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.arguments import BundleLike, ClusterLike, as_bundle, as_cluster, inputs_of_batch, inputs_of_call
-from tvm_split.cluster.cluster import Cluster, Workers
-from tvm_split.cluster.machine import AUTO_CODEC
-from tvm_split.compiler.bundle import Bundle, kernels_key
-from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
-from tvm_split.compiler.machine_targets import require_fit
-from tvm_split.compiler.targets import require_executable
+from tvm_split.cluster.cluster import Workers
+from tvm_split.compiler.bundle import Bundle
+from tvm_split.deployment.checks import check_codecs, check_machines, check_runnable_here, check_workers
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
-from tvm_split.errors import BundleError, ClusterError
 from tvm_split.observing.recording import Recording
 from tvm_split.observing.trace import Trace, trace_of, writer_for
 from tvm_split.parameters import Count, Seconds
-from tvm_split.units import Shown, known_names
+from tvm_split.units import Shown
 
 if TYPE_CHECKING:
     from rpc_runtime.wire.metrics_server import MetricsServer
@@ -315,13 +306,13 @@ def deploy_on(
     program = bundle.program
     with contextlib.ExitStack() as undo:
         undo.enter_context(workers)
-        _check_machines(program, workers)
+        check_machines(program, workers)
         runner: Runner
         if workers.launcher.in_process:
-            _require_runnable_here(bundle)
+            check_runnable_here(bundle)
             runner = InProcessRunner(program, bundle.blob_path, max(machine.threads for machine in workers.machines))
         else:
-            _check_codecs(program, workers)
+            check_codecs(program, workers)
             endpoints = workers.endpoints()
             runner = Session(
                 program,
@@ -331,87 +322,8 @@ def deploy_on(
                 on_transfer=on_transfer,
                 links=workers.link_settings,
                 in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
-                check=partial(_check_workers, bundle, workers, endpoints),
+                check=partial(check_workers, bundle, workers, endpoints),
                 model=bundle.model,
             )
         undo.pop_all()
     return Deployment(bundle, workers, runner)
-
-
-def _check_machines(program: Program, cluster: Cluster) -> None:
-    """Raise a `ClusterError` if the cluster lacks a machine of the program."""
-    for machine in program.machines:
-        if machine not in cluster.machine_names:
-            known = known_names(cluster.machine_names, machine)
-            raise ClusterError(
-                f"the bundle has stages for machine {machine!r}; the cluster has {known}. Equal machines may take "
-                f"their place: --rename {machine}=NAME, or bundle.renamed in Python"
-            )
-
-
-def _check_codecs(program: Program, cluster: Cluster) -> None:
-    """Raise a `ClusterError` if the cluster names other codecs than those that the bundle was planned with."""
-    for route in program.routes:
-        link = cluster.link(route.source, route.destination)
-        if link is None or link.codec in (AUTO_CODEC, NONE):
-            continue
-        codec = fitting(link.codec, route.tensor)
-        if codec != route.codec:
-            raise ClusterError(
-                f"the link from {link.source!r} to {link.destination!r} has codec {link.codec!r}, which would write "
-                f"tensor {route.tensor.name!r} as {codec}, and the bundle was planned with {route.codec}: plan and "
-                "compile for this cluster, or take the codec out of it"
-            )
-
-
-def _require_runnable_here(bundle: Bundle) -> None:
-    for stage in bundle.program.stages:
-        target = bundle.plan.machine(stage.machine).target
-        if target["kind"] != "llvm":
-            raise ClusterError(
-                f"{stage.name} is compiled for {dict(target)}; an in-process cluster runs CPU stages only"
-            )
-        require_executable(stage.name, stage.machine, target, platform.machine(), cpu_features())
-
-
-def _check_workers(
-    bundle: Bundle, cluster: Cluster, endpoints: Mapping[str, WorkerEndpoint], workers: Mapping[str, WorkerDescription]
-) -> None:
-    """Validate the description of each worker against the needs of the bundle."""
-    for name, worker in workers.items():
-        address = endpoints[name].address
-        stages = bundle.program.stages_on(name)
-        named = ", ".join(stage.name for stage in stages)
-        planned = bundle.plan.machine(name)
-        if not cluster.launcher.on_this_host:
-            require_fit(cluster.machine(name), worker)
-            if planned.threads > worker.threads:
-                raise ClusterError(
-                    f"the bundle was planned for {planned.threads} threads of {name!r}, and its worker at "
-                    f"{address} computes with {worker.threads}; start it with --threads {planned.threads}, or "
-                    f"plan and compile for threads: {worker.threads}"
-                )
-        versions = {"apache-tvm": worker.tvm_version, "apache-tvm-ffi": worker.tvm_ffi_version}
-        for package, compiled_version in bundle.versions.items():
-            worker_version = versions.get(package, "unknown")
-            if worker_version != compiled_version:
-                raise BundleError(
-                    f"the bundle was compiled with {package} {compiled_version}, the worker of {name!r} at "
-                    f"{address} has {worker_version}; install the same version on both, or compile again"
-                )
-        require_executable(named, name, planned.target, worker.architecture, worker.cpu_features)
-        for stage in (stage for stage in stages if stage.device == "cuda"):
-            needs = bundle.cuda.get(kernels_key(stage), CudaNeeds(str(planned.target["arch"]), None))
-            problem = cuda_misfit(needs, worker)
-            if problem:
-                raise ClusterError(
-                    f"{stage.name} on {name!r} is compiled for CUDA, and the worker at {address} {problem}. "
-                    "Or plan the stage for another machine, or give this one an llvm target"
-                )
-        limit = cluster.machine(name).memory_bytes
-        needed = weight_bytes(stages)
-        if limit is not None and needed > limit:
-            raise ClusterError(
-                f"{name!r} needs {needed / 1e9:.3f} GB for the weights of {named}, but has {limit / 1e9:.3f} GB; "
-                "move layers to another machine"
-            )
