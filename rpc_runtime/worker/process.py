@@ -47,7 +47,7 @@ from rpc_runtime.worker.tracker_registration import TrackerRegistration
 
 if TYPE_CHECKING:
     from rpc_runtime.execution.blob_store import BlobStore
-    from rpc_runtime.wire.metrics_server import MetricsServer
+    from rpc_runtime.wire.http_server import HttpServer
     from rpc_runtime.worker.service import WorkerService
 
 logger = logging.getLogger(__name__)
@@ -247,12 +247,12 @@ def _registered(
         yield registration
 
 
-def _serving_metrics(listen: str, service: WorkerService, tls: TlsFiles | None) -> MetricsServer:
+def _serving_metrics(listen: str, service: WorkerService, tls: TlsFiles | None) -> HttpServer:
     """Serve the metrics of a worker's deployments."""
     from rpc_runtime.program.metrics import families  # imported here: few workers serve metrics
-    from rpc_runtime.wire.metrics_server import MetricsServer
+    from rpc_runtime.wire.metrics_server import metrics_server
 
-    return MetricsServer(Address.parse(listen), lambda: families(service.measured()), tls)
+    return metrics_server(Address.parse(listen), lambda: families(service.measured()), tls)
 
 
 def _announcement(

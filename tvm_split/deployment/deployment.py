@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,13 +25,14 @@ from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.checks import check_codecs, check_machines, check_runnable_here, check_workers
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
+from tvm_split.observing.about import About, about_of
 from tvm_split.observing.recording import Recording
 from tvm_split.observing.trace import Trace, trace_of, writer_for
 from tvm_split.parameters import Count, Seconds
 from tvm_split.units import Shown
 
 if TYPE_CHECKING:
-    from rpc_runtime.wire.metrics_server import MetricsServer
+    from rpc_runtime.wire.http_server import HttpServer
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 
@@ -80,6 +81,10 @@ class Deployment(Closing, Shown):
     @property
     def program(self) -> Program:
         return self.bundle.program
+
+    @cached_property
+    def _about(self) -> About:
+        return about_of(self.program, self.bundle.plan)
 
     def run(self, *inputs: Any, **named: Any) -> Outputs:
         """Run one micro-batch through the pipeline.
@@ -195,7 +200,7 @@ class Deployment(Closing, Shown):
             )
         if path is not None:
             writer_for(path)
-        trace = trace_of(self.bundle.model, self._runner.observe({}), self._runner.clocks())
+        trace = trace_of(self.bundle.model, self._runner.observe({}), self._runner.clocks(), self._about)
         if path is not None:
             trace.save(path)
         return trace
@@ -208,7 +213,7 @@ class Deployment(Closing, Shown):
         """
         if path is not None:
             writer_for(path)
-        recording = Recording(self.bundle.model, self._runner)
+        recording = Recording(self.bundle.model, self._runner, self._about)
         recording.start()
         try:
             yield recording
@@ -217,7 +222,7 @@ class Deployment(Closing, Shown):
             if path is not None:
                 recording.trace.save(path)
 
-    def serve_metrics(self, listen: str = "127.0.0.1:0") -> "MetricsServer":
+    def serve_metrics(self, listen: str = "127.0.0.1:0") -> "HttpServer":
         """Serve metrics of all machines for Prometheus, until the returned server, or the deployment, is closed.
 
         The server has ``url`` and ``address`` (port 0: any free one). There is no token: on an address that other
@@ -226,7 +231,7 @@ class Deployment(Closing, Shown):
         Raises:
             WorkerError: nothing can listen at this address.
         """
-        from rpc_runtime.wire.metrics_server import MetricsServer  # imported here: few deployments serve metrics
+        from rpc_runtime.wire.metrics_server import metrics_server  # imported here: few deployments serve metrics
         from tvm_split.observing.metrics import deployment_metrics
 
         prediction = self.bundle.plan.prediction
@@ -236,7 +241,7 @@ class Deployment(Closing, Shown):
             return {"predicted": predicted, "measured": self._times.measured().period_seconds}
 
         about = self.bundle.model, self._runner.name, self.program.machines
-        server = MetricsServer(Address.parse(listen), lambda: deployment_metrics(*about, self._runner, periods))
+        server = metrics_server(Address.parse(listen), lambda: deployment_metrics(*about, self._runner, periods))
         self._until_closed.callback(server.close)
         return server
 

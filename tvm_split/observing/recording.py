@@ -10,7 +10,8 @@ from typing import Protocol
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.clocks import MachineClock
 from rpc_runtime.program.events import Observation
-from tvm_split.observing.trace import Trace, joined, trace_of
+from tvm_split.observing.about import About
+from tvm_split.observing.trace import NOTHING_ABOUT, Trace, joined, trace_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,9 @@ class Recording:
     A machine that no longer answers ends in the trace with its last reading.
     """
 
-    def __init__(self, model: str, observed: Observed) -> None:
+    def __init__(self, model: str, observed: Observed, about: About = NOTHING_ABOUT) -> None:
         self._model = model
+        self._about = about
         self._observed = observed
         self._parts: dict[str, list[Observation]] = {}
         self._stopped = threading.Event()
@@ -58,7 +60,7 @@ class Recording:
         """What was read so far."""
         with self._reading:
             seen = {machine: joined(parts) for machine, parts in self._parts.items()}
-            return trace_of(self._model, seen, self._observed.clocks())
+            return trace_of(self._model, seen, self._observed.clocks(), self._about)
 
     def _follow(self) -> None:
         while not self._stopped.wait(POLL_SECONDS):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rpc_runtime.program.events import BLOCK, COMPUTE, RECEIVE, SEND, WAIT, Rows
+from rpc_runtime.program.events import BLOCK, COMPUTE, FLIGHT, RECEIVE, ROWS, SEND, WAIT, Rows
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.observing.trace import MachineTrace, Trace, transfers
 
@@ -17,7 +17,8 @@ BUSY_SHARE = 0.8
 0.95 of a stream, the rest is the runtime's own work between two micro-batches."""
 
 Spans = np.ndarray[Any, np.dtype[np.int64]]
-"""Begins and ends of times that do not overlap, in order, [spans, 2], in nanoseconds."""
+"""Begins and ends of times, [spans, 2], in nanoseconds; those of `spans_of` do not overlap, and are in order."""
+NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,15 @@ class LinkSummary:
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """The summaries of the machines that compute, and of the links; ``limit`` is a sentence that says what limits."""
+    """The summaries of the machines that compute, and of the links; ``limit`` is a sentence that says what limits.
+
+    ``limiting`` is the machine that limits, or the two ends of the link; empty if nothing is busy all the time.
+    """
 
     machines: tuple[MachineSummary, ...]
     links: tuple[LinkSummary, ...]
     limit: str
+    limiting: tuple[str, ...] = ()
 
 
 def summary_of(trace: Trace) -> TraceSummary:
@@ -88,7 +93,7 @@ def summary_of(trace: Trace) -> TraceSummary:
         _machine(name, machine, computing[name], wall) for name, machine in trace.machines.items() if name != CLIENT
     )
     links = tuple(_links(trace.machines, wall))
-    return TraceSummary(machines, links, _limit(machines, links))
+    return TraceSummary(machines, links, *_limit(machines, links))
 
 
 def _machine(name: str, machine: MachineTrace, computing: Spans, wall: float) -> MachineSummary:
@@ -117,20 +122,53 @@ def _links(machines: Mapping[str, MachineTrace], wall: float) -> Iterable[LinkSu
         yield LinkSummary(source, destination, len(sent), int(sent["size_bytes"].sum()), seconds, wall)
 
 
-def _limit(machines: Iterable[MachineSummary], links: Iterable[LinkSummary]) -> str:
-    shares = [(machine.compute_share, f"{machine.machine} computes", machine.machine) for machine in machines]
-    for link in links:
-        name = f"the link from {link.source} to {link.destination}"
-        shares.append((link.share, f"{name} carries tensors", name))
-    share, does, name = max(shares, default=(0.0, "", ""))
+def results_of(trace: Trace) -> Spans:
+    """Return the times of the micro-batches that have results, by their end.
+
+    They last from input to result. If the client was not observed, they last from the first event on a machine to the
+    last one.
+    """
+    client = trace.machines.get(CLIENT)
+    flights = client.of_kind(FLIGHT) if client is not None else ()
+    if len(flights):
+        spans = np.stack([flights["start"], flights["start"] + flights["duration"]], axis=1)
+    else:
+        spans = _seen_of_machines([machine for name, machine in trace.machines.items() if name != CLIENT])
+    ordered: Spans = spans[np.argsort(spans[:, 1], kind="stable")]
+    return ordered
+
+
+def _seen_of_machines(machines: Sequence[MachineTrace]) -> Spans:
+    rows = np.concatenate([np.zeros(0, ROWS), *(machine.of_kind(RECEIVE, COMPUTE, SEND) for machine in machines)])
+    sequences, places = np.unique(rows["sequence"], return_inverse=True)
+    spans = np.stack([np.full(len(sequences), NEVER), np.zeros(len(sequences), np.int64)], axis=1)
+    np.minimum.at(spans[:, 0], places, rows["start"])
+    np.maximum.at(spans[:, 1], places, rows["start"] + rows["duration"])
+    sent = [machine.rows["sequence"][np.isin(machine.rows["track"], _to_client(machine))] for machine in machines]
+    ended = np.concatenate([np.zeros(0, np.uint64), *sent])
+    # Without a link to the client, all is computed in one process.
+    kept: Spans = spans[np.isin(sequences, ended)] if any(map(_to_client, machines)) else spans
+    return kept
+
+
+def _to_client(machine: MachineTrace) -> list[int]:
+    return [number for number, track in enumerate(machine.tracks) if (track.kind, track.peer) == (SEND, CLIENT)]
+
+
+def _limit(machines: Iterable[MachineSummary], links: Iterable[LinkSummary]) -> tuple[str, tuple[str, ...]]:
+    """Return the sentence that says what limits, and its names."""
+    busy = [(part.compute_share, f"machine {part.machine}", "computes", (part.machine,)) for part in machines]
+    ends = [(link, f"the link {link.source} → {link.destination}") for link in links]
+    moving = [(link.share, name, "carries tensors", (link.source, link.destination)) for link, name in ends]
+    share, name, does, names = max((*busy, *moving), default=(0.0, "", "", ()), key=lambda part: part[0])
     if not share:
-        return "Nothing was computed."
+        return "Nothing was computed.", ()
     if share >= BUSY_SHARE:
-        return f"{name[0].upper()}{name[1:]} limits: {does.removeprefix(f'{name} ')} {share:.0%} of the time."
+        return f"Limited by {name}: it {does} {share:.0%} of the time.", names
     return (
-        f"Nothing is busy all the time: {does} most, {share:.0%} of it. The client feeds too few micro-batches at "
-        "once, or processes share cores."
-    )
+        f"Nothing is busy all the time: {name} is most, it {does} {share:.0%} of it. The client feeds too few "
+        "micro-batches at once, or processes share cores."
+    ), ()
 
 
 def spans_of(rows: Rows) -> Spans:

@@ -28,11 +28,13 @@ from rpc_runtime.program.events import (
 from rpc_runtime.program.routes import CLIENT
 from tvm_split import values
 from tvm_split.errors import TraceError
+from tvm_split.observing.about import About
 from tvm_split.outputs import written
 from tvm_split.units import Shown, known_names
 
 VERSION = 1
 """The version of the JSON form."""
+NOTHING_ABOUT = About()
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +79,7 @@ class Trace(Shown):
 
     model: str
     machines: Mapping[str, MachineTrace] = field(repr=False)
+    about: About = field(default=NOTHING_ABOUT, repr=False)
 
     def __iter__(self) -> Iterator[TraceEvent]:
         return iter(self.events)
@@ -119,10 +122,13 @@ class Trace(Shown):
         saved = values.read(_Saved, Path(path), TraceError)
         if saved.version != VERSION:
             raise TraceError(f"{path} is a trace of version {saved.version}; this tvm-split reads version {VERSION}")
-        return cls(saved.model, {machine.machine: machine.restored(path) for machine in saved.machines})
+        machines = {machine.machine: machine.restored(path) for machine in saved.machines}
+        return cls(saved.model, machines, saved.about)
 
 
-def trace_of(model: str, seen: Mapping[str, Observation], clocks: Mapping[str, MachineClock]) -> Trace:
+def trace_of(
+    model: str, seen: Mapping[str, Observation], clocks: Mapping[str, MachineClock], about: About = NOTHING_ABOUT
+) -> Trace:
     """Return the trace of what was observed, with all times in the reader's clock.
 
     Where a tensor would arrive before it was sent, the clocks are moved as little as needed, and their errors grow.
@@ -139,7 +145,7 @@ def trace_of(model: str, seen: Mapping[str, Observation], clocks: Mapping[str, M
         error = machines[name].clock_error_nanoseconds + abs(later)
         machines[name] = replace(machines[name], rows=rows, clock_error_nanoseconds=error)
     _with_possible_times(machines, exact)
-    return Trace(model, machines)
+    return Trace(model, machines, about)
 
 
 def joined(parts: Sequence[Observation]) -> Observation:
@@ -242,6 +248,7 @@ class _Saved:
     version: int
     model: str
     machines: tuple[_SavedMachine, ...]
+    about: About = NOTHING_ABOUT
 
 
 def _write_json(trace: Trace, path: Path) -> None:
@@ -255,7 +262,7 @@ def _write_json(trace: Trace, path: Path) -> None:
         )
         for name, machine in trace.machines.items()
     ]
-    content = values.content_of(_Saved(VERSION, trace.model, tuple(machines)))
+    content = values.content_of(_Saved(VERSION, trace.model, tuple(machines), trace.about))
     path.write_text(json.dumps(content), encoding="utf-8")
 
 

@@ -1,0 +1,105 @@
+"""A small HTTP server for few readers; a slow or silent caller gets a few seconds, and many get none."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.processes import Closing
+from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.security import TlsFiles
+
+logger = logging.getLogger(__name__)
+
+CALLERS = 16
+CALL_SECONDS = 5.0
+"""Timeout of each read and write of a caller."""
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+"""The interface of PEP 3333."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = CALL_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug(format, *args)
+
+    def address_string(self) -> str:
+        return str(self.client_address[0])
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        self._tls = tls
+        self._free = threading.BoundedSemaphore(CALLERS)
+        super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.server_name, self.server_port = listening.getsockname()[:2]
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            if self._tls is not None:
+                request.settimeout(CALL_SECONDS)
+                request = self._tls.wrap_socket(request, server_side=True)
+            super().process_request_thread(request, client_address)
+        except OSError as error:
+            logger.debug("an HTTP caller has gone: %s", error)
+            self.shutdown_request(request)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("an HTTP caller failed", exc_info=True)
+
+
+class HttpServer(Closing):
+    """Serves an application of WSGI at an address (port 0: any free one), in threads, until it is closed.
+
+    ``what`` names it in errors. Its ``url`` ends in ``path``.
+
+    Raises:
+        WorkerError: the address cannot be used.
+    """
+
+    def __init__(
+        self, listen: Address, application: Application, what: str, path: str = "/", tls: TlsFiles | None = None
+    ) -> None:
+        context = None
+        if tls is not None and tls.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls.certificate, tls.key)
+        try:
+            listening = listen.listen()
+        except OSError as error:
+            raise WorkerError(f"cannot serve {what} on {listen}: {error.strerror or error}") from error
+        self._server = _Server(listening, context)
+        self._server.set_app(application)
+        self.address = replace(listen, port=self._server.server_port)
+        self.url = f"{'http' if context is None else 'https'}://{self.address}{path}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name=what, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering. Idempotent."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
