@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerClient, WorkerDescription, on_every_machine
+from rpc_runtime.client.worker_client import (
+    ANSWER_SECONDS,
+    SIGN_OF_LIFE_SECONDS,
+    WorkerClient,
+    WorkerDescription,
+    answering,
+    on_every_machine,
+)
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.clocks import MachineClock
@@ -87,6 +94,10 @@ class Bystander(Closing):
 
     def clocks(self) -> Mapping[str, MachineClock]:
         return {machine: client.clock for machine, client in self._clients.items()}
+
+    def workers(self) -> Mapping[str, WorkerDescription]:
+        """Return the descriptions of the workers that answer at once."""
+        return answering(self._clients, SIGN_OF_LIFE_SECONDS)
 
     def close(self) -> None:
         for client in self._clients.values():

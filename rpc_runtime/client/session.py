@@ -13,7 +13,14 @@ from typing import Any
 
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.watch import WorkerWatch
-from rpc_runtime.client.worker_client import ANSWER_SECONDS, Answer, WorkerClient, WorkerDescription, on_every_machine
+from rpc_runtime.client.worker_client import (
+    ANSWER_SECONDS,
+    Answer,
+    WorkerClient,
+    WorkerDescription,
+    answering,
+    on_every_machine,
+)
 from rpc_runtime.errors import (
     DeadlineError,
     InputError,
@@ -262,6 +269,10 @@ class Session(Runner):
 
     def clocks(self) -> Mapping[str, MachineClock]:
         return {machine: client.clock for machine, client in self._clients.items()}
+
+    def workers(self) -> Mapping[str, WorkerDescription]:
+        self._dispatcher.require_open()
+        return answering(self._clients, LAST_WORD_SECONDS)
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return the transport of each link; also after a failure."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
+from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.hardware import HostCores, boot_id
 from rpc_runtime.program.clocks import ClockSample, MachineClock
 from rpc_runtime.program.events import Observation, checked, now
@@ -165,6 +165,19 @@ def on_every_machine(machines: Iterable[Key], step: Callable[[Key], Answer]) -> 
         futures = {machine: threads.submit(step, machine) for machine in machines}
     raise_errors([error for future in futures.values() if (error := future.exception()) is not None])
     return {machine: future.result() for machine, future in futures.items()}
+
+
+def answering(clients: Mapping[str, "WorkerClient"], timeout_seconds: float) -> dict[str, WorkerDescription]:
+    """Return the descriptions of the workers that answer."""
+
+    def ask(machine: str) -> WorkerDescription | None:
+        try:
+            return clients[machine].describe(timeout_seconds)
+        except TvmSplitError:
+            return None
+
+    answers = on_every_machine(clients, ask)
+    return {machine: worker for machine, worker in answers.items() if worker is not None}
 
 
 def raise_errors(errors: Sequence[BaseException]) -> None:

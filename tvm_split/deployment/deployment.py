@@ -245,6 +245,31 @@ class Deployment(Closing, Shown):
         self._until_closed.callback(server.close)
         return server
 
+    def dashboard(self, listen: str = "127.0.0.1:0") -> "HttpServer":
+        """Serve a page that shows what this deployment does, until the returned server, or the deployment, is closed.
+
+        The server has the ``url`` to open in a browser, on this host: there is no token.
+
+        Raises:
+            InputError: other machines can reach this address; look through ssh instead.
+            TraceError: plotly, which draws the charts, is missing.
+            WorkerError: nothing can listen at this address.
+        """
+        from tvm_split.dashboard.live import LivePage  # imported here: few deployments are looked at
+        from tvm_split.dashboard.server import page_server
+
+        def failure() -> str:
+            try:
+                self._runner.require_usable()
+            except TvmSplitError as error:
+                return str(error)
+            return ""
+
+        live = LivePage(self.bundle.model, self._runner, self._about, self.program.machines, failure)
+        server = page_server(listen, live.page)
+        self._until_closed.callback(server.close)
+        return server
+
     def report(self, since: int = 0) -> DeploymentReport:
         """Compare prediction and measurement for every machine, every link and the whole deployment, with advice.
 

@@ -271,6 +271,7 @@ FORMATS: Mapping[str, tuple[str, str]] = {
     ".json": ("tvm_split.observing.trace:_write_json", "everything; `Trace.load` reads it"),
     ".pftrace": ("tvm_split.observing.perfetto:write", "for ui.perfetto.dev"),
     ".xplane": ("tvm_split.observing.xplane:write", "a folder for TensorBoard's profile plugin"),
+    ".html": ("tvm_split.dashboard.page:write", "one file with tables and charts"),
     ".svg": ("tvm_split.pictures.timeline:write", "a picture of the latest micro-batches"),
 }
 """Suffix → the function that writes a trace to a path, and what it is for."""

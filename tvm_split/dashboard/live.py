@@ -1,0 +1,124 @@
+"""The page of a running deployment: what is new is read when somebody looks, and not otherwise."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from rpc_runtime.client.worker_client import WorkerDescription
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.program.events import Observation, now
+from tvm_split.dashboard.state import ENDED, FAILED, IDLE, RUNNING, Live, Page, page_of
+from tvm_split.observing.about import About
+from tvm_split.observing.recording import Observed
+from tvm_split.observing.summary import Spans, results_of
+from tvm_split.observing.trace import Trace, joined, trace_of
+
+REFRESH_SECONDS = 1.0
+WINDOW_SECONDS = 10.0
+"""Shares, limits and the timeline are those of the latest events of so long a time."""
+HISTORY_SECONDS = 600.0
+"""The chart of results reaches back so far."""
+IDLE_SECONDS = 3.0
+"""After so long without a result, and longer than the latest ones took, nothing is streamed."""
+DESCRIBE_SECONDS = 3.0
+"""Time between two questions for what changes slowly, such as free memory."""
+
+
+class Watched(Observed, Protocol):
+    """A deployment that can be shown."""
+
+    def workers(self) -> Mapping[str, WorkerDescription]: ...
+
+
+class LivePage:
+    """The page of a deployment. Thread-safe; however many look, its machines are asked once in `REFRESH_SECONDS`.
+
+    Args:
+        failure: returns why the deployment has failed; empty while it has not.
+    """
+
+    def __init__(
+        self, model: str, watched: Watched, about: About, machines: tuple[str, ...], failure: Callable[[], str]
+    ) -> None:
+        self._model, self._watched, self._about = model, watched, about
+        self._machines, self._failure = machines, failure
+        self._lock = threading.Lock()
+        self._seen: dict[str, Observation] = {}
+        self._results: Spans = np.zeros((0, 2), np.int64)
+        self._noted: list[tuple[int, str]] = []
+        self._gone: set[str] = set()
+        self._workers: Mapping[str, WorkerDescription] = {}
+        self._processor: dict[str, float] = {}
+        self._page: Page | None = None
+        self._read_at = self._described_at = -np.inf
+
+    def page(self) -> Page:
+        """Return the page at this moment, at most `REFRESH_SECONDS` old."""
+        with self._lock:
+            if self._page is None or time.monotonic() - self._read_at > 0.9 * REFRESH_SECONDS:
+                self._page = self._read()
+                self._read_at = time.monotonic()
+            return self._page
+
+    def _read(self) -> Page:
+        state, reason = RUNNING, ""
+        try:
+            self._take(self._watched.observe({machine: seen.newest for machine, seen in self._seen.items()}))
+            if time.monotonic() - self._described_at > DESCRIBE_SECONDS:
+                self._workers = self._watched.workers()
+                self._described_at = time.monotonic()
+        except TvmSplitError as error:
+            state, reason = ENDED, str(error)
+        if failure := self._failure():
+            state, reason = FAILED, failure
+        if reason and (not self._noted or self._noted[-1][1] != reason):
+            self._noted.append((now(), reason))
+        trace = trace_of(self._model, self._seen, self._watched.clocks(), self._about)
+        self._add_results(trace)
+        if state == RUNNING and self._is_idle():
+            state = IDLE
+        live = Live(state, reason, self._gone, self._workers, self._processor)
+        return page_of(trace, live, self._results, self._noted, REFRESH_SECONDS)
+
+    def _take(self, news: Mapping[str, Observation]) -> None:
+        for machine in self._machines:
+            if machine not in news and machine not in self._gone:
+                self._noted.append((now(), f"{machine} does not answer"))
+                self._gone.add(machine)
+            elif machine in news and machine in self._gone:
+                self._noted.append((now(), f"{machine} answers again"))
+                self._gone.discard(machine)
+        for machine, new in news.items():
+            before = self._seen.get(machine)
+            if before is not None:
+                passed = new.clock_nanoseconds - before.clock_nanoseconds
+                self._processor[machine] = (new.processor_seconds - before.processor_seconds) / (passed * 1e-9)
+                new = joined([before, new])
+            self._seen[machine] = _latest(new)
+
+    def _add_results(self, trace: Trace) -> None:
+        found = results_of(trace)
+        known = self._results[-1, 1] if len(self._results) else -1
+        results = np.concatenate([self._results, found[found[:, 1] > known]])
+        self._results = results[results[:, 1] > results[-1:, 1] - HISTORY_SECONDS * 1e9]
+
+    def _is_idle(self) -> bool:
+        latest = self._results[-10:]
+        if not len(latest):
+            return True
+        usual = float((latest[:, 1] - latest[:, 0]).max()) * 1e-9
+        return (now() - latest[-1, 1]) * 1e-9 > max(IDLE_SECONDS, 2 * usual)
+
+
+def _latest(seen: Observation) -> Observation:
+    """Return the rows of the last `WINDOW_SECONDS` before the newest one."""
+    rows = seen.table()
+    ends = rows["start"] + rows["duration"]
+    kept = rows[ends > ends.max(initial=0) - int(WINDOW_SECONDS * 1e9)]
+    return replace(seen, rows=kept.tobytes())

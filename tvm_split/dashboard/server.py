@@ -1,0 +1,77 @@
+"""Serve the page over HTTP: its files, and its values as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rpc_runtime.errors import InputError
+from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.http_server import HttpServer
+from tvm_split.dashboard.page import CHARTS, FILES, LINKED
+from tvm_split.dashboard.state import Page
+
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
+"""What the page may load (plotly.js writes styles)."""
+HEADERS = (
+    ("Content-Security-Policy", f"{POLICY}; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+)
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+
+
+def page_server(listen: str, page: Callable[[], Page], *, insecure: bool = False) -> HttpServer:
+    """Return a server of the page, until it is closed.
+
+    There is no token. So it listens on this host only, and off it with ``insecure``: whoever reaches it then learns the
+    names of models, machines and layers.
+
+    Raises:
+        InputError: the address can be reached by other machines, without ``insecure``.
+        WorkerError: nothing can listen at this address.
+    """
+    address = Address.parse(listen).numeric
+    if not address.is_loopback and not insecure:
+        raise InputError(
+            f"other machines can reach {listen}, and the page asks nobody who he is: listen on 127.0.0.1 and look "
+            "through ssh (ssh -L 8080:127.0.0.1:8080 HOST), or give --insecure on a network where you trust everyone"
+        )
+    return HttpServer(address, _application(page, is_local=address.is_loopback), "the dashboard")
+
+
+def _application(page: Callable[[], Page], *, is_local: bool) -> Callable[..., Iterable[bytes]]:
+    def values() -> bytes:
+        return json.dumps(page().as_values(), allow_nan=False).encode()
+
+    contents: dict[str, tuple[str, Callable[[], bytes]]] = {
+        "/": ("text/html; charset=utf-8", lambda: LINKED.encode()),
+        "/page.json": ("application/json", values),
+        "/plotly.js": ("text/javascript; charset=utf-8", lambda: CHARTS),
+        **{f"/{name}": (kind, text.encode) for name, (kind, text) in FILES.items()},
+    }
+
+    def application(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        # A page of somebody else whose name leads to this host must not read this one.
+        host = request.get("HTTP_HOST", "").rpartition(":")[0]
+        if is_local and host not in LOCAL:
+            return _refused(start, "403 Forbidden", f"call it {' or '.join(LOCAL)}")
+        if request["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return _refused(start, "405 Method Not Allowed", "GET")
+        if request["PATH_INFO"] not in contents:
+            return _refused(start, "404 Not Found", "there are / and /page.json")
+        kind, content = contents[request["PATH_INFO"]]
+        body = content()
+        caching = "max-age=3600" if request["PATH_INFO"] == "/plotly.js" else "no-store"
+        start(
+            "200 OK", [("Content-Type", kind), ("Cache-Control", caching), ("Content-Length", str(len(body))), *HEADERS]
+        )
+        return [body] if request["REQUEST_METHOD"] == "GET" else []
+
+    return application
+
+
+def _refused(start: Callable[..., Any], status: str, why: str) -> Iterable[bytes]:
+    start(status, [("Content-Type", "text/plain; charset=utf-8"), *HEADERS])
+    return [f"{why}\n".encode()]

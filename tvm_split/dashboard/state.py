@@ -1,0 +1,237 @@
+"""What the page shows, as values: of a running deployment, or of a saved trace."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rpc_runtime.client.worker_client import WorkerDescription
+from rpc_runtime.program.events import BLOCK, COMPUTE, RECEIVE, ROWS, SEND, WAIT
+from tvm_split.observing.about import About
+from tvm_split.observing.summary import LinkSummary, Spans, TraceSummary, length, results_of, spans_of, summary_of
+from tvm_split.observing.trace import MachineTrace, Trace, machine_order
+
+SHOWN_MICRO_BATCHES = 20
+"""Micro-batches in the page's timeline: the latest ones that all machines have computed. Hundreds look like stripes."""
+MOST_BARS = 1000
+"""Bars of a machine in the timeline."""
+MOST_POINTS = 120
+"""Points of the chart of rates."""
+LEAST_RESULTS = 4
+"""Results in the part of the time that a point of the chart of rates stands for, on average."""
+LANES = {RECEIVE: "receive", COMPUTE: "compute", WAIT: "compute", BLOCK: "compute", SEND: "send"}
+"""The lane of each kind of event in the timeline."""
+NO_ROWS = np.zeros(0, ROWS)
+RECORDED, RUNNING, IDLE, WAITING, FAILED, ENDED = "recorded", "running", "idle", "waiting", "failed", "ended"
+"""States of a page: of a saved trace; of a deployment with and without micro-batches; before there is one; after it."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """What is known of a deployment beside its events: its state with a ``reason``, and what its machines report.
+
+    ``gone`` are machines that do not answer. ``processor_cores`` has how many cores each machine's process keeps busy.
+    """
+
+    state: str = RECORDED
+    reason: str = ""
+    gone: Collection[str] = ()
+    workers: Mapping[str, WorkerDescription] = field(default_factory=dict)
+    processor_cores: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ShownMachine:
+    """A machine: its stages with their layers, shares of the time by kind of event, and what its worker reports.
+
+    ``predicted_seconds`` and ``measured_seconds`` are computing per micro-batch of the stream.
+    """
+
+    machine: str
+    stages: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    answers: bool = True
+    shares: Mapping[str, float] = field(default_factory=dict)
+    predicted_seconds: float | None = None
+    measured_seconds: float | None = None
+    clock_error_seconds: float = 0.0
+    processor_cores: float | None = None
+    cores: int | None = None
+    memory_free_bytes: int | None = None
+    memory_total_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class ShownLink:
+    """One direction of a link: the share of the time in which it is busy, and bytes and seconds per transfer of all."""
+
+    source: str
+    destination: str
+    share: float
+    size_bytes: float
+    measured_seconds: float
+    predicted_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the page shows. Times are in seconds; those of rates, bars and events are since the first event.
+
+    ``limit`` and ``limiting`` are those of `TraceSummary`. ``period_seconds`` and ``latency_seconds`` have what was
+    predicted and measured. ``rates`` has points of time, and the results per second up to them. A row of ``bars`` is an
+    event: the number of its lane, kind, begin, duration, micro-batch, stage and peer. After ``refresh_seconds`` there
+    is something new; 0: never.
+    """
+
+    model: str
+    state: str = RECORDED
+    reason: str = ""
+    limit: str = ""
+    limiting: tuple[str, ...] = ()
+    results: int = 0
+    period_seconds: Mapping[str, float | None] = field(default_factory=dict)
+    latency_seconds: Mapping[str, float | None] = field(default_factory=dict)
+    machines: tuple[ShownMachine, ...] = ()
+    links: tuple[ShownLink, ...] = ()
+    rates: tuple[tuple[float, float], ...] = ()
+    lanes: tuple[str, ...] = ()
+    bars: tuple[tuple[Any, ...], ...] = ()
+    events: tuple[tuple[float, str], ...] = ()
+    refresh_seconds: float = 0.0
+
+    def as_values(self) -> dict[str, Any]:
+        """Return the page as values for JSON."""
+        return {one.name: _plain(getattr(self, one.name)) for one in dataclasses.fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return [_plain(part) for part in value] if isinstance(value, tuple) else value
+
+
+def page_of(
+    trace: Trace,
+    live: Live,
+    results: Spans | None = None,
+    noted: Sequence[tuple[int, str]] = (),
+    refresh_seconds: float = 0.0,
+) -> Page:
+    """Return the page of a trace.
+
+    Args:
+        results: times of results, if more are known than the trace has.
+        noted: events that no machine recorded: nanoseconds in the trace's clock, and what happened.
+    """
+    summary, about = summary_of(trace), trace.about
+    results = results_of(trace) if results is None else results
+    begin = min([trace.begin, *results[:1, 0].tolist()]) if len(trace) else 0
+    names = dict.fromkeys([*(part.machine for part in summary.machines), *sorted(live.gone)])
+    lanes, bars = _timeline(trace, begin)
+    return Page(
+        model=trace.model,
+        state=live.state,
+        reason=live.reason,
+        limit=summary.limit,
+        limiting=summary.limiting,
+        results=len(results),
+        period_seconds={"predicted": about.period_seconds, "measured": _period(results)},
+        latency_seconds={"predicted": about.latency_seconds, **_percentiles(results)},
+        machines=tuple(_machine(name, trace, summary, about, live) for name in names),
+        links=tuple(_link(link, about) for link in summary.links),
+        rates=_rates(results, begin),
+        lanes=lanes,
+        bars=bars,
+        events=tuple(((at - begin) * 1e-9, text) for at, text in sorted(noted)),
+        refresh_seconds=refresh_seconds,
+    )
+
+
+def _machine(name: str, trace: Trace, summary: TraceSummary, about: About, live: Live) -> ShownMachine:
+    stages = tuple((stage.name, stage.layers) for stage in about.stages if stage.machine == name)
+    recorded, worker = trace.machines.get(name, MachineTrace((), NO_ROWS)), live.workers.get(name)
+    wall = max((part.wall_seconds for part in summary.machines), default=0.0)
+    seconds = {kind: length(spans_of(recorded.of_kind(kind))) for kind in LANES}
+    computed = _micro_batches(trace)
+    return ShownMachine(
+        name,
+        stages,
+        name not in live.gone,
+        {kind: min(value / wall, 1.0) if wall else 0.0 for kind, value in seconds.items()},
+        about.compute_seconds.get(name),
+        seconds[COMPUTE] / computed if computed else None,
+        recorded.clock_error_nanoseconds * 1e-9,
+        live.processor_cores.get(name),
+        *((worker.cores, worker.memory_free_bytes, worker.memory_total_bytes) if worker is not None else ()),
+    )
+
+
+def _micro_batches(trace: Trace) -> int:
+    """Return the number of micro-batches of which the trace has some computing."""
+    return len(np.unique(np.concatenate([NO_ROWS["sequence"], *(_computed(m) for m in trace.machines.values())])))
+
+
+def _computed(machine: MachineTrace) -> np.ndarray[Any, Any]:
+    return machine.of_kind(COMPUTE)["sequence"]
+
+
+def _link(link: LinkSummary, about: About) -> ShownLink:
+    count = max(link.transfers, 1)
+    ends = (link.source, link.destination)
+    predicted = next((own.seconds for own in about.links if (own.source, own.destination) == ends), None)
+    return ShownLink(
+        link.source, link.destination, min(link.share, 1.0), link.size_bytes / count, link.seconds / count, predicted
+    )
+
+
+def _period(results: Spans) -> float | None:
+    """Return the seconds between two results; None for fewer than two, or if all came at once."""
+    seconds = float(results[-1, 1] - results[0, 1]) * 1e-9 if len(results) > 1 else 0.0
+    return seconds / (len(results) - 1) or None if len(results) > 1 else None
+
+
+def _percentiles(results: Spans) -> dict[str, float | None]:
+    seconds = (results[:, 1] - results[:, 0]) * 1e-9
+    return {f"p{n}": float(np.percentile(seconds, n)) if len(results) else None for n in (50, 90, 99)}
+
+
+def _rates(results: Spans, begin: int) -> tuple[tuple[float, float], ...]:
+    """Return points of time in seconds after ``begin``, and the results per second since the point before."""
+    count = min(len(results) // LEAST_RESULTS, MOST_POINTS)
+    if count < 1 or results[0, 1] == results[-1, 1]:
+        return ()
+    counts, edges = np.histogram(
+        (results[1:, 1] - begin) * 1e-9, count, ((results[:: len(results) - 1, 1] - begin) * 1e-9)
+    )
+    rates = counts / np.diff(edges)
+    return tuple(zip(edges[1:].tolist(), rates.tolist(), strict=True))
+
+
+def _timeline(trace: Trace, begin: int) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
+    """Return the names of the lanes, and the bars of the latest micro-batches that all machines have computed."""
+    latest = [int(rows.max()) for machine in trace.machines.values() if len(rows := _computed(machine))]
+    last = min(latest, default=0)
+    lanes: dict[str, int] = {}
+    bars = []
+    for name in machine_order(trace):
+        machine = trace.machines[name]
+        rows = machine.of_kind(*LANES)
+        sequences = rows["sequence"].astype(np.int64)
+        shown = rows[(sequences > last - SHOWN_MICRO_BATCHES) & (sequences <= last)][-MOST_BARS:]
+        for lane in dict.fromkeys(LANES.values()):
+            own = [row for row in shown.tolist() if LANES[machine.tracks[row[5]].kind] == lane]
+            if own:
+                number = lanes.setdefault(f"{name} {lane}", len(lanes))
+                bars += [_bar(number, row, machine, begin) for row in own]
+    return tuple(lanes), tuple(bars)
+
+
+def _bar(lane: int, row: Sequence[int], machine: MachineTrace, begin: int) -> tuple[Any, ...]:
+    _, start, duration, sequence, _, track, _ = row
+    own = machine.tracks[track]
+    return lane, own.kind, (start - begin) * 1e-9, duration * 1e-9, sequence, own.stage, own.peer
