@@ -67,6 +67,7 @@ class Session(Runner):
         timeouts: after how long a silent worker or link counts as dead.
         check: called with the description of each worker before anything is sent; what it raises ends the opening.
         model: the name by which workers list the deployment.
+        about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
 
     Raises:
         TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Everything is then freed.
@@ -85,6 +86,7 @@ class Session(Runner):
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
         check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None,
         model: str = "",
+        about: bytes = b"",
     ) -> None:
         missing = [machine for machine in program.machines if machine not in endpoints]
         if missing:
@@ -112,6 +114,7 @@ class Session(Runner):
             self._fail,
             on_activity=self._dispatcher.moved,
             model=model,
+            about=about,
             stages=stages,
             results=lambda: self._dispatcher.completed,
             timeouts=timeouts,

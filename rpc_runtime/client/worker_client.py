@@ -227,9 +227,12 @@ class WorkerClient:
             raise ProtocolError(f"{self.endpoint} says that it has a quota of {reply.core_quota} cores")
         return value_of(WorkerDescription, reply, round_trip_seconds=round_trip * 1e-9, clock_offset_nanoseconds=offset)
 
-    def watch(self, model: str = "") -> Any:
-        """Open the stream of ``WatchEvent``; the deployment ends when the stream ends. ``model`` is for `describe`."""
-        request = pb.WatchRequest(deployment=self.deployment, model=model, owner=_own_name())
+    def watch(self, model: str = "", about: bytes = b"") -> Any:
+        """Open the stream of ``WatchEvent``; the deployment ends when the stream ends.
+
+        ``model`` is for `describe`, the JSON ``about`` for `about`.
+        """
+        request = pb.WatchRequest(deployment=self.deployment, model=model, owner=_own_name(), about=about)
         return self._stub.Watch(request, metadata=self._metadata)
 
     def send_blobs(
@@ -307,6 +310,10 @@ class WorkerClient:
         if len(seen.rows) > LONG_REPLY_BYTES and not self._shares_clock:
             self.observe(timeout_seconds)
         return seen
+
+    def about(self, timeout_seconds: float) -> bytes:
+        """Return what the client has said about the deployment; raises as `observe`."""
+        return bytes(self._call(pb.ObserveRequest(deployment=self.deployment, about=True), timeout_seconds).about)
 
     def load_kernels(self, kernels: KernelSet, timeout_seconds: float) -> int:
         """Load kernels to time, whose library the worker has; return the bytes allocated for their arguments."""

@@ -33,7 +33,7 @@ from rpc_runtime.transports.transport import MakeSlot
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.framing import MAXIMUM_LETTERS
-from rpc_runtime.wire.messages import hello_of
+from rpc_runtime.wire.messages import checked_about, hello_of
 from rpc_runtime.worker.description import require_room, trim_heap
 from rpc_runtime.worker.library_trials import LibraryTrials
 
@@ -63,6 +63,7 @@ class LoadedProgram:
         self._timeouts = timeouts
         self.identifier = request.deployment
         self._names = {"model": request.model[:MAXIMUM_NAME_LETTERS], "owner": request.owner[:MAXIMUM_NAME_LETTERS]}
+        self.about = checked_about(request.about)
         self._weight_bytes = 0
         self._store = store
         self._trials = trials

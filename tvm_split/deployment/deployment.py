@@ -25,7 +25,7 @@ from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.checks import check_codecs, check_machines, check_runnable_here, check_workers
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
-from tvm_split.observing.about import About, about_of
+from tvm_split.observing.about import About, about_of, text_of
 from tvm_split.observing.recording import Recording
 from tvm_split.observing.trace import Trace, trace_of, writer_for
 from tvm_split.parameters import Count, Seconds
@@ -329,6 +329,7 @@ def deploy_on(
                 in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
                 check=partial(check_workers, bundle, workers, endpoints),
                 model=bundle.model,
+                about=text_of(about_of(program, bundle.plan)),
             )
         undo.pop_all()
     return Deployment(bundle, workers, runner)

@@ -11,6 +11,7 @@ from rpc_runtime.program.events import COMPUTE, SEND
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain
+from tvm_split.observing.about import About, AboutLink, AboutStage, text_of
 from tvm_split.observing.trace import Trace
 
 NAMES = (A, B, C)
@@ -48,7 +49,9 @@ def test_a_deployment_of_somebody_else(invoke, invoke_json, addresses, cluster, 
     }
     assert "no deployment runs" in invoke("trace", "--cluster", cluster, code=1).stderr
     ended = threading.Event()
-    with Session(program, endpoints, maker.blob_path, model="net") as pipeline:
+    stages = tuple(AboutStage(stage.name, stage.machine, ("conv", "relu")) for stage in program.stages)
+    about = About(stages, 0.25, 0.5, {A: 0.125}, (AboutLink(A, B, 0.25),))
+    with Session(program, endpoints, maker.blob_path, model="net", about=text_of(about)) as pipeline:
 
         def stream() -> None:
             batches = itertools.takewhile(lambda _: not ended.is_set(), itertools.cycle(batches_for(program, 2)))
@@ -72,6 +75,7 @@ def test_a_deployment_of_somebody_else(invoke, invoke_json, addresses, cluster, 
     assert "net of " in " ".join(wrong.split())
     assert "bubble" in text
     trace = Trace.load(output)
+    assert trace.about == about
     assert sum(event.kind == COMPUTE for event in trace) >= 3
     links = {(event.machine, event.peer) for event in trace if event.kind == SEND}
     assert links == {(A, B), (B, C), (C, "client")}
