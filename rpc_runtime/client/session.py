@@ -23,7 +23,7 @@ from rpc_runtime.errors import (
     out_of_files,
 )
 from rpc_runtime.program.clocks import MachineClock
-from rpc_runtime.program.events import SHOWN_LETTERS, Observation
+from rpc_runtime.program.events import OPENED, SHOWN_LETTERS, Observation
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
@@ -146,6 +146,7 @@ class Session(Runner):
             raise self._watch.cause_of(error) from error
         self._is_open = True
         self._dispatcher.require_usable()
+        self.happened(OPENED)
         endpoints = ", ".join(map(str, self._endpoints.values()))
         logger.info("deployment %s runs on %s", self.deployment[:8], endpoints or "no machine")
         for call in self._calls:
@@ -231,6 +232,9 @@ class Session(Runner):
     def require_usable(self) -> None:
         self._dispatcher.require_usable()
 
+    def happened(self, what: str) -> None:
+        self._dispatcher.recorder.happened(what)
+
     def observe(
         self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None
     ) -> dict[str, Observation]:
@@ -255,7 +259,7 @@ class Session(Runner):
     def _of_program(self, machine: str, seen: Observation) -> Observation:
         """Return an observation with the program's own names. Raises `ProtocolError` for names it does not have."""
         names = {cleaned(name): name for name in ("", CLIENT, *self.program.machines)}
-        stages = {cleaned(stage.name): stage.name for stage in self.program.stages_on(machine)}
+        stages = {"": "", **{cleaned(stage.name): stage.name for stage in self.program.stages_on(machine)}}
         try:
             tracks = [replace(track, stage=stages[track.stage], peer=names[track.peer]) for track in seen.tracks]
         except KeyError as name:

@@ -18,11 +18,13 @@ from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.clocks import MachineClock
 
 RECEIVE, SEND, COMPUTE, WAIT, BLOCK = "receive", "send", "compute", "wait", "block"
-FLIGHT, WINDOW = "flight", "window"
-KINDS = (RECEIVE, SEND, COMPUTE, WAIT, BLOCK, FLIGHT, WINDOW)
+FLIGHT, WINDOW, DEPLOYMENT = "flight", "window", "deployment"
+KINDS = (RECEIVE, SEND, COMPUTE, WAIT, BLOCK, FLIGHT, WINDOW, DEPLOYMENT)
 """receive, send: a tensor over a link. compute: a stage. wait: idle until an input arrived. block: idle until an output
 had room. flight, of the client: a micro-batch from its input to its result. window: a moment at which a link's
-receiver allowed more micro-batches under way."""
+receiver allowed more micro-batches under way. deployment: a moment at which it opened, failed or closed."""
+OPENED = "opened"
+"""The detail of a deployment's first event of that kind."""
 
 RING_ROWS = 65_536
 """Rows kept per machine (3 MB); older ones are overwritten."""
@@ -58,14 +60,15 @@ class Track:
     """A series of events of one ``kind`` on one machine, and its totals since the program was loaded.
 
     ``stage`` is the producer of a sent tensor, and the first consumer of a received one. ``peer`` is the other end of a
-    link: a machine or the client; for wait and block, the machine that was waited for. ``median_nanoseconds`` is the
-    median of the latest durations, and ``value`` that of the latest row.
+    link: a machine or the client; for wait and block, the machine that was waited for. ``detail`` says what happened to
+    a deployment. ``median_nanoseconds`` is the median of the latest durations, and ``value`` that of the latest row.
     """
 
     kind: str
     stage: str = ""
     peer: str = ""
     tensor: str = ""
+    detail: str = ""
     events: int = 0
     nanoseconds: int = 0
     size_bytes: int = 0
@@ -101,8 +104,8 @@ class Observation:
 class TraceEvent:
     """An event on one machine; ``kind`` is one of `KINDS`, times are in nanoseconds of one clock.
 
-    ``size_bytes`` is the encoded size of a tensor that was received or sent. For ``peer``, see `Track`; for ``value``,
-    `ROWS`.
+    ``size_bytes`` is the encoded size of a tensor that was received or sent. For ``peer`` and ``detail``, see `Track`;
+    for ``value``, `ROWS`.
     """
 
     machine: str
@@ -115,6 +118,7 @@ class TraceEvent:
     peer: str = ""
     tensor: str = ""
     value: int = 0
+    detail: str = ""
 
 
 class Recorder:
@@ -134,9 +138,9 @@ class Recorder:
         self.activity = 0
         """Counter of tensors, parts of tensors and micro-batches. Written without a lock, since only changes matter."""
 
-    def track(self, kind: str, stage: str = "", peer: str = "", tensor: str = "") -> int:
+    def track(self, kind: str, stage: str = "", peer: str = "", tensor: str = "", detail: str = "") -> int:
         """Return the number of a track, for `record`."""
-        track = Track(kind, stage, peer, tensor)
+        track = Track(kind, stage, peer, tensor, detail)
         number = self._tracks.get(track)
         if number is None:
             with self._writing:
@@ -159,6 +163,11 @@ class Recorder:
             is_full = self._newest % CHUNK_ROWS == 0
         if is_full:
             self._count()
+
+    def happened(self, what: str) -> None:
+        """Record that the deployment opened, failed or closed."""
+        moment = now()
+        self.record(self.track(DEPLOYMENT, detail=what), 0, moment, moment)
 
     def observe(self, since: int | None = None) -> Observation:
         """Return the rows after number ``since`` that are still kept, none without it, and the totals of all rows."""
@@ -242,6 +251,7 @@ def events_of(machine: str, tracks: Sequence[Track], rows: Rows) -> list[TraceEv
             track.peer,
             track.tensor,
             value,
+            track.detail,
         )
         for _, start, duration, sequence, size_bytes, number, value in rows.tolist()
         for track in (tracks[number],)

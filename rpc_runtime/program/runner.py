@@ -96,6 +96,9 @@ class Runner(Closing):
     def require_usable(self) -> None:
         """Raise the error that ended it, if one has."""
 
+    def happened(self, what: str) -> None:
+        """Record among the client's events what happened to the deployment; in one process, there are none."""
+
     @abstractmethod
     def observe(
         self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None

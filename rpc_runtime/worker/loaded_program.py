@@ -309,6 +309,8 @@ class LoadedProgram:
                 return
             self._failure = failure
             self._halt_locked()
+            if self._recorder is not None:
+                self._recorder.happened(f"failed: {text}")
         # A broken link is not this machine's fault: usually its client has ended; else the client reports the cause.
         level = logging.INFO if kind == pb.Failure.LINK else logging.WARNING
         logger.log(level, "deployment %s has failed: %s", self.identifier[:8], text)

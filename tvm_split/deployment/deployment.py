@@ -68,6 +68,7 @@ class Deployment(Closing, Shown):
         self._times = RunTimes()
         self._last: DeploymentStatistics | None = None
         self._until_closed = contextlib.ExitStack()
+        self._recordings: set[Recording] = set()
         self.is_closed = False
 
     @property
@@ -215,10 +216,12 @@ class Deployment(Closing, Shown):
             writer_for(path)
         recording = Recording(self.bundle.model, self._runner, self._about)
         recording.start()
+        self._recordings.add(recording)
         try:
             yield recording
         finally:
             recording.stop()
+            self._recordings.discard(recording)
             if path is not None:
                 recording.trace.save(path)
 
@@ -263,6 +266,9 @@ class Deployment(Closing, Shown):
             with contextlib.suppress(TvmSplitError):
                 self._statistics(LAST_WORD_SECONDS)
             self.is_closed = True
+            self._runner.happened("closed")
+            for recording in tuple(self._recordings):
+                recording.stop()
             self._until_closed.close()
             try:
                 self._runner.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, WINDOW, TraceEvent, events_of
+from rpc_runtime.program.events import COMPUTE, DEPLOYMENT, RECEIVE, SEND, WINDOW, TraceEvent, events_of
 from tvm_split.observing.lanes import in_lanes
 from tvm_split.observing.trace import MachineTrace, Trace, machine_order
 from tvm_split.units import seconds_text
@@ -74,15 +74,15 @@ def _descriptor(parent: int, number: int, title: str, *, is_counter: bool = Fals
 
 
 def _slice(event: TraceEvent, track: int) -> Iterator[pb.TracePacket]:
-    begin, end = pb.TracePacket(), pb.TracePacket()
-    for packet, moment, kind in (
-        (begin, event.start_nanoseconds, pb.TrackEvent.TYPE_SLICE_BEGIN),
-        (end, event.end_nanoseconds, pb.TrackEvent.TYPE_SLICE_END),
-    ):
-        packet.timestamp, packet.timestamp_clock_id = max(moment, 0), MONOTONIC
+    kinds = [pb.TrackEvent.TYPE_SLICE_BEGIN, pb.TrackEvent.TYPE_SLICE_END]
+    if event.kind == DEPLOYMENT:
+        kinds = [pb.TrackEvent.TYPE_INSTANT]
+    packets = [pb.TracePacket(timestamp_clock_id=MONOTONIC) for _ in kinds]
+    for packet, moment, kind in zip(packets, (event.start_nanoseconds, event.end_nanoseconds), kinds, strict=False):
+        packet.timestamp = max(moment, 0)
         packet.track_event.type, packet.track_event.track_uuid = kind, track
-    slice_ = begin.track_event
-    slice_.name = f"{event.stage} {event.sequence}" if event.kind == COMPUTE else f"{event.kind} {event.sequence}"
+    slice_ = packets[0].track_event
+    slice_.name = event.detail or f"{event.stage if event.kind == COMPUTE else event.kind} {event.sequence}"
     slice_.categories.append(event.kind)
     slice_.flow_ids.extend(_flows(event))
     notes = {"micro_batch": event.sequence, "bytes": event.size_bytes}
@@ -91,8 +91,7 @@ def _slice(event: TraceEvent, track: int) -> Iterator[pb.TracePacket]:
     for name, text in (("stage", event.stage), ("peer", event.peer), ("tensor", event.tensor)):
         if text:
             slice_.debug_annotations.add(name=name, string_value=text)
-    yield begin
-    yield end
+    yield from packets
 
 
 def _flows(event: TraceEvent) -> Iterator[int]:

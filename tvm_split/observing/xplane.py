@@ -35,7 +35,7 @@ def _plane(events: Iterable[TraceEvent], origin: int) -> pb.XPlane:
     for place, (lane, own) in enumerate(in_lanes(events).items(), 1):
         line = plane.lines.add(id=place, name=lane, timestamp_ns=origin)
         for event in own:
-            title = f"{event.kind} {event.stage or event.tensor}".strip()
+            title = f"{event.kind} {event.stage or event.tensor or event.detail}".strip()
             kind = kinds.setdefault(title, len(kinds) + 1)
             added = line.events.add(
                 metadata_id=kind,

@@ -9,7 +9,7 @@ import pytest
 
 import tvm_split
 from rpc_runtime.client.worker_client import describe
-from rpc_runtime.program.events import COMPUTE, FLIGHT, RECEIVE, SEND
+from rpc_runtime.program.events import COMPUTE, DEPLOYMENT, FLIGHT, RECEIVE, SEND
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.waiting import eventually
 
@@ -48,8 +48,24 @@ def test_the_trace_of_a_deployment_that_has_failed(bundle: tvm_split.Bundle):
             os.kill(describe(cluster.endpoints()["machine-b"]).process_id, signal.SIGKILL)
             with pytest.raises(tvm_split.WorkerUnavailableError):
                 deployment.run(X)
-        assert {event.machine for event in deployment.trace()} == {"machine-a", CLIENT}
+        trace = deployment.trace()
+        assert {event.machine for event in trace} == {"machine-a", CLIENT}
+        opened, failed = (event for event in trace.of_kind(DEPLOYMENT) if event.machine == CLIENT)
+        assert opened.detail == "opened"
+        assert failed.detail.startswith("failed: machine 'machine-b' at")
+        assert failed.detail in " ".join(str(trace).split())
         assert [event.sequence for event in recording.trace if event.kind == FLIGHT] == [0]
+        (seen,) = (event for event in recording.trace.of_kind(DEPLOYMENT) if event.machine == CLIENT)
+        assert seen.detail == failed.detail
+
+
+def test_closing_ends_a_recording(bundle: tvm_split.Bundle):
+    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+        with deployment.tracing() as recording:
+            list(deployment.stream([(X,)] * 3))
+            deployment.close()
+        assert [event.sequence for event in recording.trace.of_kind(FLIGHT)] == [0, 1, 2]
+        assert [event.detail for event in recording.trace.of_kind(DEPLOYMENT)] == ["closed"]
 
 
 def test_a_wrong_suffix_is_refused_before_anything_runs(bundle: tvm_split.Bundle, tmp_path: Path):
