@@ -65,14 +65,14 @@ class Bystander(Closing):
             self.close()
             raise
 
-    def observe(self, since: Mapping[str, int] | None = None) -> dict[str, Observation]:
+    def observe(self, since: Mapping[str, int] | None = None, *, kernels: int = 0) -> dict[str, Observation]:
         """Return what the machines that answer have recorded, as `Runner.observe` does.
 
         Raises:
             WorkerError: no machine has the deployment any more.
         """
         numbers = {machine: None if since is None else since.get(machine, 0) for machine in self._clients}
-        return self._ask(lambda client: client.observe(ANSWER_SECONDS, numbers[client.endpoint.machine]))
+        return self._ask(lambda client: client.observe(ANSWER_SECONDS, numbers[client.endpoint.machine], kernels))
 
     def _ask(self, question: Callable[[WorkerClient], Answer]) -> dict[str, Answer]:
         def ask(machine: str) -> Answer | TvmSplitError:

@@ -236,7 +236,7 @@ class Session(Runner):
         self._dispatcher.recorder.happened(what)
 
     def observe(
-        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None
+        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None, kernels: int = 0
     ) -> dict[str, Observation]:
         self._dispatcher.require_open()
         seconds = ANSWER_SECONDS if since is None else ROWS_SECONDS
@@ -245,7 +245,7 @@ class Session(Runner):
 
         def ask(machine: str) -> Observation | None:
             try:
-                return self._of_program(machine, self._clients[machine].observe(seconds, numbers[machine]))
+                return self._of_program(machine, self._clients[machine].observe(seconds, numbers[machine], kernels))
             except TvmSplitError as error:
                 # A machine that does not answer has failed, even if the watch has not noticed it yet.
                 if self._dispatcher.has_failed or isinstance(error, WorkerUnavailableError | DeadlineError):

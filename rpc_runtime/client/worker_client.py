@@ -293,14 +293,16 @@ class WorkerClient:
         self._call(pb.DescribeRequest(), min(timeout_seconds, SIGN_OF_LIFE_SECONDS))
         self._call(pb.UnloadRequest(deployment=self.deployment), timeout_seconds)
 
-    def observe(self, timeout_seconds: float, since: int | None = None) -> Observation:
+    def observe(self, timeout_seconds: float, since: int | None = None, kernels: int = 0) -> Observation:
         """Return the totals of the deployment on this worker, and its rows after number ``since`` if it is given.
+
+        From now on the kernels of each stage's next ``kernels`` micro-batches are recorded, unless that is 0.
 
         Raises:
             TvmSplitError: the worker does not know the deployment, does not answer in time, or answers nonsense.
         """
         asked = now()
-        reply = self._call(pb.ObserveRequest(deployment=self.deployment, since=since), timeout_seconds)
+        reply = self._call(pb.ObserveRequest(deployment=self.deployment, since=since, kernels=kernels), timeout_seconds)
         if not self._shares_clock:
             self.clock.add(ClockSample.of_round_trip(asked, now(), reply.clock_nanoseconds))
         try:

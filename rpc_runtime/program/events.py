@@ -18,11 +18,12 @@ from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.clocks import MachineClock
 
 RECEIVE, SEND, COMPUTE, WAIT, BLOCK = "receive", "send", "compute", "wait", "block"
-FLIGHT, WINDOW, DEPLOYMENT = "flight", "window", "deployment"
-KINDS = (RECEIVE, SEND, COMPUTE, WAIT, BLOCK, FLIGHT, WINDOW, DEPLOYMENT)
+KERNEL, FLIGHT, WINDOW, DEPLOYMENT = "kernel", "flight", "window", "deployment"
+KINDS = (RECEIVE, SEND, COMPUTE, WAIT, BLOCK, KERNEL, FLIGHT, WINDOW, DEPLOYMENT)
 """receive, send: a tensor over a link. compute: a stage. wait: idle until an input arrived. block: idle until an output
-had room. flight, of the client: a micro-batch from its input to its result. window: a moment at which a link's
-receiver allowed more micro-batches under way. deployment: a moment at which it opened, failed or closed."""
+had room. kernel, if asked for: a compiled function of a stage. flight, of the client: a micro-batch from its input to
+its result. window: a moment at which a link's receiver allowed more micro-batches under way. deployment: a moment at
+which it opened, failed or closed."""
 OPENED = "opened"
 """The detail of a deployment's first event of that kind."""
 
@@ -32,6 +33,11 @@ CHUNK_ROWS = 4096
 """The number of rows that are added to the totals at a time."""
 SHOWN_LETTERS = 8
 """Letters of a deployment's random name that others see, and by which they may observe it."""
+MOST_TRACKS = 4096
+"""From so many tracks on, kernels with new names share a track of their stage."""
+OTHER_KERNELS = "other kernels"
+MOST_KERNEL_RUNS = 1000
+"""The most micro-batches whose kernels are recorded at a time: each adds an event per kernel to the ring."""
 RATE_SECONDS = 10
 """Seconds that the current rate of micro-batches looks back."""
 MEDIAN_ROWS = 1001
@@ -45,7 +51,8 @@ ROWS = np.dtype(
     ]
 )  # fmt: skip
 """A row: its number, counted from 1; start and duration in nanoseconds; the micro-batch; the encoded size of its
-tensor; the number of its track; and a value: the micro-batches under way after a transfer, or a window's new size."""
+tensor; the number of its track; and a value: the micro-batches under way after a transfer, a window's new size, or how
+often a stage has called a kernel's function before in this micro-batch."""
 Rows = np.ndarray[Any, Any]
 Totals = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -60,8 +67,9 @@ class Track:
     """A series of events of one ``kind`` on one machine, and its totals since the program was loaded.
 
     ``stage`` is the producer of a sent tensor, and the first consumer of a received one. ``peer`` is the other end of a
-    link: a machine or the client; for wait and block, the machine that was waited for. ``detail`` says what happened to
-    a deployment. ``median_nanoseconds`` is the median of the latest durations, and ``value`` that of the latest row.
+    link: a machine or the client; for wait and block, the machine that was waited for. ``detail`` is the name of a
+    kernel's function, or what happened to a deployment. ``median_nanoseconds`` is the median of the latest durations,
+    and ``value`` that of the latest row.
     """
 
     kind: str
@@ -148,6 +156,12 @@ class Recorder:
                 if number == len(self._values):
                     self._values.append(0)
         return number
+
+    def kernel_track(self, stage: str, function: str) -> int:
+        """Return the number of a kernel's track; the names of a network cannot make the table grow without bound."""
+        is_known = Track(KERNEL, stage, detail=function) in self._tracks
+        has_room = is_known or len(self._tracks) < MOST_TRACKS
+        return self.track(KERNEL, stage, detail=function if has_room else OTHER_KERNELS)
 
     def record(self, track: int, sequence: int, start: int, end: int, size_bytes: int = 0, value: int = 0) -> None:
         """Record one event; ``start`` and ``end`` are times of `now`. An event of a moment ends when it starts."""

@@ -19,7 +19,7 @@ from rpc_runtime.execution.loaded_stage import LoadedStage, Tensor, WeightCache,
 from rpc_runtime.execution.nccl_calls import own_nccl
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import do_all
-from rpc_runtime.program.events import SHOWN_LETTERS, Measured, Recorder
+from rpc_runtime.program.events import MOST_KERNEL_RUNS, SHOWN_LETTERS, Measured, Recorder
 from rpc_runtime.program.measurements import KernelSet, LinkStatistics
 from rpc_runtime.program.program import BlobSpec, StageSpec
 from rpc_runtime.program.routes import CLIENT, MachineProgram
@@ -345,6 +345,16 @@ class LoadedProgram:
     def stop_waiting(self) -> None:
         """End the events, because the client no longer watches."""
         self._failures.put(None)
+
+    def record_kernels(self, micro_batches: int) -> None:
+        """Record the kernels of each stage's next micro-batches. Raises `ProtocolError` for too many."""
+        if micro_batches > MOST_KERNEL_RUNS:
+            raise ProtocolError(
+                f"kernels are recorded of at most {MOST_KERNEL_RUNS} micro-batches, not {micro_batches}"
+            )
+        executor = self._executor
+        if executor is not None:
+            executor.record_kernels(micro_batches)
 
     @property
     def recorder(self) -> Recorder:

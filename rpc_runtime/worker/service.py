@@ -180,6 +180,8 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
 
     def Observe(self, request: pb.ObserveRequest, context: Any) -> pb.ObserveReply:
         program = self._program(self._whole_name(request.deployment))
+        if request.kernels:
+            program.record_kernels(request.kernels)
         seen = program.recorder.observe(request.since if request.HasField("since") else None)
         return message_of(pb.ObserveReply, seen, about=program.about if request.about else b"")
 

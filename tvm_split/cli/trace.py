@@ -26,6 +26,7 @@ def trace(
     ),
     seconds: float = option(5.0, "How long to record.", minimum=0.1),
     output: Path | None = options.TRACE,
+    kernels: int = options.KERNELS,
     timeout: float = option(5.0, "The longest wait for a worker.", metavar="SECONDS", minimum=0.1),
     json: bool = options.JSON,
 ) -> None:
@@ -44,7 +45,7 @@ def trace(
         raise ClusterError(f"no worker at {machines.location} answers{f': {reasons}' if reasons else ''}")
     found = chosen(running_on(workers), deployment)
     with Bystander({answer.name: answer.endpoint for answer in answers}, found) as bystander:
-        recording = Recording(found.model, bystander, about_in(bystander.about().values()))
+        recording = Recording(found.model, bystander, about_in(bystander.about().values()), kernels)
         recording.start()
         try:
             with step_progress("recording") as report:

@@ -85,7 +85,7 @@ class Deployment(Closing, Shown):
 
     @cached_property
     def _about(self) -> About:
-        return about_of(self.program, self.bundle.plan)
+        return about_of(self.bundle)
 
     def run(self, *inputs: Any, **named: Any) -> Outputs:
         """Run one micro-batch through the pipeline.
@@ -207,14 +207,15 @@ class Deployment(Closing, Shown):
         return trace
 
     @contextlib.contextmanager
-    def tracing(self, path: str | Path | None = None) -> Iterator[Recording]:
+    def tracing(self, path: str | Path | None = None, *, kernels: int = 0) -> Iterator[Recording]:
         """Record all events from here to the end of the ``with``, and write them to ``path``; ``.trace`` has them.
 
-        Raises as `trace`.
+        Of each stage's first ``kernels`` micro-batches, every kernel is an event too; each of these takes a little
+        longer, on a GPU much longer. Raises as `trace`.
         """
         if path is not None:
             writer_for(path)
-        recording = Recording(self.bundle.model, self._runner, self._about)
+        recording = Recording(self.bundle.model, self._runner, self._about, kernels)
         recording.start()
         self._recordings.add(recording)
         try:
@@ -335,7 +336,7 @@ def deploy_on(
                 in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
                 check=partial(check_workers, bundle, workers, endpoints),
                 model=bundle.model,
-                about=text_of(about_of(program, bundle.plan)),
+                about=text_of(about_of(bundle)),
             )
         undo.pop_all()
     return Deployment(bundle, workers, runner)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator
 
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.program import Program
 from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.messages import MAXIMUM_ABOUT_BYTES
 from tvm_split import values
-from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Amount
+
+if TYPE_CHECKING:
+    from tvm_split.compiler.bundle import Bundle
+    from tvm_split.compiler.stage import Kernel
 
 Name = Annotated[str, AfterValidator(cleaned)]
 """A name, safe in a terminal when it is read."""
@@ -23,11 +25,15 @@ Name = Annotated[str, AfterValidator(cleaned)]
 
 @dataclass(frozen=True)
 class AboutStage:
-    """A stage on a machine, with the names of its layers; a replica or shard is one of its own."""
+    """A stage on a machine, with the names of its layers; a replica or shard is one of its own.
+
+    ``kernels`` has the layers of each call of a kernel's function, by the function, in the order of the calls.
+    """
 
     name: Name
     machine: Name
     layers: tuple[Name, ...] = ()
+    kernels: Mapping[Name, tuple[Name, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,11 +58,24 @@ class About:
     compute_seconds: Mapping[Name, Amount] = field(default_factory=dict)
     links: tuple[AboutLink, ...] = ()
 
+    def layers_of_kernels(self) -> dict[tuple[str, str, str], tuple[str, ...]]:
+        """Return `AboutStage.kernels` by machine, stage and function."""
+        return {
+            (stage.machine, stage.name, function): layers
+            for stage in self.stages
+            for function, layers in stage.kernels.items()
+        }
 
-def about_of(program: Program, plan: Plan) -> About:
-    """Return what a deployed program is."""
-    stages = tuple(AboutStage(stage.name, stage.machine, stage.layers) for stage in program.stages)
-    prediction = plan.prediction
+
+def about_of(bundle: Bundle) -> About:
+    """Return what a deployment of a bundle is."""
+    from tvm_split.compiler.bundle import kernels_key  # imported here, since it loads TVM
+
+    stages = tuple(
+        AboutStage(stage.name, stage.machine, stage.layers, _layers_by_function(bundle.kernels[kernels_key(stage)]))
+        for stage in bundle.program.stages
+    )
+    prediction = bundle.plan.prediction
     if prediction is None:
         return About(stages)
     return About(
@@ -68,10 +87,19 @@ def about_of(program: Program, plan: Plan) -> About:
     )
 
 
+def _layers_by_function(kernels: Iterable[Kernel]) -> dict[str, tuple[str, ...]]:
+    layers: dict[str, tuple[str, ...]] = {}
+    for kernel in kernels:
+        layers[kernel.function] = (*layers.get(kernel.function, ()), ", ".join(kernel.layers))
+    return layers
+
+
 def text_of(about: About) -> bytes:
-    """Return the JSON for the workers, without the names of layers, or without all stages, if it would be too long."""
-    nameless = replace(about, stages=tuple(replace(stage, layers=()) for stage in about.stages))
-    texts = (json.dumps(values.content_of(less)).encode() for less in (about, nameless, replace(about, stages=())))
+    """Return the JSON for the workers; if it would be too long, without kernels, names of layers, and all stages."""
+    coarse = replace(about, stages=tuple(replace(stage, kernels={}) for stage in about.stages))
+    nameless = replace(about, stages=tuple(AboutStage(stage.name, stage.machine) for stage in about.stages))
+    wanted = (about, coarse, nameless, replace(about, stages=()))
+    texts = (json.dumps(values.content_of(one)).encode() for one in wanted)
     return next((text for text in texts if len(text) <= MAXIMUM_ABOUT_BYTES), b"")
 
 

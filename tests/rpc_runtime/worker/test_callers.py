@@ -165,6 +165,8 @@ def test_a_bystander_with_the_token_observes_by_the_letters_that_are_shown(start
         bystander.close()
         assert [(track.kind, track.stage) for track in seen.tracks] == [(t.kind, t.stage) for t in own.tracks]
         assert sum(track.events for track in seen.tracks if track.kind == COMPUTE) == 5
+        with pytest.raises(ProtocolError, match="at most 1000 micro-batches, not 1001"):
+            pipeline.observe(kernels=1001)
         stranger = WorkerClient(replace(endpoint, token="another"), held.name)
         with pytest.raises(WorkerError, match="token"):
             stranger.observe(PATIENCE_SECONDS)
