@@ -1,11 +1,12 @@
 """Observe a running deployment that belongs to somebody else; it needs the workers' token, and changes nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from rpc_runtime.client.worker_client import (
     ANSWER_SECONDS,
     SIGN_OF_LIFE_SECONDS,
+    Answer,
     WorkerClient,
     WorkerDescription,
     answering,
@@ -72,25 +73,35 @@ class Bystander(Closing):
             self.close()
             raise
 
-    def observe(self, since: Mapping[str, int] | None = None) -> dict[str, Observation]:
+    def observe(self, since: Mapping[str, int] | None = None, *, kernels: int = 0) -> dict[str, Observation]:
         """Return what the machines that answer have recorded, as `Runner.observe` does.
 
         Raises:
             WorkerError: no machine has the deployment any more.
         """
+        numbers = {machine: None if since is None else since.get(machine, 0) for machine in self._clients}
+        return self._ask(lambda client: client.observe(ANSWER_SECONDS, numbers[client.endpoint.machine], kernels))
 
-        def ask(machine: str) -> Observation | TvmSplitError:
+    def _ask(self, question: Callable[[WorkerClient], Answer]) -> dict[str, Answer]:
+        def ask(machine: str) -> Answer | TvmSplitError:
             try:
-                number = None if since is None else since.get(machine, 0)
-                return self._clients[machine].observe(ANSWER_SECONDS, number)
+                return question(self._clients[machine])
             except (WorkerError, WorkerUnavailableError, DeadlineError) as error:
                 return error
 
         answers = on_every_machine(self._clients, ask)
-        seen = {machine: answer for machine, answer in answers.items() if isinstance(answer, Observation)}
+        seen = {machine: answer for machine, answer in answers.items() if not isinstance(answer, TvmSplitError)}
         if not seen:
             raise WorkerError(f"the deployment has ended: {next(iter(answers.values()))}")
         return seen
+
+    def about(self) -> dict[str, bytes]:
+        """Return what each machine that answers was told about the deployment, by machine: untrusted JSON, or b"".
+
+        Raises:
+            WorkerError: no machine has the deployment any more.
+        """
+        return self._ask(lambda client: client.about(ANSWER_SECONDS))
 
     def clocks(self) -> Mapping[str, MachineClock]:
         return {machine: client.clock for machine, client in self._clients.items()}

@@ -190,6 +190,8 @@ class Dispatcher:
             was_usable = self._failure is None
             failure = error if self._failure is None or error is CLOSED else self._failure
             self._failure = failure
+            if was_usable and error is not CLOSED:
+                self.recorder.happened(f"failed: {error}")
             for link in self._links:
                 link.close_locked()
             self._changed.notify_all()

@@ -30,7 +30,7 @@ from rpc_runtime.errors import (
     out_of_files,
 )
 from rpc_runtime.program.clocks import MachineClock
-from rpc_runtime.program.events import SHOWN_LETTERS, Observation
+from rpc_runtime.program.events import OPENED, SHOWN_LETTERS, Observation
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
@@ -74,6 +74,7 @@ class Session(Runner):
         timeouts: after how long a silent worker or link counts as dead.
         check: called with the description of each worker before anything is sent; what it raises ends the opening.
         model: the name by which workers list the deployment.
+        about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
 
     Raises:
         TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Everything is then freed.
@@ -92,6 +93,7 @@ class Session(Runner):
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
         check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None,
         model: str = "",
+        about: bytes = b"",
     ) -> None:
         missing = [machine for machine in program.machines if machine not in endpoints]
         if missing:
@@ -119,6 +121,7 @@ class Session(Runner):
             self._fail,
             on_activity=self._dispatcher.moved,
             model=model,
+            about=about,
             stages=stages,
             results=lambda: self._dispatcher.completed,
             timeouts=timeouts,
@@ -150,6 +153,7 @@ class Session(Runner):
             raise self._watch.cause_of(error) from error
         self._is_open = True
         self._dispatcher.require_usable()
+        self.happened(OPENED)
         endpoints = ", ".join(map(str, self._endpoints.values()))
         logger.info("deployment %s runs on %s", self.deployment[:8], endpoints or "no machine")
         for call in self._calls:
@@ -235,8 +239,11 @@ class Session(Runner):
     def require_usable(self) -> None:
         self._dispatcher.require_usable()
 
+    def happened(self, what: str) -> None:
+        self._dispatcher.recorder.happened(what)
+
     def observe(
-        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None
+        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None, kernels: int = 0
     ) -> dict[str, Observation]:
         self._dispatcher.require_open()
         seconds = ANSWER_SECONDS if since is None else ROWS_SECONDS
@@ -245,7 +252,7 @@ class Session(Runner):
 
         def ask(machine: str) -> Observation | None:
             try:
-                return self._of_program(machine, self._clients[machine].observe(seconds, numbers[machine]))
+                return self._of_program(machine, self._clients[machine].observe(seconds, numbers[machine], kernels))
             except TvmSplitError as error:
                 # A machine that does not answer has failed, even if the watch has not noticed it yet.
                 if self._dispatcher.has_failed or isinstance(error, WorkerUnavailableError | DeadlineError):
@@ -259,7 +266,7 @@ class Session(Runner):
     def _of_program(self, machine: str, seen: Observation) -> Observation:
         """Return an observation with the program's own names. Raises `ProtocolError` for names it does not have."""
         names = {cleaned(name): name for name in ("", CLIENT, *self.program.machines)}
-        stages = {cleaned(stage.name): stage.name for stage in self.program.stages_on(machine)}
+        stages = {"": "", **{cleaned(stage.name): stage.name for stage in self.program.stages_on(machine)}}
         try:
             tracks = [replace(track, stage=stages[track.stage], peer=names[track.peer]) for track in seen.tracks]
         except KeyError as name:

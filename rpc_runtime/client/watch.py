@@ -91,8 +91,9 @@ class WorkerWatch:
     heartbeat interval. A silent worker counts as dead one interval later than a silent link, so that broken links are
     reported first.
 
-    ``model`` is the deployment's name for `WorkerClient.describe`. ``stages`` are those of each machine, with the
-    micro-batches that they compute. ``results`` returns how many micro-batches every stage has computed.
+    ``model`` is the deployment's name for `WorkerClient.describe`, ``about`` is for `WorkerClient.about`. ``stages``
+    are those of each machine, with the micro-batches that they compute. ``results`` returns how many micro-batches
+    every stage has computed.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class WorkerWatch:
         *,
         on_activity: Callable[[], None] = lambda: None,
         model: str = "",
+        about: bytes = b"",
         stages: Mapping[str, Mapping[str, Recurrence]] = MappingProxyType({}),
         results: Callable[[], int] = lambda: 0,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
@@ -110,6 +112,7 @@ class WorkerWatch:
         self._timeouts = replace(timeouts, silence_seconds=timeouts.silence_seconds + timeouts.beat_seconds)
         self._connections = connections
         self._model = model
+        self._about = about
         self._stages = stages
         self._results = results
         self._on_failure = on_failure
@@ -135,7 +138,7 @@ class WorkerWatch:
         """
         for machine, connection in self._connections.items():
             self._lives[machine].hear()
-            self._calls[machine] = connection.watch(self._model)
+            self._calls[machine] = connection.watch(self._model, self._about)
             self._begin(self._read, machine)
         self._begin(self._judge)
         with self._lock:

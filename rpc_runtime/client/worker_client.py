@@ -240,9 +240,12 @@ class WorkerClient:
             raise ProtocolError(f"{self.endpoint} says that it has a quota of {reply.core_quota} cores")
         return value_of(WorkerDescription, reply, round_trip_seconds=round_trip * 1e-9, clock_offset_nanoseconds=offset)
 
-    def watch(self, model: str = "") -> Any:
-        """Open the stream of ``WatchEvent``; the deployment ends when the stream ends. ``model`` is for `describe`."""
-        request = pb.WatchRequest(deployment=self.deployment, model=model, owner=_own_name())
+    def watch(self, model: str = "", about: bytes = b"") -> Any:
+        """Open the stream of ``WatchEvent``; the deployment ends when the stream ends.
+
+        ``model`` is for `describe`, the JSON ``about`` for `about`.
+        """
+        request = pb.WatchRequest(deployment=self.deployment, model=model, owner=_own_name(), about=about)
         return self._stub.Watch(request, metadata=self._metadata)
 
     def send_blobs(
@@ -303,14 +306,16 @@ class WorkerClient:
         self._call(pb.DescribeRequest(), min(timeout_seconds, SIGN_OF_LIFE_SECONDS))
         self._call(pb.UnloadRequest(deployment=self.deployment), timeout_seconds)
 
-    def observe(self, timeout_seconds: float, since: int | None = None) -> Observation:
+    def observe(self, timeout_seconds: float, since: int | None = None, kernels: int = 0) -> Observation:
         """Return the totals of the deployment on this worker, and its rows after number ``since`` if it is given.
+
+        From now on the kernels of each stage's next ``kernels`` micro-batches are recorded, unless that is 0.
 
         Raises:
             TvmSplitError: the worker does not know the deployment, does not answer in time, or answers nonsense.
         """
         asked = now()
-        reply = self._call(pb.ObserveRequest(deployment=self.deployment, since=since), timeout_seconds)
+        reply = self._call(pb.ObserveRequest(deployment=self.deployment, since=since, kernels=kernels), timeout_seconds)
         if not self._shares_clock:
             self.clock.add(ClockSample.of_round_trip(asked, now(), reply.clock_nanoseconds))
         try:
@@ -320,6 +325,10 @@ class WorkerClient:
         if len(seen.rows) > LONG_REPLY_BYTES and not self._shares_clock:
             self.observe(timeout_seconds)
         return seen
+
+    def about(self, timeout_seconds: float) -> bytes:
+        """Return what the client has said about the deployment; raises as `observe`."""
+        return bytes(self._call(pb.ObserveRequest(deployment=self.deployment, about=True), timeout_seconds).about)
 
     def load_kernels(self, kernels: KernelSet, timeout_seconds: float) -> int:
         """Load kernels to time, whose library the worker has; return the bytes allocated for their arguments."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from rpc_runtime.execution.observed_stage import ObservedStage
 from rpc_runtime.execution.scheduler import IdleTimes, Scheduler, StageState
 from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, WINDOW, Recorder, now
 from rpc_runtime.program.program import StageSpec
@@ -39,7 +40,7 @@ class StageExecutor:
         self._recorder = recorder
         self._on_failure = on_failure
         self._stopped = False
-        self._stages = tuple(stages)
+        self._stages = tuple(ObservedStage(stage, recorder) for stage in stages)
         self._scheduler = Scheduler(plan, self._rouse_locked)
         self._ends: list[tuple[LinkEnd, ...]] = []
         """By the position of a stage: the links to flush after it has computed."""
@@ -95,6 +96,11 @@ class StageExecutor:
     def starves_locked(self, route: Route, sequence: int) -> bool:
         return self._scheduler.starves(route.tensor.name, sequence)
 
+    def record_kernels(self, micro_batches: int) -> None:
+        """Record the kernels of each stage's next micro-batches."""
+        for stage in self._stages:
+            stage.record_next(micro_batches)
+
     def progress(self) -> dict[str, int]:
         """Return the number of micro-batches that each stage of this machine has finished, by stage name."""
         return {state.stage.name: state.finished for state in self._scheduler}
@@ -143,7 +149,7 @@ class StageExecutor:
         """Run a stage on its next micro-batch and pass its outputs on; return False at the end: a failure or a stop."""
         start = now()
         try:
-            outputs = self._stages[state.position].run(values)
+            outputs = self._stages[state.position].run(values, state.sequence)
         except Exception as error:
             self._on_failure(state.stage, error)
             return False

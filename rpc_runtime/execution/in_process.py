@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
 from rpc_runtime.execution.loaded_stage import LoadedStage, WeightCache, array_from_tensor, on_host, tensor_from_array
+from rpc_runtime.execution.observed_stage import ObservedStage
 from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.events import COMPUTE, Observation, Recorder, now
 from rpc_runtime.program.inputs import checked_inputs, client_arrays
@@ -88,12 +89,13 @@ class InProcessRunner(Runner):
         self._recorders = {machine: Recorder() for machine in program.machines}
         self._tracks = [self._recorders[stage.machine].track(COMPUTE, stage.name) for stage in program.stages]
         cache: WeightCache = {}
-        self._stages: list[LoadedStage] = []
+        self._stages: list[ObservedStage] = []
         self._closed = False
         for stage in program.stages:
             library = read_blob(blob_path(stage.library.sha256), stage.library)
             weights = (read_blob(blob_path(weight.blob.sha256), weight.blob) for weight in stage.weights)
-            self._stages.append(LoadedStage(stage, library, weights, cache))
+            loaded = LoadedStage(stage, library, weights, cache)
+            self._stages.append(ObservedStage(loaded, self._recorders[stage.machine]))
         self._sequence = 0
 
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
@@ -121,15 +123,15 @@ class InProcessRunner(Runner):
         values: _Values = {}
         for tensor in client_tensors:
             self._keep(tensor, tensor_from_array(by_name[tensor.name]), sequence, values)
-        for loaded, track in zip(self._stages, self._tracks, strict=True):
-            stage = loaded.stage
+        for observed, track in zip(self._stages, self._tracks, strict=True):
+            stage = observed.loaded.stage
             if sequence not in stage.own_turns:
                 continue
             inputs = [_value_at(stage.machine, tensor, values) for tensor in stage.inputs]
             if stage.device == "cpu":
                 inputs = [on_host(tensor) for tensor in inputs]
             start = now()
-            outputs = loaded.run(inputs)
+            outputs = observed.run(inputs, sequence)
             self._recorders[stage.machine].record(track, sequence, start, now())
             for tensor, value in zip(stage.outputs, outputs, strict=True):
                 self._keep(tensor, value, sequence, values)
@@ -151,8 +153,10 @@ class InProcessRunner(Runner):
                 values[tensor.name, route.destination] = tensor_from_array(array)
 
     def observe(
-        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None
+        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None, kernels: int = 0
     ) -> dict[str, Observation]:
+        for stage in self._stages if kernels else ():
+            stage.record_next(kernels)
         return {
             machine: recorder.observe(None if since is None else since.get(machine, 0))
             for machine, recorder in self._recorders.items()

@@ -17,6 +17,7 @@ from tvm.runtime.vm import VirtualMachine
 
 from rpc_runtime.errors import BlobError, StageError, WorkerError, out_of_files
 from rpc_runtime.execution.cuda_runtime import load_cuda
+from rpc_runtime.program.events import now
 from rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.program.runner import Bytes
 from rpc_runtime.transports.transport import ALIGNMENT_BYTES, Slot
@@ -25,6 +26,8 @@ Tensor = Any
 """A ``tvm.runtime.Tensor``; TVM has no type annotations."""
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _loads = itertools.count(1)
+BUILTIN = "vm.builtin."
+"""The beginning of the names of functions with which TVM's virtual machine allocates and checks."""
 
 
 class TensorSlot(Slot):
@@ -135,6 +138,26 @@ class LoadedStage:
             text = f"stage {stage.name!r} on machine {stage.machine!r} failed: {first_line(error)}"
             raise StageError(text) from error
         return outputs
+
+    def run_kernels(self, inputs: Sequence[Any], record: Callable[[str, int, int], None]) -> list[Tensor]:
+        """Run as `run`, and call ``record(function, start, end)`` after each kernel; a GPU waits for each of them."""
+        starts: list[int] = []
+
+        def instrument(function: Any, name: str, is_before: bool, result: Any, *arguments: Any) -> int:
+            if not name.startswith(BUILTIN):
+                if not self._on_cpu:
+                    self._device.sync()
+                if is_before:
+                    starts.append(now())
+                else:
+                    record(name, starts.pop(), now())
+            return 0
+
+        self._machine.set_instrument(instrument)
+        try:
+            return self.run(inputs)
+        finally:
+            self._machine.set_instrument(None)
 
     def _on_device(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         return [tensor.copyto(self._device) if _is_on_host(tensor) else tensor for tensor in inputs]

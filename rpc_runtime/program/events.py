@@ -18,11 +18,14 @@ from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.clocks import MachineClock
 
 RECEIVE, SEND, COMPUTE, WAIT, BLOCK = "receive", "send", "compute", "wait", "block"
-FLIGHT, WINDOW = "flight", "window"
-KINDS = (RECEIVE, SEND, COMPUTE, WAIT, BLOCK, FLIGHT, WINDOW)
+KERNEL, FLIGHT, WINDOW, DEPLOYMENT = "kernel", "flight", "window", "deployment"
+KINDS = (RECEIVE, SEND, COMPUTE, WAIT, BLOCK, KERNEL, FLIGHT, WINDOW, DEPLOYMENT)
 """receive, send: a tensor over a link. compute: a stage. wait: idle until an input arrived. block: idle until an output
-had room. flight, of the client: a micro-batch from its input to its result. window: a moment at which a link's
-receiver allowed more micro-batches under way."""
+had room. kernel, if asked for: a compiled function of a stage. flight, of the client: a micro-batch from its input to
+its result. window: a moment at which a link's receiver allowed more micro-batches under way. deployment: a moment at
+which it opened, failed or closed."""
+OPENED = "opened"
+"""The detail of a deployment's first event of that kind."""
 
 RING_ROWS = 65_536
 """Rows kept per machine (3 MB); older ones are overwritten."""
@@ -30,6 +33,11 @@ CHUNK_ROWS = 4096
 """The number of rows that are added to the totals at a time."""
 SHOWN_LETTERS = 8
 """Letters of a deployment's random name that others see, and by which they may observe it."""
+MOST_TRACKS = 4096
+"""From so many tracks on, kernels with new names share a track of their stage."""
+OTHER_KERNELS = "other kernels"
+MOST_KERNEL_RUNS = 1000
+"""The most micro-batches whose kernels are recorded at a time: each adds an event per kernel to the ring."""
 RATE_SECONDS = 10
 """Seconds that the current rate of micro-batches looks back."""
 MEDIAN_ROWS = 1001
@@ -43,7 +51,8 @@ ROWS = np.dtype(
     ]
 )  # fmt: skip
 """A row: its number, counted from 1; start and duration in nanoseconds; the micro-batch; the encoded size of its
-tensor; the number of its track; and a value: the micro-batches under way after a transfer, or a window's new size."""
+tensor; the number of its track; and a value: the micro-batches under way after a transfer, a window's new size, or how
+often a stage has called a kernel's function before in this micro-batch."""
 Rows = np.ndarray[Any, Any]
 Totals = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -58,14 +67,16 @@ class Track:
     """A series of events of one ``kind`` on one machine, and its totals since the program was loaded.
 
     ``stage`` is the producer of a sent tensor, and the first consumer of a received one. ``peer`` is the other end of a
-    link: a machine or the client; for wait and block, the machine that was waited for. ``median_nanoseconds`` is the
-    median of the latest durations, and ``value`` that of the latest row.
+    link: a machine or the client; for wait and block, the machine that was waited for. ``detail`` is the name of a
+    kernel's function, or what happened to a deployment. ``median_nanoseconds`` is the median of the latest durations,
+    and ``value`` that of the latest row.
     """
 
     kind: str
     stage: str = ""
     peer: str = ""
     tensor: str = ""
+    detail: str = ""
     events: int = 0
     nanoseconds: int = 0
     size_bytes: int = 0
@@ -101,8 +112,8 @@ class Observation:
 class TraceEvent:
     """An event on one machine; ``kind`` is one of `KINDS`, times are in nanoseconds of one clock.
 
-    ``size_bytes`` is the encoded size of a tensor that was received or sent. For ``peer``, see `Track`; for ``value``,
-    `ROWS`.
+    ``size_bytes`` is the encoded size of a tensor that was received or sent. For ``peer`` and ``detail``, see `Track`;
+    for ``value``, `ROWS`.
     """
 
     machine: str
@@ -115,6 +126,7 @@ class TraceEvent:
     peer: str = ""
     tensor: str = ""
     value: int = 0
+    detail: str = ""
 
 
 class Recorder:
@@ -134,9 +146,9 @@ class Recorder:
         self.activity = 0
         """Counter of tensors, parts of tensors and micro-batches. Written without a lock, since only changes matter."""
 
-    def track(self, kind: str, stage: str = "", peer: str = "", tensor: str = "") -> int:
+    def track(self, kind: str, stage: str = "", peer: str = "", tensor: str = "", detail: str = "") -> int:
         """Return the number of a track, for `record`."""
-        track = Track(kind, stage, peer, tensor)
+        track = Track(kind, stage, peer, tensor, detail)
         number = self._tracks.get(track)
         if number is None:
             with self._writing:
@@ -144,6 +156,12 @@ class Recorder:
                 if number == len(self._values):
                     self._values.append(0)
         return number
+
+    def kernel_track(self, stage: str, function: str) -> int:
+        """Return the number of a kernel's track; the names of a network cannot make the table grow without bound."""
+        is_known = Track(KERNEL, stage, detail=function) in self._tracks
+        has_room = is_known or len(self._tracks) < MOST_TRACKS
+        return self.track(KERNEL, stage, detail=function if has_room else OTHER_KERNELS)
 
     def record(self, track: int, sequence: int, start: int, end: int, size_bytes: int = 0, value: int = 0) -> None:
         """Record one event; ``start`` and ``end`` are times of `now`. An event of a moment ends when it starts."""
@@ -159,6 +177,11 @@ class Recorder:
             is_full = self._newest % CHUNK_ROWS == 0
         if is_full:
             self._count()
+
+    def happened(self, what: str) -> None:
+        """Record that the deployment opened, failed or closed."""
+        moment = now()
+        self.record(self.track(DEPLOYMENT, detail=what), 0, moment, moment)
 
     def observe(self, since: int | None = None) -> Observation:
         """Return the rows after number ``since`` that are still kept, none without it, and the totals of all rows."""
@@ -242,6 +265,7 @@ def events_of(machine: str, tracks: Sequence[Track], rows: Rows) -> list[TraceEv
             track.peer,
             track.tensor,
             value,
+            track.detail,
         )
         for _, start, duration, sequence, size_bytes, number, value in rows.tolist()
         for track in (tracks[number],)

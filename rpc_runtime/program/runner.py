@@ -97,14 +97,18 @@ class Runner(Closing):
     def require_usable(self) -> None:
         """Raise the error that ended it, if one has."""
 
+    def happened(self, what: str) -> None:
+        """Record among the client's events what happened to the deployment; in one process, there are none."""
+
     @abstractmethod
     def observe(
-        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None
+        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None, kernels: int = 0
     ) -> dict[str, Observation]:
         """Return what each machine that answers, and the client, has recorded, by machine.
 
         The rows are those after the number in ``since``, all that are kept for a machine that is not in it; without
-        ``since`` there are none. Also after a failure; raises a `WorkerError` after `close`.
+        ``since`` there are none. Of each stage's next ``kernels`` micro-batches, the kernels are recorded too. Also
+        after a failure; raises a `WorkerError` after `close`.
         """
 
     def statistics(self, timeout_seconds: float | None = None) -> tuple[StageStatistics, ...]:

@@ -83,7 +83,7 @@ class CleanFormatter(logging.Formatter):
         return "\n".join(lines)
 
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIIQQQ")
 CHUNK_BYTES = 1 << 20

@@ -5,6 +5,7 @@ untrusted: invalid values raise :class:`ProtocolError`. Some dataclasses have ad
 """
 
 import enum
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -27,6 +28,8 @@ MAXIMUM_TENSOR_BYTES = 1 << 36
 LINK_SECRET_BYTES = 16
 MAXIMUM_CONNECT_SECONDS = 600.0
 """The longest time that a client may give a worker to connect its links."""
+MAXIMUM_ABOUT_BYTES = 64 * 1024
+"""The most bytes of what a client says about its deployment."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DTYPE_NAME = re.compile(r"[a-z][a-z0-9_]{1,30}")
 
@@ -173,6 +176,19 @@ def link_secrets(message: pb.LoadStagesRequest, program: MachineProgram) -> dict
                 f"the link from {source!r} to {destination!r} has no secret of {LINK_SECRET_BYTES} bytes"
             )
     return {ends: secrets[ends] for ends in program.links}
+
+
+def checked_about(text: bytes) -> bytes:
+    """Return what a client says about its deployment. Raises `ProtocolError` unless it is a short JSON object."""
+    if len(text) > MAXIMUM_ABOUT_BYTES:
+        raise ProtocolError(f"what is said about a deployment has {len(text)} bytes; limit: {MAXIMUM_ABOUT_BYTES}")
+    try:
+        is_object = not text or isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        raise ProtocolError("what is said about a deployment is no JSON object")
+    return text
 
 
 def _check_time(time: KernelTime) -> None:

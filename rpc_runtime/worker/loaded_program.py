@@ -19,7 +19,7 @@ from rpc_runtime.execution.loaded_stage import LoadedStage, Tensor, WeightCache,
 from rpc_runtime.execution.nccl_calls import own_nccl
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import do_all
-from rpc_runtime.program.events import SHOWN_LETTERS, Measured, Recorder
+from rpc_runtime.program.events import MOST_KERNEL_RUNS, SHOWN_LETTERS, Measured, Recorder
 from rpc_runtime.program.measurements import KernelSet, LinkStatistics
 from rpc_runtime.program.program import BlobSpec, StageSpec
 from rpc_runtime.program.routes import CLIENT, MachineProgram
@@ -33,7 +33,7 @@ from rpc_runtime.transports.transport import MakeSlot
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.framing import MAXIMUM_LETTERS
-from rpc_runtime.wire.messages import hello_of
+from rpc_runtime.wire.messages import checked_about, hello_of
 from rpc_runtime.worker.description import require_room, trim_heap
 from rpc_runtime.worker.library_trials import LibraryTrials
 
@@ -63,6 +63,7 @@ class LoadedProgram:
         self._timeouts = timeouts
         self.identifier = request.deployment
         self._names = {"model": request.model[:MAXIMUM_NAME_LETTERS], "owner": request.owner[:MAXIMUM_NAME_LETTERS]}
+        self.about = checked_about(request.about)
         self._weight_bytes = 0
         self._store = store
         self._trials = trials
@@ -308,6 +309,8 @@ class LoadedProgram:
                 return
             self._failure = failure
             self._halt_locked()
+            if self._recorder is not None:
+                self._recorder.happened(f"failed: {text}")
         # A broken link is not this machine's fault: usually its client has ended; else the client reports the cause.
         level = logging.INFO if kind == pb.Failure.LINK else logging.WARNING
         logger.log(level, "deployment %s has failed: %s", self.identifier[:8], text)
@@ -342,6 +345,16 @@ class LoadedProgram:
     def stop_waiting(self) -> None:
         """End the events, because the client no longer watches."""
         self._failures.put(None)
+
+    def record_kernels(self, micro_batches: int) -> None:
+        """Record the kernels of each stage's next micro-batches. Raises `ProtocolError` for too many."""
+        if micro_batches > MOST_KERNEL_RUNS:
+            raise ProtocolError(
+                f"kernels are recorded of at most {MOST_KERNEL_RUNS} micro-batches, not {micro_batches}"
+            )
+        executor = self._executor
+        if executor is not None:
+            executor.record_kernels(micro_batches)
 
     @property
     def recorder(self) -> Recorder:

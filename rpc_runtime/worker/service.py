@@ -179,8 +179,11 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         return pb.UnloadReply()
 
     def Observe(self, request: pb.ObserveRequest, context: Any) -> pb.ObserveReply:
-        recorder = self._program(self._whole_name(request.deployment)).recorder
-        return message_of(pb.ObserveReply, recorder.observe(request.since if request.HasField("since") else None))
+        program = self._program(self._whole_name(request.deployment))
+        if request.kernels:
+            program.record_kernels(request.kernels)
+        seen = program.recorder.observe(request.since if request.HasField("since") else None)
+        return message_of(pb.ObserveReply, seen, about=program.about if request.about else b"")
 
     def LoadKernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
         program, kernels = self._program(request.deployment), value_of(KernelSet, request)

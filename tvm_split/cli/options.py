@@ -167,5 +167,6 @@ TRACE = option(
     metavar="FILE",
     callback=_require_trace,
 )
+KERNELS = option(0, "Trace single kernels too, of each stage's next N micro-batches.", metavar="N", minimum=0)
 JSON = option(False, "Write the result as JSON, and nothing else, to stdout.")
 TIMEOUT = option(60.0, "The longest wait for a worker or a result.", metavar="SECONDS", minimum=0.1)

@@ -61,10 +61,24 @@ class RunOptions(DeployOptions):
     )
     random: int | None = option(None, "N random micro-batches (default: 1; of bench: 8).", metavar="N", minimum=1)
     in_flight: int | None = options.IN_FLIGHT
+    trace: Path | None = options.TRACE
+    kernels: int = options.KERNELS
 
     def __post_init__(self) -> None:
         if self.inputs is not None and self.random is not None:
             raise WrongUseError("give one of them", "--inputs, --random")
+        if self.kernels and self.trace is None:
+            raise WrongUseError("it needs --trace, which has the kernels", "--kernels")
+
+    @contextlib.contextmanager
+    def tracing(self, deployment: tvm_split.Deployment) -> Iterator[None]:
+        """Write a trace of the block, if a path is given."""
+        if self.trace is None:
+            yield
+            return
+        with deployment.tracing(self.trace, kernels=self.kernels):
+            yield
+        print_note(f"trace written to {self.trace}")
 
     def prepared(
         self, source: str, shapes: ModelOptions, request: PlanRequest, machines: MachineOptions, default: int
@@ -105,7 +119,6 @@ def run(
     output: Path | None = options.output(
         None, "Write the outputs, stacked over the micro-batches.", file="FILE.npz", flag="--output -o"
     ),
-    trace: Path | None = options.TRACE,
     json: bool = options.JSON,
 ) -> None:
     """Stream inputs through the pipeline and show how fast each stage was.
@@ -114,7 +127,7 @@ def run(
     """
     bundle, cluster, batches = running.prepared(source, shapes, request, machines, 1)
     with running.deploy(bundle, cluster, running.in_flight)[0] as deployment:
-        with _tracing(deployment, trace):
+        with running.tracing(deployment):
             results, seconds = _stream(deployment, batches, repeat, keep=output is not None)
         statistics, limit = deployment.stats(), deployment.report().measured_limiting
     written = None if output is None else {"path": str(output), "shapes": save_outputs(output, results)}
@@ -145,17 +158,6 @@ def run(
         print_note(f"outputs written to {output}")
 
 
-@contextlib.contextmanager
-def _tracing(deployment: tvm_split.Deployment, path: Path | None) -> Iterator[None]:
-    """Write a trace of the block, if a path is given."""
-    if path is None:
-        yield
-        return
-    with deployment.tracing(path):
-        yield
-    print_note(f"trace written to {path}")
-
-
 def _stream(
     deployment: tvm_split.Deployment, batches: MicroBatches, repeat: int, *, keep: bool
 ) -> tuple[list[Outputs], float]:
@@ -180,7 +182,6 @@ def bench(
     micro_batches: int = option(
         100, "Micro-batches of the stream of each round; the inputs are used in turn.", minimum=3
     ),
-    trace: Path | None = options.TRACE,
     json: bool = options.JSON,
 ) -> None:
     """Measure latency, throughput, every machine and every link, and compare them with the plan's prediction.
@@ -191,7 +192,7 @@ def bench(
     with (
         running.deploy(bundle, cluster, running.in_flight)[0] as deployment,
         step_progress("warming up") as bar,
-        _tracing(deployment, trace),
+        running.tracing(deployment),
     ):
         batches = list(inputs.stream(1))
         report = tvm_split.bench(deployment, batches, rounds=rounds, micro_batches=micro_batches, on_progress=bar)

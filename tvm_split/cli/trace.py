@@ -12,6 +12,7 @@ from tvm_split.cli.status import asked
 from tvm_split.display.console import print_note
 from tvm_split.display.view import write
 from tvm_split.errors import ClusterError
+from tvm_split.observing.about import about_in
 from tvm_split.observing.recording import Recording
 from tvm_split.progress import step_progress
 
@@ -25,6 +26,7 @@ def trace(
     ),
     seconds: float = option(5.0, "How long to record.", minimum=0.1),
     output: Path | None = options.TRACE,
+    kernels: int = options.KERNELS,
     timeout: float = option(5.0, "The longest wait for a worker.", metavar="SECONDS", minimum=0.1),
     json: bool = options.JSON,
 ) -> None:
@@ -43,7 +45,7 @@ def trace(
         raise ClusterError(f"no worker at {machines.location} answers{f': {reasons}' if reasons else ''}")
     found = chosen(running_on(workers), deployment)
     with Bystander({answer.name: answer.endpoint for answer in answers}, found) as bystander:
-        recording = Recording(found.model, bystander)
+        recording = Recording(found.model, bystander, about_in(bystander.about().values()), kernels)
         recording.start()
         try:
             with step_progress("recording") as report:

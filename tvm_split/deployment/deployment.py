@@ -25,7 +25,7 @@ from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.checks import check_codecs, check_machines, check_runnable_here, check_workers
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
-from tvm_split.observing.about import About, about_of
+from tvm_split.observing.about import About, about_of, text_of
 from tvm_split.observing.recording import Recording
 from tvm_split.observing.trace import Trace, trace_of, writer_for
 from tvm_split.parameters import Count, Seconds
@@ -68,6 +68,7 @@ class Deployment(Closing, Shown):
         self._times = RunTimes()
         self._last: DeploymentStatistics | None = None
         self._until_closed = contextlib.ExitStack()
+        self._recordings: set[Recording] = set()
         self.is_closed = False
 
     @property
@@ -84,7 +85,7 @@ class Deployment(Closing, Shown):
 
     @cached_property
     def _about(self) -> About:
-        return about_of(self.program, self.bundle.plan)
+        return about_of(self.bundle)
 
     def run(self, *inputs: Any, **named: Any) -> Outputs:
         """Run one micro-batch through the pipeline.
@@ -206,19 +207,22 @@ class Deployment(Closing, Shown):
         return trace
 
     @contextlib.contextmanager
-    def tracing(self, path: str | Path | None = None) -> Iterator[Recording]:
+    def tracing(self, path: str | Path | None = None, *, kernels: int = 0) -> Iterator[Recording]:
         """Record all events from here to the end of the ``with``, and write them to ``path``; ``.trace`` has them.
 
-        Raises as `trace`.
+        Of each stage's first ``kernels`` micro-batches, every kernel is an event too; each of these takes a little
+        longer, on a GPU much longer. Raises as `trace`.
         """
         if path is not None:
             writer_for(path)
-        recording = Recording(self.bundle.model, self._runner, self._about)
+        recording = Recording(self.bundle.model, self._runner, self._about, kernels)
         recording.start()
+        self._recordings.add(recording)
         try:
             yield recording
         finally:
             recording.stop()
+            self._recordings.discard(recording)
             if path is not None:
                 recording.trace.save(path)
 
@@ -288,6 +292,9 @@ class Deployment(Closing, Shown):
             with contextlib.suppress(TvmSplitError):
                 self._statistics(LAST_WORD_SECONDS)
             self.is_closed = True
+            self._runner.happened("closed")
+            for recording in tuple(self._recordings):
+                recording.stop()
             self._until_closed.close()
             try:
                 self._runner.close()
@@ -354,6 +361,7 @@ def deploy_on(
                 in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
                 check=partial(check_workers, bundle, workers, endpoints),
                 model=bundle.model,
+                about=text_of(about_of(bundle)),
             )
         undo.pop_all()
     return Deployment(bundle, workers, runner)

@@ -1,5 +1,8 @@
 """Show a trace: what every machine and link did, and what limits."""
 
+from collections.abc import Iterator
+
+from rpc_runtime.program.events import DEPLOYMENT, OPENED, TraceEvent
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.observing.summary import TraceSummary, summary_of
@@ -20,6 +23,8 @@ def view_of_trace(trace: Trace, *, details: bool = False) -> View:
         ]  # fmt: skip
         yield Table("", ("link",), ("transfers", "bytes", "busy", "share"), rows)
     yield summary.limit
+    for event, seconds in _moments(trace):
+        yield f"{event.machine}, after {seconds_text(seconds)}: {event.detail}."
     yield from _doubts(trace)
 
 
@@ -49,6 +54,13 @@ def _machines(trace: Trace, summary: TraceSummary) -> Table:
     return Table(title, ("machine",), numbers, rows, caption)
 
 
+def _moments(trace: Trace) -> Iterator[tuple[TraceEvent, float]]:
+    """Yield what happened to the deployment after it opened, and when, in seconds since the first event."""
+    for event in trace.of_kind(DEPLOYMENT):
+        if event.detail != OPENED:
+            yield event, (event.start_nanoseconds - trace.begin) * 1e-9
+
+
 def _doubts(trace: Trace) -> View:
     if trace.lost:
         yield f"{count_text(trace.lost, 'event')} lost: they were overwritten before they were read."
@@ -67,5 +79,8 @@ def trace_as_json(trace: Trace) -> object:
         "events": len(trace),
         "lost_events": trace.lost,
         "clock_error_seconds": clocks,
+        "happened": [
+            {"machine": event.machine, "seconds": seconds, "detail": event.detail} for event, seconds in _moments(trace)
+        ],
         **as_json(summary_of(trace)),
     }

@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated
 
-from rpc_runtime.program.program import Program
-from tvm_split.planner.plan import Plan
+from pydantic import AfterValidator
+
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.wire.framing import cleaned
+from rpc_runtime.wire.messages import MAXIMUM_ABOUT_BYTES
+from tvm_split import values
 from tvm_split.planner.problem import Amount
+
+if TYPE_CHECKING:
+    from tvm_split.compiler.bundle import Bundle
+    from tvm_split.compiler.stage import Kernel
+
+Name = Annotated[str, AfterValidator(cleaned)]
+"""A name, safe in a terminal when it is read."""
 
 
 @dataclass(frozen=True)
 class AboutStage:
-    """A stage on a machine, with the names of its layers; a replica or shard is one of its own."""
+    """A stage on a machine, with the names of its layers; a replica or shard is one of its own.
 
-    name: str
-    machine: str
-    layers: tuple[str, ...] = ()
+    ``kernels`` has the layers of each call of a kernel's function, by the function, in the order of the calls.
+    """
+
+    name: Name
+    machine: Name
+    layers: tuple[Name, ...] = ()
+    kernels: Mapping[Name, tuple[Name, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class AboutLink:
     """One direction of a link, with the predicted seconds of a micro-batch's transfers in a stream."""
 
-    source: str
-    destination: str
+    source: Name
+    destination: Name
     seconds: Amount
 
 
@@ -38,14 +55,27 @@ class About:
     stages: tuple[AboutStage, ...] = ()
     period_seconds: Amount | None = None
     latency_seconds: Amount | None = None
-    compute_seconds: Mapping[str, Amount] = field(default_factory=dict)
+    compute_seconds: Mapping[Name, Amount] = field(default_factory=dict)
     links: tuple[AboutLink, ...] = ()
 
+    def layers_of_kernels(self) -> dict[tuple[str, str, str], tuple[str, ...]]:
+        """Return `AboutStage.kernels` by machine, stage and function."""
+        return {
+            (stage.machine, stage.name, function): layers
+            for stage in self.stages
+            for function, layers in stage.kernels.items()
+        }
 
-def about_of(program: Program, plan: Plan) -> About:
-    """Return what a deployed program is."""
-    stages = tuple(AboutStage(stage.name, stage.machine, stage.layers) for stage in program.stages)
-    prediction = plan.prediction
+
+def about_of(bundle: Bundle) -> About:
+    """Return what a deployment of a bundle is."""
+    from tvm_split.compiler.bundle import kernels_key  # imported here, since it loads TVM
+
+    stages = tuple(
+        AboutStage(stage.name, stage.machine, stage.layers, _layers_by_function(bundle.kernels[kernels_key(stage)]))
+        for stage in bundle.program.stages
+    )
+    prediction = bundle.plan.prediction
     if prediction is None:
         return About(stages)
     return About(
@@ -55,3 +85,37 @@ def about_of(program: Program, plan: Plan) -> About:
         {machine.machine: machine.compute_seconds for machine in prediction.machines},
         tuple(AboutLink(link.source, link.destination, link.stream_seconds) for link in prediction.links),
     )
+
+
+def _layers_by_function(kernels: Iterable[Kernel]) -> dict[str, tuple[str, ...]]:
+    layers: dict[str, tuple[str, ...]] = {}
+    for kernel in kernels:
+        layers[kernel.function] = (*layers.get(kernel.function, ()), ", ".join(kernel.layers))
+    return layers
+
+
+def text_of(about: About) -> bytes:
+    """Return the JSON for the workers; if it would be too long, without kernels, names of layers, and all stages."""
+    coarse = replace(about, stages=tuple(replace(stage, kernels={}) for stage in about.stages))
+    nameless = replace(about, stages=tuple(AboutStage(stage.name, stage.machine) for stage in about.stages))
+    wanted = (about, coarse, nameless, replace(about, stages=()))
+    texts = (json.dumps(values.content_of(one)).encode() for one in wanted)
+    return next((text for text in texts if len(text) <= MAXIMUM_ABOUT_BYTES), b"")
+
+
+def about_in(texts: Iterable[bytes]) -> About:
+    """Return what workers were told about a deployment: the first one's text that is valid; all got the same.
+
+    Raises:
+        ProtocolError: all texts are invalid; says what is wrong with the first one.
+    """
+    errors = []
+    for text in filter(None, texts):
+        try:
+            content = json.loads(text)
+            return values.Document("what a worker says about the deployment", content, ProtocolError).value(About)
+        except (ValueError, RecursionError, ProtocolError) as error:
+            errors.append(error)
+    if errors:
+        raise ProtocolError(f"{errors[0]}")
+    return About()

@@ -1,16 +1,24 @@
 """The lanes of one machine's events, as viewers draw them: events of one lane do not overlap."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from rpc_runtime.program.events import BLOCK, COMPUTE, RECEIVE, SEND, WAIT, TraceEvent
+from rpc_runtime.program.events import BLOCK, COMPUTE, KERNEL, RECEIVE, SEND, WAIT, TraceEvent
+
+COMPUTING = "compute"
 
 
 def lane_of(event: TraceEvent) -> str:
     """Return the name of an event's lane: of the computing thread, or of a tensor's way over a link."""
     if event.kind in (COMPUTE, WAIT, BLOCK):
-        return "compute"
+        return COMPUTING
     ways = {RECEIVE: f"receive {event.tensor} from {event.peer}", SEND: f"send {event.tensor} to {event.peer}"}
     return ways.get(event.kind, event.kind)
+
+
+def title_of(event: TraceEvent, layers: Mapping[tuple[str, str, str], Sequence[str]]) -> str:
+    """Return the title of an event with a detail: the layers of a kernel, by `About.layers_of_kernels`, if known."""
+    calls = layers.get((event.machine, event.stage, event.detail), ()) if event.kind == KERNEL else ()
+    return (calls[event.value] if event.value < len(calls) else "") or event.detail
 
 
 def in_lanes(events: Iterable[TraceEvent]) -> dict[str, list[TraceEvent]]:

@@ -6,13 +6,13 @@ receive, and inside a machine from the receive to the computing and on to the se
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, WINDOW, TraceEvent, events_of
-from tvm_split.observing.lanes import in_lanes
+from rpc_runtime.program.events import COMPUTE, DEPLOYMENT, KERNEL, RECEIVE, SEND, WINDOW, TraceEvent, events_of
+from tvm_split.observing.lanes import COMPUTING, in_lanes, title_of
 from tvm_split.observing.trace import MachineTrace, Trace, machine_order
 from tvm_split.units import seconds_text
 
@@ -21,6 +21,7 @@ SEQUENCE = 1
 MONOTONIC, BOOTTIME = 3, 6
 """Perfetto's numbers of clocks; boot time is that of its time axis."""
 FIRST_PROCESS = 1
+Layers = Mapping[tuple[str, str, str], Sequence[str]]
 
 
 def write(trace: Trace, path: Path) -> None:
@@ -36,12 +37,14 @@ def _packets(trace: Trace) -> Iterator[pb.TracePacket]:
     for clock in (MONOTONIC, BOOTTIME):
         first.clock_snapshot.clocks.add(clock_id=clock, timestamp=max(trace.begin, 0))
     yield first
-    numbers = itertools.count(1)
+    numbers, layers = itertools.count(1), trace.about.layers_of_kernels()
     for process, name in enumerate(machine_order(trace), FIRST_PROCESS):
-        yield from _machine(name, trace.machines[name], process, numbers)
+        yield from _machine(name, trace.machines[name], process, numbers, layers)
 
 
-def _machine(name: str, machine: MachineTrace, process: int, numbers: Iterator[int]) -> Iterator[pb.TracePacket]:
+def _machine(
+    name: str, machine: MachineTrace, process: int, numbers: Iterator[int], layers: Layers
+) -> Iterator[pb.TracePacket]:
     own = next(numbers)
     error = seconds_text(machine.clock_error_nanoseconds * 1e-9)
     packet = pb.TracePacket()
@@ -49,12 +52,17 @@ def _machine(name: str, machine: MachineTrace, process: int, numbers: Iterator[i
     packet.track_descriptor.process.pid, packet.track_descriptor.process.process_name = process, name
     packet.track_descriptor.description = f"clock right to {error}; {machine.lost} events lost"
     yield packet
+    computing = 0
     for lane, events in in_lanes(events_of(name, machine.tracks, machine.rows)).items():
         track, counter, kind = next(numbers), next(numbers), events[0].kind
-        if kind != WINDOW:
+        if lane == COMPUTING:
+            computing = track
+        if kind == KERNEL and computing:
+            track = computing
+        elif kind != WINDOW:
             yield _descriptor(own, track, lane)
-            for event in events:
-                yield from _slice(event, track)
+        for event in events if kind != WINDOW else ():
+            yield from _slice(event, track, layers)
         if kind in (SEND, RECEIVE, WINDOW):
             tensor = f"{events[0].tensor}, {'to' if kind == SEND else 'from'} {events[0].peer}"
             yield _descriptor(
@@ -73,26 +81,31 @@ def _descriptor(parent: int, number: int, title: str, *, is_counter: bool = Fals
     return packet
 
 
-def _slice(event: TraceEvent, track: int) -> Iterator[pb.TracePacket]:
-    begin, end = pb.TracePacket(), pb.TracePacket()
-    for packet, moment, kind in (
-        (begin, event.start_nanoseconds, pb.TrackEvent.TYPE_SLICE_BEGIN),
-        (end, event.end_nanoseconds, pb.TrackEvent.TYPE_SLICE_END),
-    ):
-        packet.timestamp, packet.timestamp_clock_id = max(moment, 0), MONOTONIC
+def _slice(event: TraceEvent, track: int, layers: Layers) -> Iterator[pb.TracePacket]:
+    kinds = [pb.TrackEvent.TYPE_SLICE_BEGIN, pb.TrackEvent.TYPE_SLICE_END]
+    if event.kind == DEPLOYMENT:
+        kinds = [pb.TrackEvent.TYPE_INSTANT]
+    packets = [pb.TracePacket(timestamp_clock_id=MONOTONIC) for _ in kinds]
+    for packet, moment, kind in zip(packets, (event.start_nanoseconds, event.end_nanoseconds), kinds, strict=False):
+        packet.timestamp = max(moment, 0)
         packet.track_event.type, packet.track_event.track_uuid = kind, track
-    slice_ = begin.track_event
-    slice_.name = f"{event.stage} {event.sequence}" if event.kind == COMPUTE else f"{event.kind} {event.sequence}"
+    slice_ = packets[0].track_event
+    name = f"{event.stage if event.kind == COMPUTE else event.kind} {event.sequence}"
+    slice_.name = title_of(event, layers) or name
     slice_.categories.append(event.kind)
     slice_.flow_ids.extend(_flows(event))
     notes = {"micro_batch": event.sequence, "bytes": event.size_bytes}
     for name, number in notes.items():
         slice_.debug_annotations.add(name=name, uint_value=number)
-    for name, text in (("stage", event.stage), ("peer", event.peer), ("tensor", event.tensor)):
+    for name, text in (
+        ("stage", event.stage),
+        ("peer", event.peer),
+        ("tensor", event.tensor),
+        (event.kind, event.detail),
+    ):
         if text:
             slice_.debug_annotations.add(name=name, string_value=text)
-    yield begin
-    yield end
+    yield from packets
 
 
 def _flows(event: TraceEvent) -> Iterator[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from rpc_runtime.errors import TvmSplitError
@@ -23,7 +24,7 @@ END_SECONDS = 30.0
 class Observed(Protocol):
     """A deployment that can be observed, by its owner or by somebody else."""
 
-    def observe(self, since: Mapping[str, int] | None = None) -> dict[str, Observation]: ...
+    def observe(self, since: Mapping[str, int] | None = None, *, kernels: int = 0) -> dict[str, Observation]: ...
 
     def clocks(self) -> Mapping[str, MachineClock]: ...
 
@@ -31,12 +32,14 @@ class Observed(Protocol):
 class Recording:
     """Reads the events of a deployment in the background, from `start` to `stop`; memory grows by 46 bytes an event.
 
-    A machine that no longer answers ends in the trace with its last reading.
+    A machine that no longer answers ends in the trace with its last reading. Of each stage's first ``kernels``
+    micro-batches, the kernels are recorded too.
     """
 
-    def __init__(self, model: str, observed: Observed, about: About = NOTHING_ABOUT) -> None:
+    def __init__(self, model: str, observed: Observed, about: About = NOTHING_ABOUT, kernels: int = 0) -> None:
         self._model = model
         self._about = about
+        self._kernels = kernels
         self._observed = observed
         self._parts: dict[str, list[Observation]] = {}
         self._stopped = threading.Event()
@@ -45,7 +48,7 @@ class Recording:
 
     def start(self) -> None:
         """Begin with the events that follow. Raises as `Observed.observe`."""
-        self._parts = {machine: [seen] for machine, seen in self._observed.observe().items()}
+        self._parts = {machine: [seen] for machine, seen in self._observed.observe(kernels=self._kernels).items()}
         self._thread.start()
 
     def stop(self) -> None:
@@ -75,4 +78,6 @@ class Recording:
                 logger.info("the deployment can no longer be observed: %s", error)
                 return
             for machine, seen in news.items():
-                self._parts.setdefault(machine, []).append(seen)
+                parts = self._parts.setdefault(machine, [])
+                parts[-1:] = [replace(part, tracks=()) for part in parts[-1:]]  # the newest reading has them all
+                parts.append(seen)

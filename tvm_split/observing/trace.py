@@ -90,8 +90,12 @@ class Trace(Shown):
     @cached_property
     def events(self) -> tuple[TraceEvent, ...]:
         """All events, by their start."""
-        events = (events_of(name, machine.tracks, machine.rows) for name, machine in self.machines.items())
-        return tuple(sorted((event for some in events for event in some), key=lambda event: event.start_nanoseconds))
+        return tuple(self.of_kind(*KINDS))
+
+    def of_kind(self, *kinds: str) -> list[TraceEvent]:
+        """Return the events of these kinds, by their start."""
+        events = (events_of(name, machine.tracks, machine.of_kind(*kinds)) for name, machine in self.machines.items())
+        return sorted((event for some in events for event in some), key=lambda event: event.start_nanoseconds)
 
     @property
     def begin(self) -> int:

@@ -12,6 +12,7 @@ from tvm.relax import op
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.execution.in_process import InProcessRunner
+from rpc_runtime.program.events import KERNEL
 from rpc_runtime.program.program import Program
 from tests.helpers.rpc_runtime.pipelines import open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
@@ -61,6 +62,21 @@ def several_stages_on_a_machine(maker: ProgramMaker) -> Program:
 
 
 SHAPES = [skip_over_replicas, lengths_without_a_common_divisor, several_stages_on_a_machine]
+
+
+def test_each_replica_records_the_kernels_of_its_next_micro_batches(
+    four_workers: LocalWorkers, maker: ProgramMaker
+) -> None:
+    program = several_stages_on_a_machine(maker)
+    with open_on(four_workers, program, maker) as pipeline:
+        pipeline.observe(kernels=2)
+        list(pipeline.stream(batches_for(program, 30)))
+        kernels: dict[tuple[str, str], set[int]] = {}
+        for event in pipeline.trace():
+            if event.kind == KERNEL:
+                kernels.setdefault((event.stage, event.machine), set()).add(event.sequence)
+    expected = {(s.name, s.machine): {s.own_turns.nth(0), s.own_turns.nth(1)} for s in program.stages}
+    assert kernels == expected
 
 
 def without_replicas(program: Program) -> Program:

@@ -14,6 +14,7 @@ from rpc_runtime.program.clocks import ClockSample, MachineClock
 from rpc_runtime.program.events import (
     BLOCK,
     COMPUTE,
+    MOST_TRACKS,
     RECEIVE,
     RING_ROWS,
     ROWS,
@@ -95,6 +96,21 @@ def test_a_slow_reader_learns_how_many_rows_are_lost():
     assert (seen.newest, seen.lost, len(seen.table())) == (count, 500, RING_ROWS)
     assert [event.sequence for event in events_of("box", seen.tracks, seen.table())] == [*range(1000, count)]
     assert (seen.tracks[0].events, seen.tracks[0].nanoseconds) == (count, 2 * count)
+
+
+def test_many_kernels_share_a_track():
+    """And stages that record something for the first time still get a track of their own."""
+    recorder = Recorder()
+    for number in range(2 * MOST_TRACKS):
+        for stage in ("one", "two"):
+            recorder.record(recorder.kernel_track(stage, f"kernel {number}"), 0, 0, 1)
+    recorder.record(recorder.kernel_track("one", "kernel 0"), 0, 0, 1)
+    recorder.record(recorder.track(COMPUTE, "three"), 0, 0, 5)
+    tracks = {(track.stage, track.detail): track.events for track in recorder.observe().tracks}
+    assert len(tracks) <= MOST_TRACKS + 3
+    assert sum(tracks.values()) == 4 * MOST_TRACKS + 2
+    assert tracks["one", "kernel 0"] == 2
+    assert tracks["three", ""] == 1
 
 
 def test_threads_neither_lose_nor_mix_events():

@@ -14,7 +14,7 @@ import pytest
 
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import WorkerClient, describe
-from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.events import COMPUTE
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, find_token
@@ -154,16 +154,23 @@ def test_a_token_is_of_one_worker_and_goes_with_one_that_was_killed(start: Start
 def test_a_bystander_with_the_token_observes_by_the_letters_that_are_shown(start: Start, maker: ProgramMaker) -> None:
     endpoint = WorkerEndpoint(A, ready(start("--json", "--name", A, TVM_SPLIT_TOKEN="open-sesame")), "open-sesame")
     program = one_stage(maker)
-    with Session(program, {A: endpoint}, maker.blob_path) as pipeline:
+    said = b'{"stages": []}'
+    with Session(program, {A: endpoint}, maker.blob_path, about=said) as pipeline:
         list(pipeline.stream(batches_for(program, 5)))
         (held,) = describe(endpoint, PATIENCE_SECONDS).deployments
         bystander = WorkerClient(endpoint, held.name)
         seen = bystander.observe(PATIENCE_SECONDS, since=0)
         own = pipeline.observe({})[A]
+        assert bystander.about(PATIENCE_SECONDS) == said
         bystander.close()
         assert [(track.kind, track.stage) for track in seen.tracks] == [(t.kind, t.stage) for t in own.tracks]
         assert sum(track.events for track in seen.tracks if track.kind == COMPUTE) == 5
+        with pytest.raises(ProtocolError, match="at most 1000 micro-batches, not 1001"):
+            pipeline.observe(kernels=1001)
         stranger = WorkerClient(replace(endpoint, token="another"), held.name)
         with pytest.raises(WorkerError, match="token"):
             stranger.observe(PATIENCE_SECONDS)
         stranger.close()
+    for wrong, reason in ((b" " * 65537, "65537 bytes"), (b"[]", "no JSON object"), (b"[" * 65536, "no JSON object")):
+        with pytest.raises(TvmSplitError, match=reason):
+            Session(program, {A: endpoint}, maker.blob_path, about=wrong)

@@ -9,7 +9,7 @@ import pytest
 
 import tvm_split
 from rpc_runtime.client.worker_client import describe
-from rpc_runtime.program.events import COMPUTE, FLIGHT, RECEIVE, SEND
+from rpc_runtime.program.events import COMPUTE, DEPLOYMENT, FLIGHT, KERNEL, RECEIVE, SEND
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.waiting import eventually
 
@@ -41,6 +41,27 @@ def test_a_recording_has_every_event(bundle: tvm_split.Bundle, tmp_path: Path):
     assert (tmp_path / "run.json").exists()
 
 
+@pytest.mark.parametrize("where", ["workers", "one process"])
+def test_kernels_of_the_first_micro_batches(bundle: tvm_split.Bundle, where: str):
+    cluster = tvm_split.Cluster.local(2) if where == "workers" else tvm_split.Cluster.in_process(2)
+    with cluster, tvm_split.deploy(bundle, cluster) as deployment:
+        expected = deployment.run(X)
+        with deployment.tracing(kernels=2) as recording:
+            results = list(deployment.stream([(X,)] * 4))
+        assert all(np.array_equal(result[0], expected[0]) for result in results)
+    computed, kernels = recording.trace.of_kind(COMPUTE), recording.trace.of_kind(KERNEL)
+    for stage in deployment.stages:
+        functions = [kernel.function for kernel in bundle.kernels[stage.name]]
+        for sequence in (1, 2):
+            own = [event for event in kernels if (event.stage, event.sequence) == (stage.name, sequence)]
+            (whole,) = (event for event in computed if (event.stage, event.sequence) == (stage.name, sequence))
+            assert [event.detail for event in own] == functions
+            times = [time for event in own for time in (event.start_nanoseconds, event.end_nanoseconds)]
+            assert times == sorted(times)
+            assert whole.start_nanoseconds <= times[0] <= times[-1] <= whole.end_nanoseconds
+    assert {event.sequence for event in kernels} == {1, 2}
+
+
 def test_the_trace_of_a_deployment_that_has_failed(bundle: tvm_split.Bundle):
     with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
         with deployment.tracing() as recording:
@@ -48,8 +69,24 @@ def test_the_trace_of_a_deployment_that_has_failed(bundle: tvm_split.Bundle):
             os.kill(describe(cluster.endpoints()["machine-b"]).process_id, signal.SIGKILL)
             with pytest.raises(tvm_split.WorkerUnavailableError):
                 deployment.run(X)
-        assert {event.machine for event in deployment.trace()} == {"machine-a", CLIENT}
+        trace = deployment.trace()
+        assert {event.machine for event in trace} == {"machine-a", CLIENT}
+        opened, failed = (event for event in trace.of_kind(DEPLOYMENT) if event.machine == CLIENT)
+        assert opened.detail == "opened"
+        assert failed.detail.startswith("failed: machine 'machine-b' at")
+        assert failed.detail in " ".join(str(trace).split())
         assert [event.sequence for event in recording.trace if event.kind == FLIGHT] == [0]
+        (seen,) = (event for event in recording.trace.of_kind(DEPLOYMENT) if event.machine == CLIENT)
+        assert seen.detail == failed.detail
+
+
+def test_closing_ends_a_recording(bundle: tvm_split.Bundle):
+    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+        with deployment.tracing() as recording:
+            list(deployment.stream([(X,)] * 3))
+            deployment.close()
+        assert [event.sequence for event in recording.trace.of_kind(FLIGHT)] == [0, 1, 2]
+        assert [event.detail for event in recording.trace.of_kind(DEPLOYMENT)] == ["closed"]
 
 
 def test_a_wrong_suffix_is_refused_before_anything_runs(bundle: tvm_split.Bundle, tmp_path: Path):

@@ -10,13 +10,14 @@ from hypothesis import given, strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
 from rpc_runtime.program.clocks import ClockSample, MachineClock
-from rpc_runtime.program.events import COMPUTE, FLIGHT, RECEIVE, ROWS, SEND, WINDOW
+from rpc_runtime.program.events import COMPUTE, FLIGHT, RECEIVE, ROWS, SEND, WINDOW, Recorder
 from tests.helpers.traces_of_runs import COUNT, MILLISECOND, A, B, two_machines
 from tvm_split.errors import TraceError
 from tvm_split.observing import xplane_pb2
+from tvm_split.observing.about import About, AboutStage
 from tvm_split.observing.lanes import in_lanes
 from tvm_split.observing.summary import common, length, spans_of, summary_of
-from tvm_split.observing.trace import FORMATS, Trace, transfers
+from tvm_split.observing.trace import FORMATS, Trace, trace_of, transfers
 
 
 def earliest(trace: Trace, source: str, tensor: str) -> int:
@@ -182,6 +183,30 @@ def test_perfetto(tmp_path: Path):
     between = set(flows[SEND]) & set(flows[RECEIVE])
     assert len([number for number in between if number not in flows[COMPUTE]]) == 3 * COUNT
     assert set(flows[COMPUTE]) <= set(flows[RECEIVE]) & set(flows[SEND])
+
+
+def test_kernels_are_inside_of_their_computing(tmp_path: Path):
+    """A kernel has the names of the layers of that call, or of its function where these are not known."""
+    recorder = Recorder()
+    for start, end, function, call in ((1, 3, "conv", 0), (3, 4, "copy", 0), (5, 8, "conv", 1), (8, 9, "conv", 2)):
+        recorder.record(recorder.kernel_track("one", function), 7, start, end, value=call)
+    recorder.record(recorder.track(COMPUTE, "one"), 7, 0, 10)
+    recorder.happened("failed: a cause")
+    stage = AboutStage("one", "box", (), {"conv": ("features.0, relu", "features.3")})
+    trace = trace_of("net", {"box": recorder.observe(since=0)}, {}, About((stage,)))
+    trace.save(tmp_path / "run.pftrace")
+    packets = perfetto_trace_pb2.Trace.FromString((tmp_path / "run.pftrace").read_bytes()).packet
+    events = sorted((p for p in packets if p.HasField("track_event")), key=lambda packet: packet.timestamp)
+    begins = [p.track_event for p in events if p.track_event.type == p.track_event.TYPE_SLICE_BEGIN]
+    assert [event.name for event in begins] == ["one 7", "features.0, relu", "copy", "features.3", "conv"]
+    assert len({event.track_uuid for event in begins}) == 1
+    (failure,) = (p.track_event for p in events if p.track_event.type == p.track_event.TYPE_INSTANT)
+    assert failure.name == "failed: a cause"
+    trace.save(tmp_path / "run.xplane")
+    (file,) = (tmp_path / "run.xplane").glob("plugins/profile/net/*.pb")
+    (plane,) = xplane_pb2.XSpace.FromString(file.read_bytes()).planes
+    titles = {about.name for about in plane.event_metadata.values()}
+    assert {"compute one", "kernel features.0, relu", "kernel copy", "deployment failed: a cause"} <= titles
 
 
 def test_tensorboard(tmp_path: Path):

@@ -1,0 +1,37 @@
+"""Runs a stage, and records the single kernels of some of its micro-batches."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rpc_runtime.program.events import Recorder
+
+if TYPE_CHECKING:
+    from rpc_runtime.execution.loaded_stage import LoadedStage
+
+
+class ObservedStage:
+    """A loaded stage, whose kernels are recorded for as many of its next micro-batches as `record_next` was told."""
+
+    def __init__(self, stage: "LoadedStage", recorder: Recorder) -> None:
+        self.loaded = stage
+        self._recorder = recorder
+        # One thread runs the stage, others ask: each of these is written by one side only.
+        self._runs = self._until = 0
+
+    def record_next(self, micro_batches: int) -> None:
+        self._until = self._runs + micro_batches
+
+    def run(self, inputs: Sequence[Any], sequence: int) -> list[Any]:
+        """Return the outputs for one micro-batch; raises as `LoadedStage.run`."""
+        self._runs += 1
+        if self._runs > self._until:
+            return self.loaded.run(inputs)
+        calls: Counter[str] = Counter()
+
+        def record(function: str, start: int, end: int) -> None:
+            track = self._recorder.kernel_track(self.loaded.stage.name, function)
+            self._recorder.record(track, sequence, start, end, value=calls[function])
+            calls[function] += 1
+
+        return self.loaded.run_kernels(inputs, record)
