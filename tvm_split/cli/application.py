@@ -167,6 +167,8 @@ COMMANDS = (
     Command("tracker", MACHINES, "Run a TVM RPC tracker until Ctrl-C or SIGTERM.", "services"),
     Command("status", MACHINES, "Ask workers what they are."),
     Command("trace", MACHINES, "Record what a running deployment does."),
+    Command("dashboard", MACHINES, "Show what a running deployment does, in a browser."),
+    Command("report", RUN, "Show a saved trace, or write it as a page.", "dashboard"),
     Command("cache", MACHINES, "Show or clear what is kept on this host.", "doctor"),
 )
 registry = Registry[Command](

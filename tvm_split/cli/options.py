@@ -163,10 +163,13 @@ IN_FLIGHT = option(
 )
 TRACE = option(
     None,
-    "Write a trace: .pftrace for Perfetto, .xplane (a folder) for TensorBoard, .svg, or .json.",
+    "Write a trace: .pftrace for Perfetto, .xplane (a folder) for TensorBoard, .html, .svg, or .json.",
     metavar="FILE",
     callback=_require_trace,
 )
 KERNELS = option(0, "Trace single kernels too, of each stage's next N micro-batches.", metavar="N", minimum=0)
+DEPLOYMENT = option(
+    None, "Its letters as `tvm-split status` shows them, or its model (default: the only one).", metavar="NAME"
+)
 JSON = option(False, "Write the result as JSON, and nothing else, to stdout.")
 TIMEOUT = option(60.0, "The longest wait for a worker or a result.", metavar="SECONDS", minimum=0.1)

@@ -21,9 +21,7 @@ STEP_SECONDS = 0.1
 
 def trace(
     machines: MachineOptions,
-    deployment: str | None = option(
-        None, "Its letters as `tvm-split status` shows them, or its model (default: the only one).", metavar="NAME"
-    ),
+    deployment: str | None = options.DEPLOYMENT,
     seconds: float = option(5.0, "How long to record.", minimum=0.1),
     output: Path | None = options.TRACE,
     kernels: int = options.KERNELS,

@@ -12,7 +12,7 @@ import numpy as np
 
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.program.events import Observation, now
+from rpc_runtime.program.events import DEPLOYMENT, Observation, now
 from tvm_split.dashboard.state import ENDED, FAILED, IDLE, RUNNING, Live, Page, page_of
 from tvm_split.observing.about import About
 from tvm_split.observing.recording import Observed
@@ -77,8 +77,6 @@ class LivePage:
             state, reason = ENDED, str(error)
         if failure := self._failure():
             state, reason = FAILED, failure
-        if reason and (not self._noted or self._noted[-1][1] != reason):
-            self._noted.append((now(), reason))
         trace = trace_of(self._model, self._seen, self._watched.clocks(), self._about)
         self._add_results(trace)
         if state == RUNNING and self._is_idle():
@@ -89,10 +87,10 @@ class LivePage:
     def _take(self, news: Mapping[str, Observation]) -> None:
         for machine in self._machines:
             if machine not in news and machine not in self._gone:
-                self._noted.append((now(), f"{machine} does not answer"))
+                self._noted.append((now(), f"{machine}: does not answer"))
                 self._gone.add(machine)
             elif machine in news and machine in self._gone:
-                self._noted.append((now(), f"{machine} answers again"))
+                self._noted.append((now(), f"{machine}: answers again"))
                 self._gone.discard(machine)
         for machine, new in news.items():
             before = self._seen.get(machine)
@@ -117,8 +115,9 @@ class LivePage:
 
 
 def _latest(seen: Observation) -> Observation:
-    """Return the rows of the last `WINDOW_SECONDS` before the newest one."""
+    """Return the rows of the last `WINDOW_SECONDS` before the newest one, and what happened to the deployment."""
     rows = seen.table()
     ends = rows["start"] + rows["duration"]
-    kept = rows[ends > ends.max(initial=0) - int(WINDOW_SECONDS * 1e9)]
+    always = [number for number, track in enumerate(seen.tracks) if track.kind == DEPLOYMENT]
+    kept = rows[(ends > ends.max(initial=0) - int(WINDOW_SECONDS * 1e9)) | np.isin(rows["track"], always)]
     return replace(seen, rows=kept.tobytes())

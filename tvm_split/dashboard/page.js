@@ -26,7 +26,8 @@
   };
   const seconds = (value) => value == null ? "–" : value === 0 ? "0 s" : inUnit(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]);
   const bytes = (value) => value == null ? "–" : inUnit(value, [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]]);
-  const share = (value) => `${Math.round(100 * value)} %`;
+  const share = (value) => `${Math.round(100 * value)}%`;
+  const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
   const rate = (period) => period ? digits(1 / period) : "–";
 
   const bar = (shares) => {
@@ -48,13 +49,14 @@
 
   function drawNumbers(page) {
     const { period_seconds: period, latency_seconds: latency } = page;
-    const ratio = period.predicted && period.measured ? `, ${digits(period.predicted / period.measured, 2)} of it` : "";
-    const under = latency.p50 ? `90 %: ${seconds(latency.p90)}, 99 %: ${seconds(latency.p99)}` : "";
+    const ratio = period.predicted && period.measured ? `; ${digits(period.predicted / period.measured, 2)} times that` : "";
+    const alone = latency.predicted ? `; predicted alone ${seconds(latency.predicted)}` : "";
+    const under = latency.p50 ? `90%: ${seconds(latency.p90)}, 99%: ${seconds(latency.p99)}${alone}` : "";
     element("numbers").replaceChildren(
       tile("Results per second", rate(period.measured), period.predicted ? `predicted ${rate(period.predicted)}${ratio}` : "no prediction"),
       tile("Time between results", seconds(period.measured), period.predicted ? `predicted ${seconds(period.predicted)}` : ""),
       tile("From input to result, median", seconds(latency.p50), under),
-      tile("Results", page.results.toLocaleString("en"), latency.predicted ? `predicted for one alone: ${seconds(latency.predicted)}` : ""),
+      tile("Results recorded", page.results.toLocaleString("en"), page.rates.length ? `in ${seconds(page.rates[page.rates.length - 1][0] - page.rates[0][0])}` : ""),
     );
   }
 
@@ -62,9 +64,9 @@
     const isOpen = element("machines").querySelector(`details[data-machine="${CSS.escape(machine.machine)}"]`)?.open;
     const card = node("article", undefined, "machine");
     if (!machine.answers) card.classList.add("gone");
-    if (page.limiting.includes(machine.machine)) card.classList.add("limits");
     const title = node("h3", `${machine.machine} `);
     const limits = page.limiting.length === 1 && page.limiting[0] === machine.machine;
+    if (limits) card.classList.add("limits");
     title.append(node("span", !machine.answers ? "does not answer" : limits ? "limits" : ""));
     card.append(title);
     if (machine.answers) {
@@ -77,7 +79,7 @@
       }
     }
     const facts = [];
-    if (machine.processor_cores != null) facts.push(`uses ${digits(machine.processor_cores, 2)} ${machine.cores ? `of ${machine.cores} cores` : "cores"}`);
+    if (machine.processor_cores != null && machine.answers) facts.push(machine.cores ? `processor ${share(machine.processor_cores / machine.cores)} of ${count(machine.cores, "core")}` : `${digits(machine.processor_cores, 2)} cores busy`);
     if (machine.memory_total_bytes) facts.push(`${bytes(machine.memory_free_bytes)} of ${bytes(machine.memory_total_bytes)} memory free`);
     if (machine.clock_error_seconds) facts.push(`clock ±${seconds(machine.clock_error_seconds)}`);
     if (facts.length) card.append(node("p", facts.join("; ")));
@@ -89,10 +91,9 @@
     const details = node("details");
     details.dataset.machine = machine.machine;
     details.open = Boolean(isOpen);
-    const count = machine.stages.reduce((sum, [, names]) => sum + names.length, 0);
     const all = machine.stages.flatMap(([, names]) => names);
     const range = all.length > 1 ? `: ${all[0]} … ${all[all.length - 1]}` : all.length ? `: ${all[0]}` : "";
-    details.append(node("summary", `${count} layer${count === 1 ? "" : "s"} in ${machine.stages.length} stage${machine.stages.length === 1 ? "" : "s"}${range}`));
+    details.append(node("summary", `${count(all.length, "layer")} in ${count(machine.stages.length, "stage")}${range}`));
     const list = node("ul");
     for (const [stage, names] of machine.stages) list.append(node("li", `${stage}: ${names.join(", ")}`));
     details.append(list);
@@ -158,19 +159,25 @@
   }
 
   function drawTimeline(page) {
+    const first = Math.min(...page.bars.map(([, , begin]) => begin));
     const traces = Object.keys(KINDS).map((kind) => {
       const bars = page.bars.filter(([, own]) => own === kind);
       return {
         type: "bar", orientation: "h", name: KINDS[kind], marker: { color: colour(kind), line: { color: colour("ground"), width: 0.5 } },
-        y: bars.map(([lane]) => plain(page.lanes[lane])), base: bars.map(([, , begin]) => begin * 1e3), x: bars.map(([, , , duration]) => duration * 1e3),
+        y: bars.map(([lane]) => plain(page.lanes[lane])), base: bars.map(([, , begin]) => (begin - first) * 1e3), x: bars.map(([, , , duration]) => duration * 1e3),
         text: bars.map(([, , , , sequence]) => kind === "compute" ? String(sequence) : ""), textposition: "inside", insidetextanchor: "middle", textangle: 0,
         constraintext: "inside",
         hovertext: bars.map(([, , , duration, sequence, stage, peer]) => plain(`${KINDS[kind]}: micro-batch ${sequence}${stage ? `, ${stage}` : ""}${peer ? `, ${peer}` : ""}, ${seconds(duration)}`)),
         hoverinfo: "text",
       };
     });
-    const yaxis = { type: "category", categoryorder: "array", categoryarray: page.lanes.map(plain).reverse() };
-    const xaxis = { title: { text: "milliseconds" }, rangemode: "tozero" };
+    const [from, to] = page.limiting;
+    const limiting = to === undefined ? [`${from} compute`] : [`${from} send`, `${to} receive`];
+    const yaxis = {
+      type: "category", categoryorder: "array", categoryarray: page.lanes.map(plain).reverse(), tickmode: "array", tickvals: page.lanes.map(plain),
+      ticktext: page.lanes.map((lane) => limiting.includes(lane) ? `<b>${plain(lane)}</b>` : plain(lane)),
+    };
+    const xaxis = { title: { text: "milliseconds" } };
     Plotly.react("timeline", traces, layout(80 + 26 * page.lanes.length, { xaxis, yaxis, rest: { barmode: "overlay", bargap: 0.15, uniformtext: { minsize: 8, mode: "hide" } } }), CONFIG);
   }
 
@@ -184,6 +191,12 @@
   }
 
   const TROUBLE = ["failed", "ended", "lost"];
+  function headline(page) {
+    if (!["failed", "ended"].includes(page.state)) return page.limit;
+    const gone = page.machines.filter((machine) => !machine.answers).map((machine) => machine.machine);
+    const who = gone.length ? `${gone.join(", ")} ${gone.length === 1 ? "does" : "do"} not answer: the` : "The";
+    return `${who} deployment has ${page.state}.`;
+  }
   function setState(state, words) {
     document.body.classList.toggle("trouble", TROUBLE.includes(state));
     document.body.dataset.state = state;
@@ -196,9 +209,10 @@
     document.title = `${page.model || "tvm-split"}: ${page.state}`;
     element("model").textContent = page.model || "tvm-split";
     setState(page.state, page.state);
-    element("limit").textContent = page.limit;
+    element("limit").textContent = headline(page);
     element("reason").textContent = page.reason;
     element("reason").hidden = !page.reason;
+    element("numbers-title").textContent = { running: "Now", recorded: "In the whole" }[page.state] || "Until then";
     drawNumbers(page);
     drawMachines(page);
     drawLinks(page);

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rpc_runtime.client.worker_client import WorkerDescription
-from rpc_runtime.program.events import BLOCK, COMPUTE, RECEIVE, ROWS, SEND, WAIT
+from rpc_runtime.program.events import BLOCK, COMPUTE, DEPLOYMENT, RECEIVE, ROWS, SEND, WAIT
 from tvm_split.observing.about import About
 from tvm_split.observing.summary import LinkSummary, Spans, TraceSummary, length, results_of, spans_of, summary_of
 from tvm_split.observing.trace import MachineTrace, Trace, machine_order
@@ -21,7 +21,7 @@ MOST_BARS = 1000
 """Bars of a machine in the timeline."""
 MOST_POINTS = 120
 """Points of the chart of rates."""
-LEAST_RESULTS = 4
+LEAST_RESULTS = 16
 """Results in the part of the time that a point of the chart of rates stands for, on average."""
 LANES = {RECEIVE: "receive", COMPUTE: "compute", WAIT: "compute", BLOCK: "compute", SEND: "send"}
 """The lane of each kind of event in the timeline."""
@@ -118,19 +118,24 @@ def _plain(value: Any) -> Any:
 def page_of(
     trace: Trace,
     live: Live,
-    results: Spans | None = None,
+    history: Spans | None = None,
     noted: Sequence[tuple[int, str]] = (),
     refresh_seconds: float = 0.0,
 ) -> Page:
     """Return the page of a trace.
 
     Args:
-        results: times of results, if more are known than the trace has.
+        history: times of results, if more are known than the trace has.
         noted: events that no machine recorded: nanoseconds in the trace's clock, and what happened.
     """
     summary, about = summary_of(trace), trace.about
-    results = results_of(trace) if results is None else results
-    begin = min([trace.begin, *results[:1, 0].tolist()]) if len(trace) else 0
+    results = results_of(trace)
+    history = results if history is None else history
+    begin = min([trace.begin, *history[:1, 0].tolist()]) if len(trace) else 0
+    happened = [
+        (event.start_nanoseconds, f"{event.machine}: {first_sentence(event.detail)}")
+        for event in trace.of_kind(DEPLOYMENT)
+    ]
     names = dict.fromkeys([*(part.machine for part in summary.machines), *sorted(live.gone)])
     lanes, bars = _timeline(trace, begin)
     return Page(
@@ -139,15 +144,15 @@ def page_of(
         reason=live.reason,
         limit=summary.limit,
         limiting=summary.limiting,
-        results=len(results),
+        results=len(history),
         period_seconds={"predicted": about.period_seconds, "measured": _period(results)},
         latency_seconds={"predicted": about.latency_seconds, **_percentiles(results)},
         machines=tuple(_machine(name, trace, summary, about, live) for name in names),
         links=tuple(_link(link, about) for link in summary.links),
-        rates=_rates(results, begin),
+        rates=_rates(history, begin),
         lanes=lanes,
         bars=bars,
-        events=tuple(((at - begin) * 1e-9, text) for at, text in sorted(noted)),
+        events=tuple(((at - begin) * 1e-9, text) for at, text in sorted([*happened, *noted])),
         refresh_seconds=refresh_seconds,
     )
 
@@ -235,3 +240,8 @@ def _bar(lane: int, row: Sequence[int], machine: MachineTrace, begin: int) -> tu
     _, start, duration, sequence, _, track, _ = row
     own = machine.tracks[track]
     return lane, own.kind, (start - begin) * 1e-9, duration * 1e-9, sequence, own.stage, own.peer
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a message, whose others say what to do."""
+    return text.partition(". ")[0]

@@ -157,7 +157,7 @@ def _to_client(machine: MachineTrace) -> list[int]:
 
 def _limit(machines: Iterable[MachineSummary], links: Iterable[LinkSummary]) -> tuple[str, tuple[str, ...]]:
     """Return the sentence that says what limits, and its names."""
-    busy = [(part.compute_share, f"machine {part.machine}", "computes", (part.machine,)) for part in machines]
+    busy = [(part.compute_share, part.machine, "computes", (part.machine,)) for part in machines]
     ends = [(link, f"the link {link.source} → {link.destination}") for link in links]
     moving = [(link.share, name, "carries tensors", (link.source, link.destination)) for link, name in ends]
     share, name, does, names = max((*busy, *moving), default=(0.0, "", "", ()), key=lambda part: part[0])

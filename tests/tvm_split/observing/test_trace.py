@@ -47,8 +47,8 @@ def test_the_shares_of_the_time():
 @pytest.mark.parametrize(
     ("computing", "wire", "limit"),
     [
-        ((6, 9), 1, "Limited by machine machine-b: it computes"),
-        ((9, 6), 1, "Limited by machine machine-a: it computes"),
+        ((6, 9), 1, "Limited by machine-b: it computes"),
+        ((9, 6), 1, "Limited by machine-a: it computes"),
         ((1, 1), 9, "Limited by the link"),
         ((2, 2), 1, "Nothing is busy all the time"),
     ],

@@ -1,0 +1,89 @@
+"""The page of a lab: the deployment that runs there, or its workers while none runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from rpc_runtime.client.bystander import Bystander, chosen, running_on
+from rpc_runtime.errors import TvmSplitError
+from tvm_split.cluster.launcher import AskedMachine
+from tvm_split.dashboard.live import REFRESH_SECONDS, LivePage
+from tvm_split.dashboard.state import ENDED, WAITING, Page, ShownMachine
+from tvm_split.observing.about import about_in
+
+SEARCH_SECONDS = 2.0
+"""Time between two questions for a deployment."""
+
+
+class LabPage:
+    """The page of a deployment that somebody else runs. When it has ended, the next one is looked for.
+
+    Args:
+        ask: asks all workers of the lab.
+        deployment: letters or model of the deployment to show; None: the only one.
+    """
+
+    def __init__(self, ask: Callable[[], Sequence[AskedMachine]], deployment: str | None) -> None:
+        self._ask, self._deployment = ask, deployment
+        self._lock = threading.Lock()
+        self._bystander: Bystander | None = None
+        self._live: LivePage | None = None
+        self._last = Page(deployment or "", WAITING, refresh_seconds=REFRESH_SECONDS)
+        self._asked_at = float("-inf")
+
+    def page(self) -> Page:
+        """Return the page at this moment."""
+        with self._lock:
+            if self._live is not None:
+                self._last = self._live.page()
+                if self._last.state == ENDED:
+                    self._leave()
+            elif time.monotonic() - self._asked_at > SEARCH_SECONDS:
+                self._find()
+                self._asked_at = time.monotonic()
+            return self._last
+
+    def _find(self) -> None:
+        answers: Sequence[AskedMachine] = ()
+        try:
+            answers = self._ask()
+            workers = {answer.name: answer.worker for answer in answers if answer.worker is not None}
+            found = chosen(running_on(workers), self._deployment)
+            self._bystander = Bystander({answer.name: answer.endpoint for answer in answers}, found)
+            about = about_in(self._bystander.about().values())
+        except TvmSplitError as error:
+            self._leave()
+            if self._last.state != ENDED:  # what ended stays to be seen until the next one runs
+                self._last = _waiting(answers, str(error))
+            return
+        self._live = LivePage(found.model, self._bystander, about, found.machines, lambda: "")
+        self._last = self._live.page()
+
+    def _leave(self) -> None:
+        if self._bystander is not None:
+            self._bystander.close()
+        self._bystander = self._live = None
+
+
+def _waiting(answers: Sequence[AskedMachine], reason: str) -> Page:
+    """Return a page of workers alone."""
+    machines = (
+        ShownMachine(
+            answer.name,
+            answers=answer.worker is not None,
+            cores=answer.worker and answer.worker.cores,
+            memory_free_bytes=answer.worker and answer.worker.memory_free_bytes,
+            memory_total_bytes=answer.worker and answer.worker.memory_total_bytes,
+        )
+        for answer in answers
+    )
+    return Page(
+        "tvm-split",
+        WAITING,
+        reason,
+        "Waiting for a deployment.",
+        machines=tuple(machines),
+        refresh_seconds=SEARCH_SECONDS,
+    )
