@@ -5,11 +5,9 @@ from dataclasses import dataclass, replace
 
 from rpc_runtime.client.worker_client import (
     ANSWER_SECONDS,
-    SIGN_OF_LIFE_SECONDS,
     Answer,
     WorkerClient,
     WorkerDescription,
-    answering,
     on_every_machine,
 )
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
@@ -105,10 +103,6 @@ class Bystander(Closing):
 
     def clocks(self) -> Mapping[str, MachineClock]:
         return {machine: client.clock for machine, client in self._clients.items()}
-
-    def workers(self) -> Mapping[str, WorkerDescription]:
-        """Return the descriptions of the workers that answer at once."""
-        return answering(self._clients, SIGN_OF_LIFE_SECONDS)
 
     def close(self) -> None:
         for client in self._clients.values():

@@ -18,7 +18,6 @@ from rpc_runtime.client.worker_client import (
     Answer,
     WorkerClient,
     WorkerDescription,
-    answering,
     on_every_machine,
 )
 from rpc_runtime.errors import (
@@ -276,10 +275,6 @@ class Session(Runner):
 
     def clocks(self) -> Mapping[str, MachineClock]:
         return {machine: client.clock for machine, client in self._clients.items()}
-
-    def workers(self) -> Mapping[str, WorkerDescription]:
-        self._dispatcher.require_open()
-        return answering(self._clients, LAST_WORD_SECONDS)
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return the transport of each link; also after a failure."""

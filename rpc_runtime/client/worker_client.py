@@ -167,16 +167,16 @@ def on_every_machine(machines: Iterable[Key], step: Callable[[Key], Answer]) -> 
     return {machine: future.result() for machine, future in futures.items()}
 
 
-def answering(clients: Mapping[str, "WorkerClient"], timeout_seconds: float) -> dict[str, WorkerDescription]:
-    """Return the descriptions of the workers that answer."""
+def answering(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
+    """Return the descriptions of the workers that answer at once."""
 
     def ask(machine: str) -> WorkerDescription | None:
         try:
-            return clients[machine].describe(timeout_seconds)
+            return describe(endpoints[machine], SIGN_OF_LIFE_SECONDS)
         except TvmSplitError:
             return None
 
-    answers = on_every_machine(clients, ask)
+    answers = on_every_machine(endpoints, ask)
     return {machine: worker for machine, worker in answers.items() if worker is not None}
 
 

@@ -15,7 +15,6 @@ from rpc_runtime.program.clocks import MachineClock
 from rpc_runtime.program.events import aligned, events_of, statistics_of
 
 if TYPE_CHECKING:
-    from rpc_runtime.client.worker_client import WorkerDescription
     from rpc_runtime.program.events import Observation, StageStatistics, TraceEvent
     from rpc_runtime.program.measurements import LinkStatistics
     from rpc_runtime.program.program import Program
@@ -134,8 +133,4 @@ class Runner(Closing):
 
     def clocks(self) -> Mapping[str, MachineClock]:
         """Return the clocks of the machines that do not share this process's."""
-        return {}
-
-    def workers(self) -> Mapping[str, WorkerDescription]:
-        """Return the descriptions of the workers that answer at once, by machine."""
         return {}

@@ -51,14 +51,15 @@ class LabPage:
             answers = self._ask()
             workers = {answer.name: answer.worker for answer in answers if answer.worker is not None}
             found = chosen(running_on(workers), self._deployment)
-            self._bystander = Bystander({answer.name: answer.endpoint for answer in answers}, found)
+            endpoints = {answer.name: answer.endpoint for answer in answers if answer.name in found.machines}
+            self._bystander = Bystander(endpoints, found)
             about = about_in(self._bystander.about().values())
         except TvmSplitError as error:
             self._leave()
             if self._last.state != ENDED:  # what ended stays to be seen until the next one runs
                 self._last = _waiting(answers, str(error))
             return
-        self._live = LivePage(found.model, self._bystander, about, found.machines, lambda: "")
+        self._live = LivePage(found.model, self._bystander, about, found.machines, endpoints)
         self._last = self._live.page()
 
     def _leave(self) -> None:

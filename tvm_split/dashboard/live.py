@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
-from rpc_runtime.client.worker_client import WorkerDescription
+from rpc_runtime.client.worker_client import WorkerDescription, answering
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.events import DEPLOYMENT, Observation, now
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.dashboard.state import ENDED, FAILED, IDLE, RUNNING, Live, Page, page_of
 from tvm_split.observing.about import About
 from tvm_split.observing.recording import Observed
@@ -30,24 +30,25 @@ DESCRIBE_SECONDS = 3.0
 """Time between two questions for what changes slowly, such as free memory."""
 
 
-class Watched(Observed, Protocol):
-    """A deployment that can be shown."""
-
-    def workers(self) -> Mapping[str, WorkerDescription]: ...
-
-
 class LivePage:
     """The page of a deployment. Thread-safe; however many look, its machines are asked once in `REFRESH_SECONDS`.
 
     Args:
+        endpoints: the workers, to ask them what changes slowly; none if all is computed in this process.
         failure: returns why the deployment has failed; empty while it has not.
     """
 
     def __init__(
-        self, model: str, watched: Watched, about: About, machines: tuple[str, ...], failure: Callable[[], str]
+        self,
+        model: str,
+        observed: Observed,
+        about: About,
+        machines: Sequence[str],
+        endpoints: Mapping[str, WorkerEndpoint],
+        failure: Callable[[], str] = str,
     ) -> None:
-        self._model, self._watched, self._about = model, watched, about
-        self._machines, self._failure = machines, failure
+        self._model, self._observed, self._about = model, observed, about
+        self._machines, self._endpoints, self._failure = machines, endpoints, failure
         self._lock = threading.Lock()
         self._seen: dict[str, Observation] = {}
         self._results: Spans = np.zeros((0, 2), np.int64)
@@ -69,15 +70,15 @@ class LivePage:
     def _read(self) -> Page:
         state, reason = RUNNING, ""
         try:
-            self._take(self._watched.observe({machine: seen.newest for machine, seen in self._seen.items()}))
+            self._take(self._observed.observe({machine: seen.newest for machine, seen in self._seen.items()}))
             if time.monotonic() - self._described_at > DESCRIBE_SECONDS:
-                self._workers = self._watched.workers()
+                self._workers = answering(self._endpoints)
                 self._described_at = time.monotonic()
         except TvmSplitError as error:
             state, reason = ENDED, str(error)
         if failure := self._failure():
             state, reason = FAILED, failure
-        trace = trace_of(self._model, self._seen, self._watched.clocks(), self._about)
+        trace = trace_of(self._model, self._seen, self._observed.clocks(), self._about)
         self._add_results(trace)
         if state == RUNNING and self._is_idle():
             state = IDLE

@@ -269,7 +269,10 @@ class Deployment(Closing, Shown):
                 return str(error)
             return ""
 
-        live = LivePage(self.bundle.model, self._runner, self._about, self.program.machines, failure)
+        machines = self.program.machines
+        everywhere = {} if self._workers.launcher.in_process else self._workers.endpoints()
+        endpoints = {name: everywhere[name] for name in machines if name in everywhere}
+        live = LivePage(self.bundle.model, self._runner, self._about, machines, endpoints, failure)
         server = page_server(listen, live.page)
         self._until_closed.callback(server.close)
         return server
