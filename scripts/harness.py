@@ -4,6 +4,7 @@ A disturbance of the machine affects all sides of a round in the same way. So ra
 the median over rounds counts. Each round starts with another side.
 """
 
+import itertools
 import math
 import os
 import statistics
@@ -177,6 +178,19 @@ def ratio(rounds: Rounds, key: str, side: str, over: str) -> float:
     )
 
 
+def interval(rounds: Rounds, key: str, side: str, over: str) -> tuple[float, float]:
+    """Return the ratios of two rounds between which the median of all possible rounds is, in 95 of 100 cases.
+
+    With fewer than six rounds these are the extremes, and that is less sure.
+    """
+    pairs = zip(rounds[side], rounds[over], strict=True)
+    ordered = sorted(figures[key] / reference[key] if reference[key] else math.nan for figures, reference in pairs)
+    count = len(ordered)
+    tails = itertools.accumulate(2 * math.comb(count, below) / 2**count for below in range(count))
+    skipped = max(sum(tail <= 0.05 for tail in tails) - 1, 0)
+    return ordered[skipped], ordered[-1 - skipped]
+
+
 def median_seconds(run: Callable[[], object], runs: int) -> float:
     """Return the median seconds of ``runs`` calls, after one call that does not count."""
     run()
@@ -224,13 +238,15 @@ def described(case: Case, sides: Sequence[Side], rounds: Rounds) -> dict[str, An
     entries += [
         Ratio(key, side.name, side.full_name) for side in sides if side.checkout for key in rounds[side.full_name][0]
     ]
+    compared = {
+        f"{entry.key}: {entry.side} / {entry.over}": (rounds, entry.key, entry.side, entry.over)
+        for entry in entries
+        if entry.key in rounds[entry.side][0] and entry.key in rounds[entry.over][0]
+    }
     return {
         "medians": medians(rounds),
-        "ratios": {
-            f"{entry.key}: {entry.side} / {entry.over}": ratio(rounds, entry.key, entry.side, entry.over)
-            for entry in entries
-            if entry.key in rounds[entry.side][0] and entry.key in rounds[entry.over][0]
-        },
+        "ratios": {text: ratio(*what) for text, what in compared.items()},
+        "intervals": {text: interval(*what) for text, what in compared.items()},
         "facts": {side.full_name: dict(side.facts) for side in sides if side.facts},
         "rounds": rounds,
         "load_average": os.getloadavg(),
@@ -261,4 +277,5 @@ def print_subject(console: Console, subject: str, content: Mapping[str, Any]) ->
         for key, value in facts.items():
             console.print(f"{side}: {key}: {value}", markup=False, highlight=False)
     for text, value in content["ratios"].items():
-        console.print(f"{text}: {value:.3f}", markup=False, highlight=False)
+        least, most = content["intervals"][text]
+        console.print(f"{text}: {value:.3f} ({least:.3f} to {most:.3f})", markup=False, highlight=False)

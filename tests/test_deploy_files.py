@@ -178,6 +178,27 @@ def test_compose_starts_what_its_cluster_file_names(shared: Path) -> None:
     assert published == {machine.name: machine.address for machine in cluster.machines}
 
 
+def test_what_observes_listens_on_loopback_alone_and_its_files_are_there() -> None:
+    folder = DEPLOY / "compose"
+    services = yaml.safe_load((folder / "observe.yaml").read_text())["services"]
+    for service in services.values():
+        assert re.fullmatch(r"\S+:v?\d+\.\d+\.\d+", service["image"])
+        assert service["network_mode"] == "host"
+        for source in (volume.split(":")[0] for volume in service["volumes"] if volume.startswith(".")):
+            assert (folder / source).is_file()
+    prometheus, grafana = services["prometheus"], services["grafana"]
+    (listen,) = (word for word in prometheus["command"] if word.startswith("--web.listen-address="))
+    assert listen == "--web.listen-address=127.0.0.1:9090"
+    assert grafana["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+    (source,) = yaml.safe_load((DEPLOY / "grafana/datasource.yaml").read_text())["datasources"]
+    assert source["url"] == f"http://{listen.partition('=')[2]}"
+    (provider,) = yaml.safe_load((DEPLOY / "grafana/dashboards.yaml").read_text())["providers"]
+    mounts = [volume.split(":")[1] for volume in grafana["volumes"]]
+    assert any(Path(mount).is_relative_to(provider["options"]["path"]) for mount in mounts)
+    (targets,) = yaml.safe_load((folder / "targets.yaml").read_text())
+    assert all(target.startswith("127.0.0.1:") for target in targets["targets"])
+
+
 def test_what_the_containerfile_copies_is_there() -> None:
     text = (DEPLOY / "Containerfile").read_text()
     ignored = (DEPLOY.parent / ".dockerignore").read_text().split()

@@ -65,7 +65,7 @@ def test_frameworks_are_named_only_by_frontends_and_the_demo() -> None:
         assert not wrong or any(path.is_relative_to(folder) for folder in allowed), path
 
 
-@pytest.mark.parametrize("name", ["sides", "cases/first", "cases/kernels", "cases/streams"])
+@pytest.mark.parametrize("name", ["sides", "cases/first", "cases/kernels", "cases/observing", "cases/streams"])
 def test_benchmarks_of_other_checkouts_import_only_public_names(name: str) -> None:
     """``--also`` runs them with the packages of another checkout, whose modules may have other names."""
     path = ROOT / "scripts" / f"{name}.py"

@@ -59,6 +59,7 @@ class WorkerConfig:
     metrics_listen: str | None = option(
         None, "serve metrics for Prometheus here, over HTTP, or HTTPS with --tls-certificate", metavar="HOST:PORT"
     )
+    nvtx: bool = option(False, "mark stages and micro-batches for NVIDIA Nsight, with the package nvtx")
     tracker: str | None = option(None, "register this machine at TVM's RPC tracker, under --key", metavar="HOST:PORT")
     key: str | None = option(None, "the kind of machine, as `tvm.exec.rpc_server --key` has it")
     advertise: str | None = option(None, "the host by which others reach this machine", metavar="HOST")

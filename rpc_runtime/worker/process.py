@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from rpc_runtime.errors import RAISE_FILES, InputError, TvmSplitError, WorkerError
+from rpc_runtime.execution.observed_stage import mark_for_nsight
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.addresses import Address
@@ -159,6 +160,8 @@ def _prepare_process(config: WorkerConfig) -> None:
                 f"{config.cores!r}: {error}"
             ) from error
     os.environ.update(TVM_NUM_THREADS=str(config.threads), TVM_BIND_THREADS="0")
+    if config.nvtx:
+        mark_for_nsight()
 
 
 def _maximum_connections() -> int:

@@ -17,6 +17,7 @@ CASES = (
     "shaped",
     "simulation",
     "gpu",
+    "observing",
 )
 
 

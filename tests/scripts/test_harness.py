@@ -48,6 +48,16 @@ def test_sides_are_measured_in_turns_and_ratios_taken_within_rounds() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rounds", "expected"), [(3, (1, 3)), (8, (1, 8)), (11, (2, 10)), (20, (6, 15)), (25, (8, 18))]
+)
+def test_the_interval_of_a_median_is_that_of_the_sign_test(rounds: int, expected: tuple[int, int]) -> None:
+    """Published tables have the ranks of these two values, of so many, for 95%."""
+    sides = [counting([], "slow", range(rounds, 0, -1)), counting([], "quick", [1])]
+    report = measured(toy({"one": lambda setup: sides}, rounds=rounds, ratios=(Ratio("seconds", "slow", "quick"),)))
+    assert report.subjects["one"]["intervals"] == {"seconds: slow / quick": expected}
+
+
+@pytest.mark.parametrize(
     ("limit", "texts"),
     [
         (Limit("seconds", 2.0, "slow", "quick"), []),

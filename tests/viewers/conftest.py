@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import tvm_split
 from rpc_runtime.program.events import FLIGHT, RECEIVE, SEND
 from tests.helpers.waiting import eventually
 from tests.models import torch_models
-from tests.viewers.lab import COUNT, Run
+from tests.viewers.lab import COUNT, Lab, Run
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +37,10 @@ def run(bundle: tvm_split.Bundle, tmp_path_factory: pytest.TempPathFactory) -> I
             eventually(lambda: _is_complete(Counter(event.kind for event in recording.trace)), "all is sent")
         trace = recording.trace
         yield Run(trace, folder, deployment.stats())
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    lab.close()

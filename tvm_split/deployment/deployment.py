@@ -28,7 +28,7 @@ from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.observing.about import About, about_of, text_of
 from tvm_split.observing.recording import Recording
 from tvm_split.observing.trace import Trace, trace_of, writer_for
-from tvm_split.parameters import Count, Seconds
+from tvm_split.parameters import Count, Natural, Seconds, fitting
 from tvm_split.units import Shown
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Deployment(Closing, Shown):
         return trace
 
     @contextlib.contextmanager
-    def tracing(self, path: str | Path | None = None, *, kernels: int = 0) -> Iterator[Recording]:
+    def tracing(self, path: str | Path | None = None, *, kernels: Natural = 0) -> Iterator[Recording]:
         """Record all events from here to the end of the ``with``, and write them to ``path``; ``.trace`` has them.
 
         Of each stage's first ``kernels`` micro-batches, every kernel is an event too; each of these takes a little
@@ -215,6 +215,7 @@ class Deployment(Closing, Shown):
         """
         if path is not None:
             writer_for(path)
+        kernels = fitting(Deployment.tracing, "kernels", kernels)
         recording = Recording(self.bundle.model, self._runner, self._about, kernels)
         recording.start()
         self._recordings.add(recording)

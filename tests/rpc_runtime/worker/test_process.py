@@ -128,6 +128,14 @@ def test_a_port_in_use_is_one_clear_line(start: Start) -> None:
     assert second.stderr.read().splitlines() == [f"error: cannot listen on {address}: Address already in use"]
 
 
+def test_ranges_for_nsight_need_their_package(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "nvtx.py").write_text("raise ImportError")
+    worker = start("--nvtx", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    assert worker.wait(PATIENCE_SECONDS) != 0
+    assert worker.stderr is not None
+    assert "pip install nvtx" in worker.stderr.read()
+
+
 def test_the_name_of_the_client_is_refused(start: Start) -> None:
     worker = start("--name", "client")
     assert worker.wait(PATIENCE_SECONDS) != 0

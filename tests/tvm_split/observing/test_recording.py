@@ -94,3 +94,5 @@ def test_a_wrong_suffix_is_refused_before_anything_runs(bundle: tvm_split.Bundle
         for use in (deployment.trace, lambda path: deployment.tracing(path).__enter__()):
             with pytest.raises(tvm_split.TvmSplitError, match="suffixes of a trace"):
                 use(tmp_path / "run.txt")
+        with pytest.raises(tvm_split.TvmSplitError, match="kernels"), deployment.tracing(kernels=-1):
+            pass
