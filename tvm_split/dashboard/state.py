@@ -172,8 +172,14 @@ def _machine(name: str, trace: Trace, summary: TraceSummary, about: About, live:
         seconds[COMPUTE] / computed if computed else None,
         recorded.clock_error_nanoseconds * 1e-9,
         live.processor_cores.get(name),
-        *((worker.cores, worker.memory_free_bytes, worker.memory_total_bytes) if worker is not None else ()),
+        **reported(worker),
     )
+
+
+def reported(worker: WorkerDescription | None) -> dict[str, int]:
+    """Return the fields of a `ShownMachine` that its worker reports."""
+    names = ("cores", "memory_free_bytes", "memory_total_bytes")
+    return {} if worker is None else {name: getattr(worker, name) for name in names}
 
 
 def _micro_batches(trace: Trace) -> int:
@@ -210,9 +216,8 @@ def _rates(results: Spans, begin: int) -> tuple[tuple[float, float], ...]:
     count = min(len(results) // LEAST_RESULTS, MOST_POINTS)
     if count < 1 or results[0, 1] == results[-1, 1]:
         return ()
-    counts, edges = np.histogram(
-        (results[1:, 1] - begin) * 1e-9, count, ((results[:: len(results) - 1, 1] - begin) * 1e-9)
-    )
+    ends = (results[:, 1] - begin) * 1e-9
+    counts, edges = np.histogram(ends[1:], count, (float(ends[0]), float(ends[-1])))
     rates = counts / np.diff(edges)
     return tuple(zip(edges[1:].tolist(), rates.tolist(), strict=True))
 
