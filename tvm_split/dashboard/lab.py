@@ -10,7 +10,7 @@ from rpc_runtime.client.bystander import Bystander, chosen, running_on
 from rpc_runtime.errors import TvmSplitError
 from tvm_split.cluster.launcher import AskedMachine
 from tvm_split.dashboard.live import REFRESH_SECONDS, LivePage
-from tvm_split.dashboard.state import ENDED, WAITING, Page, ShownMachine
+from tvm_split.dashboard.state import ENDED, WAITING, Page, ShownMachine, reported
 from tvm_split.observing.about import about_in
 
 SEARCH_SECONDS = 2.0
@@ -71,20 +71,7 @@ class LabPage:
 def _waiting(answers: Sequence[AskedMachine], reason: str) -> Page:
     """Return a page of workers alone."""
     machines = (
-        ShownMachine(
-            answer.name,
-            answers=answer.worker is not None,
-            cores=answer.worker and answer.worker.cores,
-            memory_free_bytes=answer.worker and answer.worker.memory_free_bytes,
-            memory_total_bytes=answer.worker and answer.worker.memory_total_bytes,
-        )
-        for answer in answers
+        ShownMachine(answer.name, answers=answer.worker is not None, **reported(answer.worker)) for answer in answers
     )
-    return Page(
-        "tvm-split",
-        WAITING,
-        reason,
-        "Waiting for a deployment.",
-        machines=tuple(machines),
-        refresh_seconds=SEARCH_SECONDS,
-    )
+    limit = "Waiting for a deployment."
+    return Page("tvm-split", WAITING, reason, limit, machines=tuple(machines), refresh_seconds=SEARCH_SECONDS)

@@ -112,7 +112,7 @@ class LivePage:
         if not len(latest):
             return True
         usual = float((latest[:, 1] - latest[:, 0]).max()) * 1e-9
-        return (now() - latest[-1, 1]) * 1e-9 > max(IDLE_SECONDS, 2 * usual)
+        return (now() - int(latest[-1, 1])) * 1e-9 > max(IDLE_SECONDS, 2 * usual)
 
 
 def _latest(seen: Observation) -> Observation:
