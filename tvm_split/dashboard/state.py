@@ -176,7 +176,7 @@ def _machine(name: str, trace: Trace, summary: TraceSummary, about: About, live:
     )
 
 
-def reported(worker: WorkerDescription | None) -> dict[str, int]:
+def reported(worker: WorkerDescription | None) -> dict[str, Any]:
     """Return the fields of a `ShownMachine` that its worker reports."""
     names = ("cores", "memory_free_bytes", "memory_total_bytes")
     return {} if worker is None else {name: getattr(worker, name) for name in names}
