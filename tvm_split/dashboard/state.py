@@ -66,7 +66,7 @@ class ShownMachine:
 
 @dataclass(frozen=True)
 class ShownLink:
-    """One direction of a link: the share of the time in which it is busy, and bytes and seconds per transfer of all."""
+    """One direction of a link: the share of the time in which it is busy, and bytes and seconds per micro-batch."""
 
     source: str
     destination: str
@@ -148,7 +148,7 @@ def page_of(
         period_seconds={"predicted": about.period_seconds, "measured": _period(results)},
         latency_seconds={"predicted": about.latency_seconds, **_percentiles(results)},
         machines=tuple(_machine(name, trace, summary, about, live) for name in names),
-        links=tuple(_link(link, about) for link in summary.links),
+        links=tuple(_link(link, about, max(_micro_batches(trace), 1)) for link in summary.links),
         rates=_rates(history, begin),
         lanes=lanes,
         bars=bars,
@@ -191,8 +191,7 @@ def _computed(machine: MachineTrace) -> np.ndarray[Any, Any]:
     return machine.of_kind(COMPUTE)["sequence"]
 
 
-def _link(link: LinkSummary, about: About) -> ShownLink:
-    count = max(link.transfers, 1)
+def _link(link: LinkSummary, about: About, count: int) -> ShownLink:
     ends = (link.source, link.destination)
     predicted = next((own.seconds for own in about.links if (own.source, own.destination) == ends), None)
     return ShownLink(
