@@ -122,7 +122,7 @@ def _tvm(machine: CheckedMachine) -> Result:
     return there + f"; here {here}" * (there != here), there == here
 
 
-@_check("tvm-split", WARNING, "one of both lacks what the other has", "install the same version on both")
+@_check("package", WARNING, "one of both lacks what the other has", "install the same version on both")
 def _package(machine: CheckedMachine) -> Result:
     worker, here = machine.worker, version("tvm-split")
     found = f"{worker.package_version or 'unknown'}, protocol {worker.protocol_version}, Python {worker.python_version}"

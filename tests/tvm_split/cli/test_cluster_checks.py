@@ -29,7 +29,7 @@ from tvm_split.profiling.store import default_folder
 
 OK, WARNING, PROBLEM = Level
 WIDTH = 80
-EVERY = {"worker", "TVM", "tvm-split", "clock", "TLS", "token", "target", "cores", "load", "memory", "disk", "files"}
+EVERY = {"worker", "TVM", "package", "clock", "TLS", "token", "target", "cores", "load", "memory", "disk", "files"}
 """The checks of a machine that has no target and no GPU."""
 
 
@@ -214,7 +214,7 @@ GPU = CudaDeviceDescription(0, "sm_90", 10**11, 10**10)
         ("worker", PROBLEM, {"machine": "desk"}, {}),
         ("worker", PROBLEM, {}, {"threads": 64}),
         ("TVM", PROBLEM, {"tvm_version": "0.26.0"}, {}),
-        ("tvm-split", WARNING, {"package_version": "9"}, {}),
+        ("package", WARNING, {"package_version": "9"}, {}),
         ("clock", OK, {"wall_clock_offset_nanoseconds": 10**9}, {}),
         ("clock", WARNING, {"wall_clock_offset_nanoseconds": -(10**12)}, {}),
         ("TLS", WARNING, {}, {}),
