@@ -72,6 +72,11 @@ def short_list(names: Sequence[str], most: int = 6) -> str:
     return f"{', '.join(head)}, … {len(names) - len(head) - len(tail)} more …, {', '.join(tail)}"
 
 
+def clipped(text: str, most: int) -> str:
+    """Return a text, or the begin of a longer one."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def meant_name(name: object, known: Sequence[str]) -> str:
     """Return the known name that a misspelled one means; empty if none is near, or several are equally near."""
     near = difflib.get_close_matches(str(name), known, n=2)

@@ -93,9 +93,11 @@ class WorkerDescription:
 
     ``cpu_features`` are Linux's names of its instruction sets. ``cores`` is how many cores the worker can keep busy;
     ``host_cores`` says which cores and which quota; ``threads`` is the number of threads per kernel. The worker's
-    monotonic clock is ``clock_offset_nanoseconds`` ahead of this process's, with an error of at most half of
-    ``round_trip_seconds``. Workers with equal ``boot_id`` share a host, even if containers give them different
-    hostnames; workers with equal ``memory_domain`` can share memory. Both may be empty.
+    monotonic clock is ``clock_offset_nanoseconds`` ahead of this process's, and its wall clock
+    ``wall_clock_offset_nanoseconds``, both with an error of at most half of ``round_trip_seconds``. On average ``load``
+    processes of the host, which has ``host_core_count`` cores, computed in the last minute. Workers with equal
+    ``boot_id`` share a host, even if containers give them different hostnames; workers with equal ``memory_domain``
+    can share memory. What is not known is empty or 0.
     """
 
     machine: str
@@ -120,8 +122,15 @@ class WorkerDescription:
     process_id: int
     boot_id: str
     memory_domain: str
+    package_version: str
+    python_version: str
+    cache_free_bytes: int
+    file_limit: int
+    load: float
+    host_core_count: int
     round_trip_seconds: float
     clock_offset_nanoseconds: int
+    wall_clock_offset_nanoseconds: int
 
     @property
     def host(self) -> str:
@@ -211,7 +220,7 @@ class WorkerClient:
 
         The timeout is that of all calls together. Calls after the first one only make the clock offset more exact.
         """
-        rounds: list[tuple[int, int, pb.DescribeReply]] = []
+        rounds: list[tuple[int, int, int, pb.DescribeReply]] = []
         deadline = time.monotonic() + timeout_seconds
         for _ in range(CLOCK_ROUNDS):
             start = now()
@@ -223,9 +232,11 @@ class WorkerClient:
                 raise WorkerUnavailableError(f"{error}. Is the address right, and its worker running?") from error
             except WorkerUnavailableError as error:
                 raise explained(error, self.endpoint) from error
-            end = now()
-            rounds.append((end - start, reply.clock_nanoseconds - (start + end) // 2, reply))
-        round_trip, offset, reply = min(rounds, key=lambda exchange: exchange[0])  # the quickest has the smallest error
+            end, wall = now(), time.time_ns()
+            half = (end - start) // 2
+            rounds.append((end - start, reply.clock_nanoseconds - start - half, wall - half, reply))
+        # The quickest round has the smallest error.
+        round_trip, offset, wall, reply = min(rounds, key=lambda exchange: exchange[0])
         self._shares_clock = bool(reply.boot_id) and reply.boot_id == boot_id() and abs(offset) <= round_trip
         if self._shares_clock:
             offset = 0
@@ -236,9 +247,16 @@ class WorkerClient:
                 f"{self.endpoint} speaks protocol version {reply.protocol_version}, this client {PROTOCOL_VERSION}: "
                 "install the same version on both"
             )
-        if not (math.isfinite(reply.core_quota) and reply.core_quota >= 0):
-            raise ProtocolError(f"{self.endpoint} says that it has a quota of {reply.core_quota} cores")
-        return value_of(WorkerDescription, reply, round_trip_seconds=round_trip * 1e-9, clock_offset_nanoseconds=offset)
+        for name in ("core_quota", "load"):
+            if not (math.isfinite(number := getattr(reply, name)) and number >= 0):
+                raise ProtocolError(f"{self.endpoint} says that it has a {name} of {number}")
+        return value_of(
+            WorkerDescription,
+            reply,
+            round_trip_seconds=round_trip * 1e-9,
+            clock_offset_nanoseconds=offset,
+            wall_clock_offset_nanoseconds=reply.wall_clock_nanoseconds - wall if reply.wall_clock_nanoseconds else 0,
+        )
 
     def watch(self, model: str = "", about: bytes = b"") -> Any:
         """Open the stream of ``WatchEvent``; the deployment ends when the stream ends.

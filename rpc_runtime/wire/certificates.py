@@ -12,6 +12,7 @@ from typing import Any
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.security import PRIVATE_KEY, TlsFiles, pem_content
 
 WARNING_DAYS = 14
@@ -35,6 +36,25 @@ def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
         for file, end in ends.items()
         if end - time.time() < WARNING_DAYS * 86400
     )
+
+
+def seen_by_caller(address: str, tls: TlsFiles) -> tuple[tuple[str, ...], float]:
+    """Return the host names of a worker's certificate, and when it or the caller's expires, in seconds since 1970.
+
+    Connects to the worker, with a timeout of `PROBE_SECONDS`.
+
+    Raises:
+        InputError: a file of the caller is invalid.
+        OSError: there is no connection, or the certificate is not accepted.
+    """
+    called = Address.parse(address)
+    with (
+        called.connect(PROBE_SECONDS) as connection,
+        _calling(tls).wrap_socket(connection, server_hostname=called.host) as secured,
+    ):
+        shown: Any = secured.getpeercert()
+    end = min(ssl.cert_time_to_seconds(shown["notAfter"]), _own_end(tls, as_server=False))
+    return tuple(cleaned(name) for _, name in shown.get("subjectAltName", ())), end
 
 
 def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:

@@ -6,10 +6,14 @@ import heapq
 import logging
 import os
 import platform
+import resource
+import shutil
 import socket
+import time
 from copy import deepcopy
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.cuda_runtime import device_arch, free_device_bytes, gpu_facts, load_cuda, runtime_library
@@ -97,8 +101,10 @@ def _cuda() -> pb.Cuda:
     return pb.Cuda(driver=facts["driver"], problem=facts["problem"], compiler=facts["compiler"])
 
 
-def describe(machine: str, threads: int, secure: bool, deployments: list[pb.HeldDeployment]) -> pb.DescribeReply:
-    """Return the reply to Describe."""
+def describe(
+    machine: str, threads: int, secure: bool, deployments: list[pb.HeldDeployment], cache: Path
+) -> pb.DescribeReply:
+    """Return the reply to Describe; ``cache`` is the folder of the worker's blobs."""
     cores = own_cores()
     return pb.DescribeReply(
         protocol_version=PROTOCOL_VERSION,
@@ -124,7 +130,22 @@ def describe(machine: str, threads: int, secure: bool, deployments: list[pb.Held
         clock_nanoseconds=now(),
         boot_id=boot_id(),
         memory_domain=memory_domain(),
+        package_version=_version("tvm-split"),
+        python_version=platform.python_version(),
+        wall_clock_nanoseconds=time.time_ns(),
+        cache_free_bytes=_free_bytes(cache),
+        file_limit=min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2**32 - 1),
+        load=os.getloadavg()[0],
+        host_core_count=os.cpu_count() or 0,
     )
+
+
+def _free_bytes(folder: Path) -> int:
+    """Return the free bytes of a folder's disk; 0 if they are not known, as of a removed folder."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return 0
 
 
 ON_THE_WAY = 2

@@ -120,7 +120,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         return {**quotas, LINK_PATH: CallQuota("data streams", MAXIMUM_STREAMS)}
 
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        return describe(self._machine, self._threads, self._tls is not None, self.deployments())
+        return describe(self._machine, self._threads, self._tls is not None, self.deployments(), self._blobs.folder)
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:
         name = request.deployment

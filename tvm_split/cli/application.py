@@ -147,7 +147,7 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("demo", START, "Train a small network, split it, and show what happens."),
-    Command("doctor", START, "Check this installation."),
+    Command("doctor", START, "Check this installation, or the machines of a cluster."),
     Command("plan", PLAN, "Show the best split of a model over the machines."),
     Command("replan", PLAN, "Improve a plan that has run by what was measured of it.", "plan"),
     Command("simulate", PLAN, "Say what a plan would do, without machines."),

@@ -1,4 +1,4 @@
-"""``tvm-split doctor`` and ``cache``: check the installation on this host, and the data kept on it between runs."""
+"""``tvm-split doctor`` and ``cache``: check this installation or a cluster, and the data kept here between runs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from packaging.requirements import Requirement
-from rich.text import Text
 
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import available_memory_bytes, cpu_features, own_cores, total_memory_bytes
+from rpc_runtime.option import option
+from rpc_runtime.program.routes import CLIENT
 from tvm_split.cli import options
-from tvm_split.cli.source import load_tvm
+from tvm_split.cli.source import MachineOptions, load_tvm
+from tvm_split.cli.status import answering
 from tvm_split.display.console import STDOUT, print_json
+from tvm_split.display.view import write
+from tvm_split.errors import ClusterError
+from tvm_split.findings import Finding, Findings, Level
+from tvm_split.progress import step_progress
 from tvm_split.units import age_text, bytes_text, count_text
 
 if TYPE_CHECKING:
@@ -31,74 +35,85 @@ if TYPE_CHECKING:
 DISTRIBUTION = "tvm-split"
 NOT_FOR_USERS = ("development", "frameworks")
 """Extras for developers of this package, which are not checked."""
-COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
-def doctor(json: bool = options.JSON) -> None:
-    """Check this installation: packages, compiler, linker, processor, and a network of two stages on two workers."""
-    checks: list[Check] = []
-    for check in all_checks():
-        checks.append(check)
-        if not json:
-            line = Text.assemble((f"{check.verdict:<5}", COLOURS[check.verdict]), f"{check.name}: {check.found}")
-            if check.advice:
-                line.append(f"\n     → {check.advice}")
-            STDOUT.print(line, soft_wrap=True)
-    failed = [check.name for check in checks if check.verdict is Verdict.FAIL]
-    if json:
-        print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
-    if failed:
+def doctor(
+    machines: MachineOptions,
+    timeout: float = option(15.0, "The longest wait for a worker.", metavar="SECONDS", minimum=0.1),
+    json: bool = options.JSON,
+) -> None:
+    """Check this installation: packages, compiler, linker, processor, and a network of two stages on two workers.
+
+    With a cluster, check its machines instead: workers, versions, clocks, certificates, processors, memory, links. That
+    changes nothing there. Exit code 1 if there is a problem.
+
+    Example: tvm-split doctor --cluster lab.yaml
+    """
+    findings = _here() if machines == MachineOptions() else _of_cluster(machines, timeout)
+    write(findings, json=json)
+    if not findings.ok:
         raise typer.Exit(1)
 
 
-class Verdict(StrEnum):
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
+def _here() -> Findings:
+    with step_progress("checking this installation") as report:
+        findings: list[Finding] = []
+        for finding in all_checks():
+            findings.append(finding)
+            report(finding.check, len(findings), len(findings) + 1)
+    return Findings(tuple(findings))
 
 
-@dataclass(frozen=True)
-class Check:
-    """The result of a check: its name, its verdict, what was found, and advice (empty if there is none)."""
+def _of_cluster(machines: MachineOptions, timeout_seconds: float) -> Findings:
+    with step_progress("asking the machines"), answering(machines, timeout_seconds) as (answers, cluster):
+        if not answers:
+            raise ClusterError(f"{machines.location} lists no worker")
+        load_tvm()
+        from tvm_split.cli.cluster_checks import link_findings, machine_findings  # loads TVM
 
-    name: str
-    verdict: Verdict
-    found: str
-    advice: str = ""
+        findings = machine_findings(answers, cluster) + link_findings(answers, cluster, timeout_seconds)
+    order = {name: place for place, name in enumerate([CLIENT, *(answer.name for answer in answers)])}
+    return Findings(tuple(sorted(findings, key=lambda finding: order[finding.machine])))
 
 
-def all_checks() -> Iterator[Check]:
+def all_checks() -> Iterator[Finding]:
     """Yield the results of all checks, in an order in which a failure explains later failures."""
-    yield Check("Python", Verdict.OK, platform.python_version())
+    yield _finding("Python", Level.OK, platform.python_version())
     yield from _packages()
     for check in (_compiler, _linker, _processor, _cores, _memory, _deployment, _cuda):
         yield _guarded(check)
 
 
-def _guarded(check: Callable[[], Check]) -> Check:
+def _finding(check: str, level: Level, found: str, remedy: str = "") -> Finding:
+    return Finding(CLIENT, check, level, found, remedy=remedy)
+
+
+def _guarded(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except Exception as error:
         name = check.__name__.strip("_")
         if isinstance(error, TvmSplitError):
-            return Check(name, Verdict.FAIL, str(error))
+            return _finding(name, Level.PROBLEM, str(error))
         advice = "in a checkout of tvm-split: pip install --force-reinstall ."
-        return Check(name, Verdict.FAIL, f"{type(error).__name__}: {error}", advice)
+        return _finding(name, Level.PROBLEM, f"{type(error).__name__}: {error}", advice)
 
 
-def _packages() -> Iterator[Check]:
+def _packages() -> Iterator[Finding]:
     """Check the required packages and the installed extras' versions; list the missing extras in one line."""
     try:
         required = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
     except metadata.PackageNotFoundError:
-        yield Check("installation", Verdict.WARN, f"{DISTRIBUTION} is not installed as a package", "pip install -e .")
+        yield _finding(
+            "installation", Level.WARNING, f"{DISTRIBUTION} is not installed as a package", "pip install -e ."
+        )
         return
-    yield _versions("packages", [requirement for requirement in required if not requirement.marker], Verdict.FAIL)
+    yield _versions("packages", [requirement for requirement in required if not requirement.marker], Level.PROBLEM)
     missing = []
     for extra in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []:
         needed = [part for part in required if part.marker and part.marker.evaluate({"extra": extra})]
-        check = _versions(f"extra {extra}", needed, Verdict.WARN)
-        if extra in NOT_FOR_USERS or check.verdict is Verdict.OK:
+        check = _versions(f"extra {extra}", needed, Level.WARNING)
+        if extra in NOT_FOR_USERS or check.level is Level.OK:
             continue
         if any(_version(requirement.name) is None for requirement in needed):
             missing.append(extra)
@@ -106,10 +121,10 @@ def _packages() -> Iterator[Check]:
             yield check
     if missing:
         advice = f"where one is needed: pip install 'tvm-split[{missing[0]}]'"
-        yield Check("extras", Verdict.OK, f"not installed: {', '.join(missing)}", advice)
+        yield _finding("extras", Level.OK, f"not installed: {', '.join(missing)}", advice)
 
 
-def _versions(name: str, required: Sequence[Requirement], verdict: Verdict) -> Check:
+def _versions(name: str, required: Sequence[Requirement], level: Level) -> Finding:
     versions = {requirement.name: _version(requirement.name) for requirement in required}
     wrong = [
         requirement
@@ -120,63 +135,65 @@ def _versions(name: str, required: Sequence[Requirement], verdict: Verdict) -> C
     names = [requirement.name for requirement in wrong or required]
     shown = [f"{name} {versions[name] or 'is not installed'}" for name in names]
     if not wrong:
-        return Check(name, Verdict.OK, ", ".join(shown))
+        return _finding(name, Level.OK, ", ".join(shown))
     install = " ".join(f"'{requirement.name}{requirement.specifier}'" for requirement in wrong)
-    return Check(name, verdict, ", ".join(shown), f"pip install {install}")
+    return _finding(name, level, ", ".join(shown), f"pip install {install}")
 
 
-def _compiler() -> Check:
+def _compiler() -> Finding:
     import tvm
 
     if not tvm.runtime.enabled("llvm"):
-        return Check("compiler", Verdict.FAIL, "TVM without LLVM", "unset TVM_USE_RUNTIME_LIB, or reinstall apache-tvm")
+        return _finding(
+            "compiler", Level.PROBLEM, "TVM without LLVM", "unset TVM_USE_RUNTIME_LIB, or reinstall apache-tvm"
+        )
     major = tvm.target.codegen.llvm_version_major()
-    return Check("compiler", Verdict.OK, f"TVM {tvm.__version__} with LLVM {major}")
+    return _finding("compiler", Level.OK, f"TVM {tvm.__version__} with LLVM {major}")
 
 
-def _linker() -> Check:
+def _linker() -> Finding:
     from tvm.support import cc
 
     linker = cc.get_cc()
     if linker is None:
-        return Check("linker", Verdict.FAIL, "no C compiler to link with", "install gcc or clang, or set CXX")
+        return _finding("linker", Level.PROBLEM, "no C compiler to link with", "install gcc or clang, or set CXX")
     if shutil.which(linker) is None:
-        return Check("linker", Verdict.FAIL, f"{linker} does not exist", "set CXX to a compiler, or unset it")
-    return Check("linker", Verdict.OK, str(linker))
+        return _finding("linker", Level.PROBLEM, f"{linker} does not exist", "set CXX to a compiler, or unset it")
+    return _finding("linker", Level.OK, str(linker))
 
 
-def _processor() -> Check:
+def _processor() -> Finding:
     """Report the target for which deployments on this host are compiled."""
     from tvm_split.compiler.targets import host_target, target_text
 
     target, features = target_text(host_target(1)), cpu_features()
     if not features:
-        return Check(
+        return _finding(
             "processor",
-            Verdict.WARN,
+            Level.WARNING,
             target,
             "/proc/cpuinfo lists no instruction sets of this architecture: mount /proc, or kernels use the basic ones",
         )
     if platform.machine() == "x86_64" and "avx2" not in features:
         advice = "nothing to do; kernels are several times slower than on processors with AVX2"
-        return Check("processor", Verdict.WARN, target, advice)
-    return Check("processor", Verdict.OK, target)
+        return _finding("processor", Level.WARNING, target, advice)
+    return _finding("processor", Level.OK, target)
 
 
-def _cores() -> Check:
+def _cores() -> Finding:
     cores = own_cores()
     if cores.count == 1:
         advice = "use one worker on this host: several would share this core and gain nothing"
-        return Check("cores", Verdict.WARN, cores.text, advice)
-    return Check("cores", Verdict.OK, f"this process may use {cores.text}")
+        return _finding("cores", Level.WARNING, cores.text, advice)
+    return _finding("cores", Level.OK, f"this process may use {cores.text}")
 
 
-def _memory() -> Check:
+def _memory() -> Finding:
     free, total = available_memory_bytes(), total_memory_bytes()
-    return Check("memory", Verdict.OK, f"{bytes_text(free)} free of the {bytes_text(total)} that this process may use")
+    return _finding("memory", Level.OK, f"{bytes_text(free)} free of the {bytes_text(total)} that this process may use")
 
 
-def _deployment() -> Check:
+def _deployment() -> Finding:
     """Compile a network of two stages for this host's target, run it on two workers, and compare."""
     import numpy as np
     from tvm import relax
@@ -203,17 +220,17 @@ def _deployment() -> Check:
     difference = float(np.abs(result - array @ weights["first"] @ weights["second"]).max())
     if not difference < 1e-3:
         problem = f"two stages on two workers differ from numpy by {difference:g}"
-        return Check("deployment", Verdict.FAIL, problem, "install apache-tvm again")
-    return Check("deployment", Verdict.OK, "two stages on two workers give the right answer")
+        return _finding("deployment", Level.PROBLEM, problem, "install apache-tvm again")
+    return _finding("deployment", Level.OK, "two stages on two workers give the right answer")
 
 
-def _cuda() -> Check:
+def _cuda() -> Finding:
     import tvm
 
     device = tvm.cuda(0)
     if device.exist:
-        return Check("CUDA", Verdict.OK, f"{device.device_name}, compute capability {device.compute_version}")
-    return Check("CUDA", Verdict.OK, "no GPU here; CPUs only")
+        return _finding("CUDA", Level.OK, f"{device.device_name}, compute capability {device.compute_version}")
+    return _finding("CUDA", Level.OK, "no GPU here; CPUs only")
 
 
 def _version(distribution: str) -> str | None:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import typer
@@ -44,8 +45,6 @@ def status(
 
     Example: tvm-split status --cluster lab.yaml
     """
-    if not machines.is_elsewhere:
-        raise WrongUseError("name the workers to ask", "--cluster, --tracker, --kubernetes")
     answers, settings = asked(machines, timeout)
     if not answers:
         print_note(f"{machines.location} lists no worker")
@@ -61,28 +60,41 @@ def status(
         raise typer.Exit(1)
 
 
-def asked(machines: MachineOptions, timeout_seconds: float) -> tuple[Sequence[AskedMachine], LinkSettings]:
-    """Ask the workers of a location; return their answers, and the settings of the links between them."""
+@contextmanager
+def answering(
+    machines: MachineOptions, timeout_seconds: float
+) -> Iterator[tuple[Sequence[AskedMachine], Cluster | None]]:
+    """Ask the workers of a location, which run while the context is open, at the same time.
+
+    Yield their answers, and the cluster that describes them; None if a service lists them.
+    """
+    if not machines.is_elsewhere:
+        raise WrongUseError("name the workers to ask", "--cluster, --tracker, --kubernetes")
     launcher = launcher_at(machines.location)
     answers = launcher.ask(timeout_seconds)
     if answers is not None:
-        return answers, NO_SETTINGS
-    cluster = cluster_of(launcher)
-    return _ask_all(cluster, timeout_seconds), cluster.link_settings
-
-
-def _ask_all(cluster: Cluster, timeout_seconds: float) -> Sequence[AskedMachine]:
-    """Ask the worker of every machine; a worker that does not match its machine's description is a fault."""
-    misfit = _misfit_of(cluster)
-    with cluster as workers:
+        yield answers, None
+        return
+    with cluster_of(launcher) as workers:
         endpoints = workers.endpoints().values()
-        answers = on_every_machine(endpoints, lambda endpoint: ask_worker(endpoint, timeout_seconds))
+        yield list(on_every_machine(endpoints, lambda end: ask_worker(end, timeout_seconds)).values()), workers
+
+
+def asked(machines: MachineOptions, timeout_seconds: float) -> tuple[Sequence[AskedMachine], LinkSettings]:
+    """Ask the workers of a location; return their answers, and the settings of the links between them.
+
+    A worker that does not match its machine's description is a fault.
+    """
+    with answering(machines, timeout_seconds) as (answers, cluster):
+        if cluster is None:
+            return answers, NO_SETTINGS
+        misfit = _misfit_of(cluster)
 
     def judged(answer: AskedMachine) -> AskedMachine:
         problem = answer.worker is not None and misfit(cluster.machine(answer.name), answer.worker)
         return dataclasses.replace(answer, reason=problem, is_fault=True) if problem else answer
 
-    return list(map(judged, answers.values()))
+    return list(map(judged, answers)), cluster.link_settings
 
 
 def _misfit_of(cluster: Cluster) -> Callable[[Machine, WorkerDescription], str]:

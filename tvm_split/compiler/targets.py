@@ -114,6 +114,11 @@ def cannot_execute(target: Mapping[str, Any], architecture: str, features: Colle
     return f"has no {', '.join(lacking)}" if lacking else ""
 
 
+def unused_by(target: Mapping[str, Any], architecture: str, features: Collection[str]) -> list[str]:
+    """Return the instruction sets of a processor's own target that ``target`` leaves unused."""
+    return sorted(_instruction_sets(cpu_target(architecture, features, 1)) - _instruction_sets(cpu_part(target)))
+
+
 def require_executable(
     what: str, machine: str, target: Mapping[str, Any], architecture: str, features: Collection[str]
 ) -> None:

@@ -24,6 +24,7 @@ MODULES = {
     "tvm_split.planner": "plan",
     "tvm_split.compiler": "other",
     "tvm_split.deployment": "report",
+    "tvm_split.findings": "findings",
     "tvm_split.profiling": "profile",
     "tvm_split.model": "other",
     "tvm_split.observing": "trace",

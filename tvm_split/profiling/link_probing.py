@@ -29,6 +29,8 @@ from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.errors import CompileError, ProfileError
 from tvm_split.planner.profile import LinkProfile, Origin, StreamingCost
 from tvm_split.profiling.link_model import (
+    LARGEST_BYTES,
+    LEAST_LARGEST_BYTES,
     SMALLEST_BYTES,
     LinkSample,
     ProbedLink,
@@ -79,6 +81,7 @@ def probe_links(
     on_progress: StepProgress | None = None,
     cache_folder: Path | None = None,
     refresh: bool = False,
+    failed: dict[Ends, TvmSplitError] | None = None,
 ) -> LinkProbe:
     """Measure every link between two machines or a machine and the client, and each machine's cost of transfers.
 
@@ -92,6 +95,7 @@ def probe_links(
         cache_folder: folder for measurements, such as `store.default_folder()`; None keeps nothing. Ages are in
             ``measured_at``.
         refresh: also measure what the cache has.
+        failed: gets the errors of links that cannot be measured, which are left out; without it the first is raised.
 
     Raises:
         ProfileError: a link cannot be used; names both ends.
@@ -103,7 +107,14 @@ def probe_links(
         free = tuple(LinkProfile(*pair, IN_PROCESS_BYTES_PER_SECOND, 0.0, "given", time.time()) for pair in ends)
         return LinkProbe(free, dict.fromkeys(cluster.machine_names, StreamingCost()))
     with cluster.start() as workers:
-        return _Probing(workers, sizes_bytes, timeout_seconds, Steps(on_progress), cache_folder, refresh).run()
+        return _Probing(workers, sizes_bytes, timeout_seconds, Steps(on_progress), cache_folder, refresh, failed).run()
+
+
+def kept_links(cluster: Cluster, cache_folder: Path) -> dict[Ends, LinkProfile]:
+    """Return the newest measurement that is kept of each link, for tensors of any size; measures nothing."""
+    with cluster.start() as workers:
+        folder = cache_folder if cache_folder.is_dir() else None
+        return _Probing(workers, (), 0.0, Steps(None), folder, refresh=False).kept()
 
 
 @dataclass
@@ -116,6 +127,7 @@ class _Probing:
     steps: Steps
     cache_folder: Path | None
     refresh: bool
+    failed: dict[Ends, TvmSplitError] | None = None
 
     def __post_init__(self) -> None:
         self._sizes = probe_sizes(self.tensor_sizes)
@@ -141,21 +153,33 @@ class _Probing:
             for together in rounds_of(probed, self._hosts):
                 self.steps.begin("links " + ", ".join(f"{source} to {end}" for source, end in together))
                 with ThreadPoolExecutor(len(together), thread_name_prefix="probe") as threads:
-                    self._probes.update(zip(together, threads.map(self._known_or_probed, together), strict=True))
-            slowest_first = sorted(probed, key=lambda ends: -self._probes[ends].samples[0].single_seconds)
+                    tried = zip(together, threads.map(self._tried, together), strict=True)
+                    self._probes.update({ends: probe for ends, probe in tried if probe is not None})
+            measured = [ends for ends in probed if ends in self._probes]
+            slowest_first = sorted(measured, key=lambda ends: -self._probes[ends].samples[0].single_seconds)
             fastest = {self._class(ends): self._probes[ends] for ends in slowest_first}
-            unprobed = [ends for ends in group if ends not in self._probes]
+            unprobed = [ends for ends in group if ends not in probed and self._class(ends) in fastest]
             self._probes.update({ends: fastest[self._class(ends)] for ends in unprobed})
             estimated.update(unprobed)
         self.steps.done()
         streaming = {
             name: StreamingCost()
-            if has_spare_cores(name, self._workers)
+            if has_spare_cores(name, self._workers) or not {(CLIENT, name), (name, CLIENT)} <= self._probes.keys()
             else transfer_cost(self._probes[CLIENT, name], self._probes[name, CLIENT])
             for name in self.cluster.machine_names
         }
         profiles = (self._profile(ends, ends in estimated) for ends in links)
         return LinkProbe(tuple(profile for profile in profiles if profile is not None), streaming)
+
+    def kept(self) -> dict[Ends, LinkProfile]:
+        sizes = range(LEAST_LARGEST_BYTES.bit_length() - 1, LARGEST_BYTES.bit_length())
+        for ends in permutations((CLIENT, *self.cluster.machine_names), 2):
+            keys = (self._key(ends, probe_sizes((2**size,))) for size in sizes)
+            probes = [probe for key in keys if (probe := self._store.get(key, _PROBED_LINK)) is not None]
+            if probes:
+                self._probes[ends] = max(probes, key=lambda probe: probe.measured_at)
+        profiles = {ends: self._profile(ends, is_estimated=False) for ends in self._probes}
+        return {ends: profile for ends, profile in profiles.items() if profile is not None}
 
     def _is_measured(self, ends: Ends) -> bool:
         link = self.cluster.link(*ends)
@@ -180,17 +204,30 @@ class _Probing:
         if link is not None and link.bytes_per_second is not None:
             transport = self.cluster.transport_between_gpus(*ends)
             return LinkProfile(*ends, link.bytes_per_second, link.latency_seconds, "given", time.time(), transport)
-        probe = self._probes[ends]
+        probe = self._probes.get(ends)
+        if probe is None:
+            return None
         latency, bytes_per_second = fitted_line(probe.samples)
         origin: Origin = "estimated" if is_estimated else "measured"
         return LinkProfile(*ends, bytes_per_second, latency, origin, probe.measured_at, probe.transport)
+
+    def _tried(self, ends: Ends) -> ProbedLink | None:
+        """Return `_known_or_probed`; None if it fails, or a link with the client has, and failures are not raised."""
+        needed = [(CLIENT, ends[0]), (ends[1], CLIENT)] if CLIENT not in ends else []
+        try:
+            return self._known_or_probed(ends) if self._probes.keys() >= set(needed) else None
+        except TvmSplitError as error:
+            if self.failed is None:
+                raise
+            self.failed[ends] = error
+            return None
 
     def _known_or_probed(self, ends: Ends) -> ProbedLink:
         """Return the probe that is kept for the same ends, versions and sizes, or else a new one.
 
         If a transfer from the client takes another time than its kept probe says, nothing that is kept is used.
         """
-        key = self._key(ends)
+        key = self._key(ends, self._sizes)
         probe = None if self.refresh else self._store.get(key, _PROBED_LINK)
         if probe is not None and ends[0] == CLIENT:
             half = self._pass(ends, SMALLEST_BYTES)[0].single_seconds / 2
@@ -201,13 +238,13 @@ class _Probing:
             self._store.put({key: probe})
         return probe
 
-    def _key(self, ends: Ends) -> str:
+    def _key(self, ends: Ends, sizes: Sequence[int]) -> str:
         machines = [end for end in ends if end != CLIENT]
         ways = dict.fromkeys([ends, *(way for name in machines for way in ((CLIENT, name), (name, CLIENT)))])
         settings = [self._settings.get(way, DEFAULT) for way in ways]
         opened = [[setting.wanted, setting.address] for setting in settings]
         identities = [[name, self._identity(name)] for name in machines]
-        return entry_key(link=list(ends), ends=identities, opened=opened, sizes=list(self._sizes))
+        return entry_key(link=list(ends), ends=identities, opened=opened, sizes=list(sizes))
 
     def _identity(self, name: str) -> list[Any]:
         """Return what identifies a machine; for local workers without their port, which changes every time."""

@@ -32,9 +32,9 @@ KINDS: dict[type, Any] = {
     KernelSet: pb.LoadKernelsRequest,
     WorkerDescription: pb.DescribeReply,
 }
-OWN = {"machine": "box", "round_trip_seconds": 0.5, "clock_offset_nanoseconds": 7}
+OWN = {"machine": "box", "round_trip_seconds": 0.5, "clock_offset_nanoseconds": 7, "wall_clock_offset_nanoseconds": 8}
 """Fields that the reader sets itself, or that are not in the message."""
-ONLY_IN_MESSAGES = ("deployment", "clock_nanoseconds", "about")
+ONLY_IN_MESSAGES = ("deployment", "clock_nanoseconds", "wall_clock_nanoseconds", "about")
 TEXTS = ("a", "box", "float32", "float8_e4m3fn", "object", "0" * 64, "cpu")
 """Texts that are valid in some fields."""
 

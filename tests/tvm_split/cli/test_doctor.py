@@ -5,8 +5,9 @@ from importlib import metadata
 import pytest
 
 from rpc_runtime.hardware import cpu_features
-from tvm_split.cli.doctor import Verdict, all_checks
+from tvm_split.cli.doctor import all_checks
 from tvm_split.compiler.targets import host_target, target_text
+from tvm_split.findings import Level
 from tvm_split.profiling.machine_times import CachedTime
 from tvm_split.profiling.store import Store, default_folder
 
@@ -14,17 +15,17 @@ from tvm_split.profiling.store import Store, default_folder
 def test_this_installation_is_fit(invoke_json):
     report = invoke_json("doctor")
     assert report["ok"] is True
-    checks = {check["name"]: check for check in report["checks"]}
+    checks = {check["check"]: check for check in report["findings"]}
     is_slow = platform.machine() == "x86_64" and "avx2" not in cpu_features()
-    for name, verdict in (("processor", "warn" if is_slow else "ok"), ("memory", "ok"), ("deployment", "ok")):
-        assert checks[name]["verdict"] == verdict
+    for name, level in (("processor", "warning" if is_slow else "ok"), ("memory", "ok"), ("deployment", "ok")):
+        assert checks[name]["level"] == level
     assert target_text(host_target(1)) in checks["processor"]["found"]
 
 
 def test_a_failure_is_said_with_what_to_do(invoke, monkeypatch):
     monkeypatch.setattr("tvm.support.cc.get_cc", lambda: "/nonexistent/g++")
     text = " ".join(invoke("doctor", code=1).stdout.split())
-    assert "fail linker: /nonexistent/g++ does not exist → set CXX to a compiler" in text
+    assert "linker problem /nonexistent/g++ does not exist → set CXX to a compiler" in text
 
 
 def test_versions_are_compared_with_those_that_are_required(monkeypatch):
@@ -37,12 +38,12 @@ def test_versions_are_compared_with_those_that_are_required(monkeypatch):
         return versions.get(name) or installed(name)
 
     monkeypatch.setattr(metadata, "version", version)
-    checks = {check.name: check for check in all_checks()}
-    assert (checks["packages"].verdict, checks["packages"].found) == (Verdict.FAIL, "numpy 1.26.4")
-    assert (checks["extra torch"].verdict, checks["extra torch"].found) == (Verdict.WARN, "torch 2.11.0")
-    assert "pip install 'torch" in checks["extra torch"].advice
+    checks = {check.check: check for check in all_checks()}
+    assert (checks["packages"].level, checks["packages"].found) == (Level.PROBLEM, "numpy 1.26.4")
+    assert (checks["extra torch"].level, checks["extra torch"].found) == (Level.WARNING, "torch 2.11.0")
+    assert "pip install 'torch" in checks["extra torch"].remedy
     assert "extra onnx" not in checks
-    assert checks["extras"].verdict is Verdict.OK
+    assert checks["extras"].level is Level.OK
     assert "codecs" in checks["extras"].found.partition(": ")[2].split(", ")
 
 

@@ -1,0 +1,38 @@
+"""Show what `tvm-split doctor` found: a row for each check, with the remedy where there is one."""
+
+from collections import Counter
+from itertools import groupby
+from typing import Any
+
+from rich.text import Text
+
+from tvm_split.display.view import Row, Table, View, as_json, view
+from tvm_split.findings import Finding, Findings, Level
+from tvm_split.units import clipped, count_text
+
+COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+NAME_LETTERS, TEXT_LETTERS = 20, 400
+"""Names and texts may be a worker's, and of any length."""
+
+
+@view.register
+def view_of_findings(value: Findings, *, details: bool = False) -> View:
+    """Return a table with a section for each machine."""
+    rows: list[Row] = []
+    for machine, findings in groupby(value.findings, key=lambda finding: finding.machine):
+        rows += [()] if rows else []
+        rows += [_row(clipped(machine, NAME_LETTERS) * (not place), one) for place, one in enumerate(findings)]
+    counts = Counter(finding.level for finding in value.findings if finding.level is not Level.OK)
+    title = ", ".join(count_text(count, level) for level, count in sorted(counts.items())) or "no problem"
+    return [Table(title, ("machine", "check", "level", "found"), (), rows)]
+
+
+@as_json.register
+def findings_as_json(value: Findings) -> dict[str, Any]:
+    return {"ok": value.ok, "findings": [vars(finding) for finding in value.findings]}
+
+
+def _row(machine: str, finding: Finding) -> Row:
+    remedy = f"→ {finding.remedy}" if finding.remedy else ""
+    texts = [clipped(text, TEXT_LETTERS) for text in (finding.found, finding.meaning, remedy) if text]
+    return machine, clipped(finding.check, NAME_LETTERS), Text(finding.level, COLOURS[finding.level]), "\n".join(texts)
