@@ -12,7 +12,16 @@ import numpy as np
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.program.events import BLOCK, COMPUTE, DEPLOYMENT, RECEIVE, ROWS, SEND, WAIT
 from tvm_split.observing.about import About
-from tvm_split.observing.summary import LinkSummary, Spans, TraceSummary, length, results_of, spans_of, summary_of
+from tvm_split.observing.summary import (
+    LinkSummary,
+    Spans,
+    TraceSummary,
+    length,
+    numbered,
+    results_of,
+    spans_of,
+    summary_of,
+)
 from tvm_split.observing.trace import MachineTrace, Trace, machine_order
 
 SHOWN_MICRO_BATCHES = 20
@@ -148,7 +157,7 @@ def page_of(
         period_seconds={"predicted": about.period_seconds, "measured": _period(results)},
         latency_seconds={"predicted": about.latency_seconds, **_percentiles(results)},
         machines=tuple(_machine(name, trace, summary, about, live) for name in names),
-        links=tuple(_link(link, about, max(_micro_batches(trace), 1)) for link in summary.links),
+        links=tuple(_link(link, about) for link in summary.links),
         rates=_rates(history, begin),
         lanes=lanes,
         bars=bars,
@@ -162,7 +171,7 @@ def _machine(name: str, trace: Trace, summary: TraceSummary, about: About, live:
     recorded, worker = trace.machines.get(name, MachineTrace((), NO_ROWS)), live.workers.get(name)
     wall = max((part.wall_seconds for part in summary.machines), default=0.0)
     seconds = {kind: length(spans_of(recorded.of_kind(kind))) for kind in LANES}
-    computed = _micro_batches(trace)
+    computed = numbered(recorded.of_kind(COMPUTE))
     return ShownMachine(
         name,
         stages,
@@ -182,21 +191,15 @@ def reported(worker: WorkerDescription | None) -> dict[str, Any]:
     return {} if worker is None else {name: getattr(worker, name) for name in names}
 
 
-def _micro_batches(trace: Trace) -> int:
-    """Return the number of micro-batches of which the trace has some computing."""
-    return len(np.unique(np.concatenate([NO_ROWS["sequence"], *(_computed(m) for m in trace.machines.values())])))
-
-
 def _computed(machine: MachineTrace) -> np.ndarray[Any, Any]:
     return machine.of_kind(COMPUTE)["sequence"]
 
 
-def _link(link: LinkSummary, about: About, count: int) -> ShownLink:
+def _link(link: LinkSummary, about: About) -> ShownLink:
     ends = (link.source, link.destination)
     predicted = next((own.seconds for own in about.links if (own.source, own.destination) == ends), None)
-    return ShownLink(
-        link.source, link.destination, min(link.share, 1.0), link.size_bytes / count, link.seconds / count, predicted
-    )
+    size_bytes, seconds = link.size_bytes / link.micro_batches, link.seconds / link.micro_batches
+    return ShownLink(link.source, link.destination, min(link.share, 1.0), size_bytes, seconds, predicted)
 
 
 def _period(results: Spans) -> float | None:

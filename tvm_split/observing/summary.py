@@ -55,10 +55,14 @@ class MachineSummary:
 
 @dataclass(frozen=True)
 class LinkSummary:
-    """Transfers of one direction of a link; ``seconds`` is the time in which one was under way, at the slower end."""
+    """Transfers of one direction of a link; ``seconds`` is the time in which one was under way, at the slower end.
+
+    ``micro_batches`` are those of the stream meanwhile, also if only some of them use the link.
+    """
 
     source: str
     destination: str
+    micro_batches: int
     transfers: int
     size_bytes: int
     seconds: float
@@ -119,7 +123,13 @@ def _links(machines: Mapping[str, MachineTrace], wall: float) -> Iterable[LinkSu
     for (source, destination), pairs in ends.items():
         sent, received = (np.concatenate(rows) for rows in zip(*pairs, strict=True))
         seconds = max(length(spans_of(sent)), length(spans_of(received)))
-        yield LinkSummary(source, destination, len(sent), int(sent["size_bytes"].sum()), seconds, wall)
+        size_bytes = int(sent["size_bytes"].sum())
+        yield LinkSummary(source, destination, numbered(sent), len(sent), size_bytes, seconds, wall)
+
+
+def numbered(rows: Rows) -> int:
+    """Return how many micro-batches there are from the first to the last one of these events."""
+    return int(rows["sequence"].max() - rows["sequence"].min()) + 1 if len(rows) else 0
 
 
 def results_of(trace: Trace) -> Spans:
