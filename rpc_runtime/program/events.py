@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -141,25 +141,26 @@ class Recorder:
         self._counting = threading.Lock()
         self._counted = 0
         self._totals = np.zeros((3, 0), np.int64)
-        self._tracks: dict[Track, int] = {}
+        self._tracks: dict[tuple[str, ...], int] = {}
+        """By kind, stage, peer, tensor and detail: looking up a `Track` takes ten times as long."""
         self._values: list[int] = []
         self.activity = 0
         """Counter of tensors, parts of tensors and micro-batches. Written without a lock, since only changes matter."""
 
     def track(self, kind: str, stage: str = "", peer: str = "", tensor: str = "", detail: str = "") -> int:
         """Return the number of a track, for `record`."""
-        track = Track(kind, stage, peer, tensor, detail)
-        number = self._tracks.get(track)
+        names = (kind, stage, peer, tensor, detail)
+        number = self._tracks.get(names)
         if number is None:
             with self._writing:
-                number = self._tracks.setdefault(track, len(self._tracks))
+                number = self._tracks.setdefault(names, len(self._tracks))
                 if number == len(self._values):
                     self._values.append(0)
         return number
 
     def kernel_track(self, stage: str, function: str) -> int:
         """Return the number of a kernel's track; the names of a network cannot make the table grow without bound."""
-        is_known = Track(KERNEL, stage, detail=function) in self._tracks
+        is_known = (KERNEL, stage, "", "", function) in self._tracks
         has_room = is_known or len(self._tracks) < MOST_TRACKS
         return self.track(KERNEL, stage, detail=function if has_room else OTHER_KERNELS)
 
@@ -188,13 +189,11 @@ class Recorder:
         totals = self._count()
         newest = self._newest
         kept = self._rows(newest - RING_ROWS, newest)
-        medians = dict(_medians(kept, [number for track, number in self._tracks.items() if track.kind == COMPUTE]))
-        tracks = []
-        for track, number in tuple(self._tracks.items())[: totals.shape[1]]:
-            events, nanoseconds, size_bytes = totals[:, number].tolist()
-            track = replace(track, events=events, nanoseconds=nanoseconds, size_bytes=size_bytes)
-            median = medians.get(number, 0.0)
-            tracks.append(replace(track, median_nanoseconds=median, value=self._values[number]))
+        medians = dict(_medians(kept, self._of_kind(COMPUTE)))
+        tracks = [
+            Track(*names, *totals[:, number].tolist(), medians.get(number, 0.0), self._values[number])
+            for names, number in tuple(self._tracks.items())[: totals.shape[1]]
+        ]
         read = min(newest if since is None else since, newest)
         rows = kept[int(np.count_nonzero(kept["number"] <= read)) :]
         lost = newest - read - len(rows)
@@ -205,9 +204,12 @@ class Recorder:
         end, newest = now(), self._newest
         rows = self._rows(newest - RING_ROWS, newest)
         recent = rows[end - rows["start"] - rows["duration"] < RATE_SECONDS * 1e9]
-        computing = [number for track, number in tuple(self._tracks.items()) if track.kind == COMPUTE]
-        most = max((int(np.count_nonzero(recent["track"] == number)) for number in computing), default=0)
+        counts = (int(np.count_nonzero(recent["track"] == number)) for number in self._of_kind(COMPUTE))
+        most = max(counts, default=0)
         return most * 1e9 / max(end - int(recent["start"].min()), 1) if most else 0.0
+
+    def _of_kind(self, kind: str) -> list[int]:
+        return [number for names, number in tuple(self._tracks.items()) if names[0] == kind]
 
     def _rows(self, first: int, newest: int) -> Rows:
         """Return a copy of the rows after ``first`` up to ``newest``, without those overwritten meanwhile."""
