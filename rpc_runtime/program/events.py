@@ -141,7 +141,7 @@ class Recorder:
         self._counting = threading.Lock()
         self._counted = 0
         self._totals = np.zeros((3, 0), np.int64)
-        self._tracks: dict[tuple[str, ...], int] = {}
+        self._tracks: dict[tuple[str, str, str, str, str], int] = {}
         """By kind, stage, peer, tensor and detail: looking up a `Track` takes ten times as long."""
         self._values: list[int] = []
         self.activity = 0

@@ -1,8 +1,8 @@
 """Benchmark what observing costs: a stream while everything is observed, beside the same while nothing is.
 
-Everything is a trace that follows, and metrics of both workers and of the client that are read every two seconds. Each
-network has one deployment on two workers of one core each. Where other programs run, throughput says little; then the
-processor time of single events and polls says more.
+Everything is a trace that follows, metrics of both workers and of the client that are read every two seconds, and the
+page, read as a browser does. Each network has one deployment on two workers of one core each. Where other programs run,
+throughput says little; then the processor time of single events and polls says more.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from scripts.processes import Figures, Prepared
 from scripts.sides import arrivals, network, rate
 from tests.helpers.rpc_lab import free_port
 
-OFF, ON = "nothing observed", "trace and metrics"
+OFF, ON = "nothing observed", "all observed"
 SMALL = "stages of 0.3 ms"
 NETWORKS = (SMALL, "mobilenet_v2", "resnet50")
-SCRAPE_SECONDS = 2.0
+SCRAPE_SECONDS, REFRESH_SECONDS = 2.0, 1.0
 RECORDED, POLLS = 200_000, 200
-CAN_OBSERVE = hasattr(tvm_split.Deployment, "serve_metrics")
+CAN_OBSERVE = hasattr(tvm_split.Deployment, "dashboard")
 """Whether this checkout has what is measured: another one may not."""
 
 
@@ -68,25 +68,31 @@ def deployed(
 
 @contextlib.contextmanager
 def observed(deployment: tvm_split.Deployment, metrics: Sequence[str]) -> Iterator[None]:
-    """Follow all events, and read all metrics at once and every two seconds."""
+    """Follow all events, and read all metrics and the page, at once and then again and again."""
     ended = threading.Event()
-    with contextlib.closing(deployment.serve_metrics()) as server, deployment.tracing():
 
-        def scrape() -> None:
-            while True:
-                for address in (*metrics, server.address):
-                    with urllib.request.urlopen(f"http://{address}/metrics") as reply:
-                        reply.read()
-                if ended.wait(SCRAPE_SECONDS):
-                    return
+    def read(urls: Sequence[str], seconds: float) -> None:
+        while True:
+            for url in urls:
+                with urllib.request.urlopen(url) as reply:
+                    reply.read()
+            if ended.wait(seconds):
+                return
 
-        thread = threading.Thread(target=scrape)
-        thread.start()
+    with deployment.serve_metrics() as server, deployment.dashboard() as page, deployment.tracing():
+        urls = [*(f"http://{address}/metrics" for address in metrics), server.url]
+        threads = [
+            threading.Thread(target=read, args=(urls, SCRAPE_SECONDS)),
+            threading.Thread(target=read, args=([f"{page.url}page.json"], REFRESH_SECONDS)),
+        ]
+        for thread in threads:
+            thread.start()
         try:
             yield
         finally:
             ended.set()
-            thread.join()
+            for thread in threads:
+                thread.join()
 
 
 @contextlib.contextmanager
@@ -133,7 +139,7 @@ def costs() -> Iterator[Prepared]:
             recorder.record(track, sequence, 0, 1)
 
     with deployed(SMALL) as (deployment, cluster, _):
-        endpoints = {machine.name: machine.endpoint for machine in cluster.machines}
+        endpoints = {machine.name: machine.endpoint for machine in cluster.machines if machine.endpoint is not None}
         (running,) = running_on(describe_all(endpoints))
         with Bystander(endpoints, running) as bystander:
 
@@ -157,8 +163,8 @@ def costs() -> Iterator[Prepared]:
 
 
 CASE = Case(
-    doc="What observing costs: a stream with a trace that follows and metrics read every 2 s, beside the same without; "
-    "the processor time of events and polls. --set seconds=6: of each stream.",
+    doc="What observing costs: a stream with a trace that follows, metrics read every 2 s and the page, beside the same "
+    "without; the processor time of events and polls. --set seconds=6: of each stream.",
     subjects={
         **{name: partial(sides, name) for name in NETWORKS},
         "costs": lambda setup: [setup.side("processor time", costs)],
