@@ -191,8 +191,9 @@ class Recorder:
         kept = self._rows(newest - RING_ROWS, newest)
         medians = dict(_medians(kept, self._of_kind(COMPUTE)))
         tracks = [
-            Track(*names, *totals[:, number].tolist(), medians.get(number, 0.0), self._values[number])
+            Track(*names, events, nanoseconds, size_bytes, medians.get(number, 0.0), self._values[number])
             for names, number in tuple(self._tracks.items())[: totals.shape[1]]
+            for events, nanoseconds, size_bytes in (totals[:, number].tolist(),)
         ]
         read = min(newest if since is None else since, newest)
         rows = kept[int(np.count_nonzero(kept["number"] <= read)) :]

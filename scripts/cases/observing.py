@@ -163,8 +163,8 @@ def costs() -> Iterator[Prepared]:
 
 
 CASE = Case(
-    doc="What observing costs: a stream with a trace that follows, metrics read every 2 s and the page, beside the same "
-    "without; the processor time of events and polls. --set seconds=6: of each stream.",
+    doc="What observing costs: a stream with a trace that follows, metrics read every 2 s and the page, beside the "
+    "same without; the processor time of events and polls. --set seconds=6: of each stream.",
     subjects={
         **{name: partial(sides, name) for name in NETWORKS},
         "costs": lambda setup: [setup.side("processor time", costs)],
