@@ -69,7 +69,7 @@ def view_of_simulation(result: SimulatedPlan, *, details: bool = False) -> View:
     single = result.simulation.single
     columns = {
         "predicted": (result.predicted_period_seconds, result.predicted_latency_seconds),
-        "simulated": (result.simulation.period_seconds, single and single.mean_seconds),
+        "simulated": (result.simulation.period_seconds, None if single is None else single.mean_seconds),
     }
     few = [f"{more} more compute less: --json"] * (more > 0)
     return [table, *few, performance("", columns), *_sentences(result)]

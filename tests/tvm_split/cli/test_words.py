@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def keys(content: Any) -> Iterator[str]:
 def headings(text: str) -> Iterator[str]:
     """Yield the headings of all tables, which are the words above a rule."""
     lines = text.splitlines()
-    for above, line in zip(lines, lines[1:], strict=False):
+    for above, line in pairwise(lines):
         if line.strip() and set(line.strip()) == {"─"}:
             yield from HEADING.findall(above)
 
