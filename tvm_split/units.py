@@ -72,6 +72,10 @@ def short_list(names: Sequence[str], most: int = 6) -> str:
     return f"{', '.join(head)}, … {len(names) - len(head) - len(tail)} more …, {', '.join(tail)}"
 
 
+NAME_LETTERS = 20
+"""So much of a name of a machine is shown where it may be a worker's, of any length."""
+
+
 def clipped(text: str, most: int) -> str:
     """Return a text, or the begin of a longer one."""
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -142,7 +142,7 @@ def run(
                 "micro_batches_per_second": count / seconds,
                 "blob_bytes_sent": statistics.blob_bytes_sent,
                 "weight_bytes": dict(statistics.weight_bytes),
-                "limited_by": limit,
+                "limiting": limit,
                 "stages": [dataclasses.asdict(stage) for stage in statistics.stages],
                 "output": written,
             }
@@ -151,7 +151,7 @@ def run(
         from tvm_split.display.report import statistics_table  # imported here, since it loads TVM
 
         title = count_text(count, "micro-batch")
-        rate = f"{title} in {seconds:.3f} s: {count / seconds:.1f} a second"
+        rate = f"{title} in {seconds:.3f} s: {count / seconds:.1f} micro-batches/s"
         limited = [f"Limited by {limit}"] if limit else []
         print_parts([statistics_table(statistics.stages, f"{bundle.model}: {title}"), rate, *limited])
     if output is not None:

@@ -8,11 +8,11 @@ from rich.text import Text
 
 from tvm_split.display.view import Row, Table, View, as_json, view
 from tvm_split.findings import Finding, Findings, Level
-from tvm_split.units import clipped, count_text
+from tvm_split.units import NAME_LETTERS, clipped, count_text
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
-NAME_LETTERS, TEXT_LETTERS = 20, 400
-"""Names and texts may be a worker's, and of any length."""
+TEXT_LETTERS = 400
+"""Texts may be a worker's, and of any length."""
 
 
 @view.register

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from rpc_runtime.program.codecs import CODECS
 from tvm_split.display.cluster import transport_lines
+from tvm_split.display.performance import LATENCY, NOTHING, RATE, performance
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.model import Model
 from tvm_split.planner.baselines import one_machine_advice
@@ -22,7 +23,6 @@ from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Predic
 from tvm_split.planner.problem import objective_seconds
 from tvm_split.units import age_text, bytes_text, count_text, gap_text, number_text, short_list
 
-NOTHING = "–"
 PREDICTED_CAPTION = "milliseconds per micro-batch; est.: the share of computing that was not measured"
 NAMES_SHOWN, MOST_NAMES = 2, 6
 LONGEST_NAME = 19
@@ -110,7 +110,8 @@ def plan_parts(plan: Plan, shares: Sequence[float], *, details: bool = False) ->
         yield Text("Every stage, and how each is shared and sends: --details", "dim")
     if prediction is None:
         return
-    yield from _predicted_lines(prediction, plan.objective)
+    yield performance("", {"predicted": (prediction.period_seconds, prediction.latency_seconds)})
+    yield from _predicted_lines(prediction)
     compared = {"Without a planner": prediction.baselines, "Other plans": prediction.alternatives}
     if not details:
         for name, plans in compared.items():
@@ -185,7 +186,7 @@ def prediction_as_json(plan: Plan) -> dict[str, Any] | None:
     if prediction is None:
         return None
     content = dataclasses.asdict(prediction)
-    content["samples_per_second"] = prediction.samples_per_second
+    content["micro_batches_per_second"] = prediction.micro_batches_per_second
     for machine, row in zip(prediction.machines, content["machines"], strict=True):
         row["memory_bytes"] = machine.memory_bytes
     for name, plans in (("baselines", prediction.baselines), ("alternatives", prediction.alternatives)):
@@ -205,7 +206,7 @@ def _sizes_table(sizes: Sequence[SizedPlan]) -> Table:
         )
         for size in sizes
     ]
-    return Table("micro-batch sizes", (), ("size", "stages", "samples a second", "latency ms"), rows)
+    return Table("micro-batch sizes", (), ("size", "stages", "samples/s", LATENCY), rows)
 
 
 def _ratio(compared: ComparedPlan, prediction: Prediction, objective: str) -> float:
@@ -214,13 +215,8 @@ def _ratio(compared: ComparedPlan, prediction: Prediction, objective: str) -> fl
     return objective_seconds(objective, prediction) / value if value > 0 else 1.0
 
 
-def _predicted_lines(prediction: Prediction, objective: str) -> Iterator[str]:
-    """Yield lines with throughput and latency (the objective first), what limits them, and the measurements' age."""
-    period = _ms(prediction.period_seconds)
-    throughput = f"{number_text(prediction.samples_per_second)} micro-batches a second (one every {period} ms)"
-    latency = f"{_ms(prediction.latency_seconds)} ms for one alone"
-    first, second = (latency, throughput) if objective == "latency" else (throughput, latency)
-    yield f"Predicted: {first}; {second}"
+def _predicted_lines(prediction: Prediction) -> Iterator[str]:
+    """Yield lines with what limits the plan, and the measurements' age."""
     proven = f"at most {gap_text(prediction.gap)} from the best" if prediction.gap > 0 else "proven the best"
     moments = filter(None, (prediction.profiled_until, prediction.profiled_at))
     ages = dict.fromkeys(age_text(time.time() - moment) for moment in moments)
@@ -261,8 +257,8 @@ def _comparison_table(title: str, plan: Plan, prediction: Prediction, plans: Seq
         )
         for compared in (this_plan, *plans)
     ]
-    caption = "× plan: by the plan's objective; 0.50 is half as good"
-    return Table(title, ("", "layers on machines"), ("a second", "latency ms", "× plan"), rows, caption)
+    caption = "ratio: by the plan's objective; 0.50 is half as good as the plan"
+    return Table(title, ("", "layers on machines"), (RATE, LATENCY, "ratio"), rows, caption)
 
 
 def _ms(seconds: float) -> str:

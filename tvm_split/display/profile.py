@@ -113,7 +113,7 @@ def view_of_cluster(measured: MeasuredCluster, *, details: bool = False) -> View
     """Return the measurements of each machine and link."""
     profile = measured.profile
     title = f"{profile.model}: {count_text(len(profile.pieces), 'piece')}, one micro-batch"
-    numbers = ("alone, ms", "together, ms", "GFLOP/s", "GB/s", "free")
+    numbers = ("alone, ms", "contended, ms", "GFLOP/s", "GB/s", "free")
     machines = [
         (
             machine.machine,
@@ -152,7 +152,7 @@ def view_of_cluster(measured: MeasuredCluster, *, details: bool = False) -> View
         lines.append("cached times are measured again with --refresh")
     return [
         Table(title, ("machine", "kernels"), numbers, machines),
-        Table("links", ("from", "to", "origin"), ("latency, ms", "MB/s"), links),
+        Table("links", ("source", "destination", "origin"), ("latency, ms", "MB/s"), links),
         *lines,
     ]
 

@@ -10,6 +10,7 @@ from tvm_split.deployment.deployment import Deployment, DeploymentStatistics
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison, differs, is_long_enough
 from tvm_split.display.cluster import transport_lines
+from tvm_split.display.performance import LATENCY, NOTHING, PERIOD, RATE, performance
 from tvm_split.display.view import Row, Table, View, view
 from tvm_split.units import bytes_text, count_text, seconds_text, short_list
 
@@ -41,21 +42,25 @@ def view_of_statistics(statistics: DeploymentStatistics, *, details: bool = Fals
     ]
 
 
-NOTHING = "–"
 UNSURE = "unsure"
 
 
 @view.register
 def view_of_report(report: DeploymentReport, *, details: bool = False) -> View:
     """Return prediction, measurement and their ratio for the deployment, every machine and every link, with advice."""
-    title = f"{report.model}: milliseconds per micro-batch"
-    return [Table(title, ("", " "), ("predicted", "measured", "ratio"), list(_rows(report))), *summary(report)]
+    period, latency, scale = report.period, report.latency, _scale(report)
+    columns = {"predicted": (period.predicted, latency.predicted), "measured": (period.measured, latency.measured)}
+    red = [PERIOD, RATE] * differs(period, scale) + [LATENCY] * differs(latency, scale)
+    headings = ("predicted", "measured", "ratio")
+    parts = Table("milliseconds per micro-batch", ("", " "), headings, list(_rows(report, scale))[1:])
+    return [performance(report.model, columns, red), parts, *summary(report)]
 
 
-def _rows(report: DeploymentReport) -> Iterator[Row]:
-    scale = report.period.measured or report.latency.measured or 0.0
-    yield _row("whole", "a result every", report.period, scale)
-    yield _row("", "one alone", report.latency, scale)
+def _scale(report: DeploymentReport) -> float:
+    return report.period.measured or report.latency.measured or 0.0
+
+
+def _rows(report: DeploymentReport, scale: float) -> Iterator[Row]:
     for machine in report.machines:
         yield ()
         name = f"{machine.machine} ({short_list(list(map(_stage, machine.stages, machine.shares)))})"
@@ -80,9 +85,6 @@ def summary(report: DeploymentReport) -> list[str]:
         if any(time.inconclusive for time in (*times, *(link.seconds for link in report.links))):
             lines.append(f"{UNSURE.capitalize()}: in its range, which is not known better than {WIDEST_RANGE:g} to 1.")
     if report.period.measured is not None:
-        predicted = report.period.predicted
-        beside = "" if predicted is None else f" (predicted: {1 / predicted:.1f})"
-        lines.append(f"{1 / report.period.measured:.1f} micro-batches a second{beside}")
         predicted_limit = f"; predicted: {report.limiting}" if report.limiting else ""
         lines.append(f"Limited by {report.measured_limiting}{predicted_limit}")
     lines.append(f"Medians over {report.streamed} streamed micro-batches, and over single runs: {report.runs}")

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_split.display.performance import performance
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.observing.trace import Trace
 from tvm_split.planner.problem import MachineLoad, Problem, Solution
 from tvm_split.simulation.scenario import AS_PLANNED, Loss, WhatIf
 from tvm_split.simulation.simulate import Latencies, Simulation
-from tvm_split.units import bytes_text, count_text, gap_text, number_text, seconds_text, short_list
+from tvm_split.units import bytes_text, count_text, gap_text, seconds_text, short_list
 
 MOST_ROWS = 12
 """The most machines in the table; of more, those that compute most are shown."""
@@ -36,7 +37,7 @@ def simulation_as_json(result: SimulatedPlan) -> dict[str, Any]:
     return {
         "model": result.model,
         **content,
-        "samples_per_second": result.simulation.samples_per_second,
+        "micro_batches_per_second": result.simulation.micro_batches_per_second,
         "predicted": {
             "period_seconds": result.predicted_period_seconds,
             "latency_seconds": result.predicted_latency_seconds,
@@ -54,41 +55,40 @@ def view_of_bare_simulation(simulation: Simulation, *, details: bool = False) ->
 @view.register
 def view_of_simulation(result: SimulatedPlan, *, details: bool = False) -> View:
     """Return a table of how each machine spent its time, and the throughput and latency beside the prediction."""
-    machines = sorted(result.simulation.machines, key=lambda machine: -machine.computing)
+    machines = sorted(result.simulation.machines, key=lambda machine: -machine.compute_share)
     rows = [
         (
             machine.machine,
-            *(f"{share:.0%}" for share in (machine.computing, machine.waits_for_inputs, machine.waits_for_room)),
+            *(f"{share:.0%}" for share in (machine.compute_share, machine.wait_share, machine.block_share)),
         )
         for machine in machines[:MOST_ROWS]
     ]
     title = f"{result.model}, simulated: {count_text(result.simulation.results, 'result')}"
-    table = Table(title, ("machine",), ("computes", "waits for inputs", "waits for room"), rows)
+    table = Table(title, ("machine",), ("compute", "wait", "block"), rows)
     more = len(machines) - MOST_ROWS
-    return [table, *[f"{more} more compute less: --json"] * (more > 0), *_sentences(result)]
+    single = result.simulation.single
+    columns = {
+        "predicted": (result.predicted_period_seconds, result.predicted_latency_seconds),
+        "simulated": (result.simulation.period_seconds, None if single is None else single.mean_seconds),
+    }
+    few = [f"{more} more compute less: --json"] * (more > 0)
+    return [table, *few, performance("", columns), *_sentences(result)]
 
 
 def _sentences(result: SimulatedPlan) -> Iterator[str]:
     simulation = result.simulation
-    if simulation.samples_per_second is not None and simulation.period_seconds is not None:
-        period = result.predicted_period_seconds
-        beside = f" (predicted: {number_text(1 / period)})" if period > 0 else ""
-        every = seconds_text(simulation.period_seconds)
-        yield f"{number_text(simulation.samples_per_second)} micro-batches a second{beside}, one every {every}"
-    elif simulation.period_seconds is not None:
+    if simulation.period_seconds == 0:
         yield "Nothing takes any time"
-    elif simulation.results == simulation.wanted:
+    elif simulation.period_seconds is None and simulation.results == simulation.wanted:
         yield (
             f"The schedule of the replicas repeats after {count_text(simulation.turns, 'result')}: a throughput needs "
             f"--micro-batches {2 * simulation.turns}"
         )
     if simulation.single is not None:
-        latency = result.predicted_latency_seconds
-        beside = f" (predicted: {seconds_text(latency)})" if latency > 0 else ""
-        yield f"Alone: {_latency_text(simulation.single)}{beside}"
+        yield f"Latency alone: {_latency_text(simulation.single)}"
     if simulation.streamed is not None:
-        most = min(simulation.under_way, simulation.submitted)
-        yield f"In the stream, at most {most} under way: {_latency_text(simulation.streamed)}"
+        most = min(simulation.in_flight, simulation.submitted)
+        yield f"Latency in the stream, at most {most} in flight: {_latency_text(simulation.streamed)}"
     yield from _loss_lines(result.what_if.losses, simulation)
 
 
@@ -138,8 +138,8 @@ def solution_parts(name: str, problem: Problem, solution: Solution) -> View:
     kind = "period" if problem.objective == "throughput" else "latency"
     return [
         Table(title, ("machine", "names"), numbers, rows),
-        f"period {seconds_text(evaluation.period_seconds)}, latency {seconds_text(evaluation.latency_seconds)}, "
-        f"limited by {evaluation.limiting}",
+        performance("", {"predicted": (evaluation.period_seconds, evaluation.latency_seconds)}),
+        f"Limited by {evaluation.limiting}",
         f"no plan has a {kind} below {seconds_text(solution.lower_bound_seconds)} (gap {gap_text(solution.gap)}); "
         f"{solution.method}",
         *filter(None, solution.why_no_more_machines.split("; ")),

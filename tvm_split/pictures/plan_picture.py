@@ -241,8 +241,8 @@ def _legend(graph: PictureGraph, plan: Plan, machines: Sequence[str]) -> list[tu
     title = f"{plan.model}: {count_text(len(plan.stages), 'stage')} for {plan.objective}, {plan.origin}"
     if prediction is not None:
         title += (
-            f"; predicted: {number_text(prediction.samples_per_second)} micro-batches a second, "
-            f"{seconds_text(prediction.latency_seconds)} for one alone"
+            f"; predicted: {number_text(prediction.micro_batches_per_second)} micro-batches/s, "
+            f"latency {seconds_text(prediction.latency_seconds)}"
         )
     return [
         (title, None),

@@ -167,7 +167,7 @@ def one_machine_advice(plan: Plan, machines: int) -> str | None:
     def text(timed: Timed) -> str:
         seconds = value(timed)
         is_rate = plan.objective == "throughput"
-        return f"{number_text(1 / seconds)} micro-batches a second" if is_rate else f"{number_text(seconds * 1e3)} ms"
+        return f"{number_text(1 / seconds)} micro-batches/s" if is_rate else f"{number_text(seconds * 1e3)} ms"
 
     alone = [baseline for baseline in prediction.baselines if baseline.name.startswith(ONE_MACHINE)]
     if not alone:

@@ -163,7 +163,7 @@ class Prediction:
                 raise ValueError(f"{transfer.tensor} is made by {sources[transfer.tensor]} and by {transfer.source}")
 
     @property
-    def samples_per_second(self) -> float:
+    def micro_batches_per_second(self) -> float:
         """Micro-batches per second."""
         return 1.0 / self.period_seconds if self.period_seconds > 0 else math.inf
 

@@ -177,7 +177,7 @@ class Link:
         self._resting.rouse()
 
 
-ACTIVITIES = ("computing", "waits_for_inputs", "waits_for_room")
+ACTIVITIES = ("compute", "wait", "block")
 """What a machine does all the time: a part of `MachineUse` for each."""
 
 
@@ -202,7 +202,7 @@ class Worker:
         self._sender = {tensor.name: stage.name for stage in self.plan.stages for tensor in stage.outputs}
         self._taker = {tensor.name: stage.name for stage in reversed(self.plan.stages) for tensor in stage.inputs}
         self._spent = dict.fromkeys(ACTIVITIES, 0.0)
-        self._doing, self._since = "waits_for_inputs", 0.0
+        self._doing, self._since = "wait", 0.0
 
     def connect(self, links: Mapping[str, Link]) -> None:
         self.scheduler.connect(links)
@@ -252,14 +252,14 @@ class Worker:
                 self.trace.record(self.plan.machine, idle.stage, idle.sequence, idle.kind, idle.since, peer=idle.peer)
             if state is None:
                 is_blocked = self.scheduler.blocked() is not None
-                self._does("waits_for_room" if is_blocked else "waits_for_inputs", self.clock.seconds)
+                self._does("block" if is_blocked else "wait", self.clock.seconds)
                 yield self._resting.rest()
                 continue
             yield from self._compute(state)
 
     def _compute(self, state: StageState) -> Steps:
         start, sequence = self.clock.seconds, state.sequence
-        self._does("computing", start)
+        self._does("compute", start)
         seconds = self.seconds(state.stage.name, start)
         yield self.processors.work(self.plan.machine, self.clock.scattered(seconds, self.scatter))
         if self.is_lost:

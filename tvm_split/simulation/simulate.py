@@ -55,9 +55,9 @@ class MachineUse:
     """
 
     machine: str
-    computing: float
-    waits_for_inputs: float
-    waits_for_room: float
+    compute_share: float
+    wait_share: float
+    block_share: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +72,7 @@ class Simulation(Shown):
         wanted: number of requested results.
         submitted, results: numbers of micro-batches; a submitted one without a result is in flight or lost.
         turns: micro-batches after which all round-robin schedules repeat.
-        under_way: the most micro-batches in flight that the runtime, or ``in_flight``, allows.
+        in_flight: the most micro-batches in flight that the runtime, or the caller, allows.
         first_seconds: from the beginning to the first result; None if none came.
         seconds: from the beginning to the last result.
         trace: the first micro-batches of the stream.
@@ -82,7 +82,7 @@ class Simulation(Shown):
     submitted: int
     results: int
     turns: int
-    under_way: int
+    in_flight: int
     first_seconds: float | None
     seconds: float
     period_seconds: float | None
@@ -92,7 +92,7 @@ class Simulation(Shown):
     trace: Trace = field(default_factory=lambda: Trace("", {}))
 
     @property
-    def samples_per_second(self) -> float | None:
+    def micro_batches_per_second(self) -> float | None:
         """Micro-batches per second; None if the period is unknown or 0."""
         return 1.0 / self.period_seconds if self.period_seconds else None
 
@@ -240,7 +240,7 @@ class _Run:
             submitted=len(self._client.submitted),
             results=len(done),
             turns=turns,
-            under_way=self._limit,
+            in_flight=self._limit,
             first_seconds=done[0] if done else None,
             seconds=done[-1] if done else 0.0,
             period_seconds=(done[-1] - done[first]) / whole if whole > 0 else None,

@@ -229,7 +229,7 @@ def test_a_misspelt_machine_gets_a_suggestion(invoke, onnx_path, options, error)
 
 def test_sentences_are_whole_where_there_is_no_terminal(invoke, onnx_path):
     lines = invoke("plan", onnx_path, "--workers", "2", "--estimate").stdout.splitlines()
-    assert any(line.startswith("Predicted: ") and line.endswith(" for one alone") for line in lines)
+    assert any(line.startswith("Limited by ") and line.endswith("; estimated") for line in lines)
 
 
 def test_the_usual_options_come_first_and_no_word_is_broken(invoke):

@@ -74,7 +74,7 @@ def test_sizes_of_micro_batches(invoke, invoke_json, open_batch):
     rates = [size["samples_per_second"] for size in content["sizes"]]
     assert rates == sorted(rates, reverse=True)
     assert content["inputs"][0]["shape"][0] == content["sizes"][0]["size"]
-    assert "samples a second" in invoke("plan", open_batch, "--estimate", "--batches", "1,4").stdout
+    assert "samples/s" in invoke("plan", open_batch, "--estimate", "--batches", "1,4").stdout
 
 
 def test_replanning(invoke, invoke_json, onnx_path, tmp_path):

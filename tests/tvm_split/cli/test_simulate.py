@@ -33,8 +33,9 @@ def solved(tmp_path, invoke, problem_path):
 
 def test_a_plan_is_told_beside_its_prediction(invoke, plan_path):
     text = invoke("simulate", plan_path, "--timeline").stdout
-    for words in ("net, simulated: 300 results", A, "50 micro-batches a second (predicted: 50)", "Alone: 3", "compute"):
+    for words in ("net, simulated: 300 results", A, "Latency alone: 3", "compute"):
         assert words in text, text
+    assert "micro-batches/s 50 50 1.00" in " ".join(text.split())
     # No row continues on another line.
     assert all("compute" in line for line in text.splitlines() if "··" in line), text
 
@@ -42,7 +43,7 @@ def test_a_plan_is_told_beside_its_prediction(invoke, plan_path):
 def test_as_json(invoke, plan_path):
     simulated = json.loads(invoke("simulate", plan_path, "--json", "--micro-batches", "50", "--scatter", "0.2").stdout)
     assert simulated["results"] == 50
-    assert simulated["samples_per_second"] == pytest.approx(1 / simulated["period_seconds"])
+    assert simulated["micro_batches_per_second"] == pytest.approx(1 / simulated["period_seconds"])
     assert simulated["predicted"]["period_seconds"] == pytest.approx(0.02, rel=0.01)
     assert {machine["machine"] for machine in simulated["machines"]} == {A, B}
     assert simulated["single"]["percentiles_seconds"]["90"] > simulated["single"]["percentiles_seconds"]["50"]
@@ -92,7 +93,7 @@ def test_too_few_results_of_replicas_are_no_rate(invoke, tmp_path):
         raise AssertionError(constant)
 
     simulated = json.loads(invoke(*arguments, "--json").stdout, parse_constant=refused)
-    assert (simulated["results"], simulated["period_seconds"], simulated["samples_per_second"]) == (2, None, None)
+    assert (simulated["results"], simulated["period_seconds"], simulated["micro_batches_per_second"]) == (2, None, None)
     assert "replicas repeats after 2 results: a throughput needs --micro-batches 4" in " ".join(
         invoke(*arguments).stdout.split()
     )
@@ -131,11 +132,11 @@ def test_files_that_are_no_plan_and_no_answer(invoke, plan_path, solved):
 
 
 def test_a_problem_as_a_table(invoke, problem_path):
-    text = invoke("solve", problem_path).stdout
+    text = " ".join(invoke("solve", problem_path).stdout.split())
     for expected in (
         "machine-0",
-        "period 15 ms",
-        "compute of machine-1",
+        "period, ms 15 latency",
+        "Limited by compute of machine-1",
         "no plan has a period below 15 ms",
         "instead",
     ):

@@ -73,7 +73,7 @@ def test_without_a_prediction_the_stages_are_shown():
 
 def test_as_json():
     content = json.loads(json.dumps(prediction_as_json(plan())))
-    assert content["samples_per_second"] == pytest.approx(1 / 0.012)
+    assert content["micro_batches_per_second"] == pytest.approx(1 / 0.012)
     assert [row["memory_bytes"] for row in content["machines"]] == [6e6, 6e6]
     assert [row["ratio"] for row in content["baselines"]] == [pytest.approx(0.5), pytest.approx(1 / 1.5)]
     assert content["alternatives"][0]["why"] == "sends more"

@@ -42,7 +42,7 @@ def test_layers_machines_bytes_and_predictions(planned, tmp_path):
     shown = texts(tmp_path / "plan.svg")
     assert set(model.layer_names) <= set(shown)
     assert "machine-b: 3 layers; compute 5 ms, receive 1 ms, send 2 ms" in shown
-    assert any("predicted: 100 micro-batches a second" in text for text in shown)
+    assert any("predicted: 100 micro-batches/s" in text for text in shown)
     assert shown.count("2.3 kB") == 1  # what goes from A to B: 2 x 8 x 6 x 6 floats
     content = (tmp_path / "plan.svg").read_text()
     assert set(COLOURS[:2]) <= set(re.findall("#[0-9A-F]{6}", content))

@@ -77,7 +77,9 @@ def test_one_exchange_in_a_stream() -> None:
     assert begins(simulation, "a1")[:3] == pytest.approx([4.0, 7.0, 10.0])
     assert begins(simulation, "b0")[:4] == pytest.approx([0.0, 3.0, 6.0, 9.0])
     assert simulation.period_seconds == pytest.approx(3.0)
-    assert {machine.machine: machine.computing for machine in simulation.machines} == pytest.approx({A: 1.0, B: 1.0})
+    assert {machine.machine: machine.compute_share for machine in simulation.machines} == pytest.approx(
+        {A: 1.0, B: 1.0}
+    )
 
 
 @settings(max_examples=60)

@@ -142,9 +142,9 @@ def test_a_machine_that_slows_down_holds_the_others_up() -> None:
     assert whole.single is not None
     assert whole.single.mean_seconds == pytest.approx(0.01 + 0.03 + 0.003)
     uses = {machine.machine: machine for machine in whole.machines}
-    assert uses["m1a"].computing == pytest.approx(1.0)
-    assert uses["m0a"].computing == pytest.approx(1 / 3, rel=0.02)
-    assert uses["m0a"].waits_for_room > 0.6
+    assert uses["m1a"].compute_share == pytest.approx(1.0)
+    assert uses["m0a"].compute_share == pytest.approx(1 / 3, rel=0.02)
+    assert uses["m0a"].block_share > 0.6
     later = simulate(scenario, WhatIf((Slowdown("m1a", 3.0, since_seconds=1e6),)))
     assert later == simulate(scenario)
 
@@ -155,8 +155,8 @@ def test_a_lost_machine_has_computed_until_then(more: tuple[Loss, ...]) -> None:
     simulation = simulate(chain([1.0, 10.0], [0.0] * 3), WhatIf(losses=(Loss("m0a", 3.5), *more)))
     assert (simulation.results, simulation.seconds) == (3, pytest.approx(31.0))
     uses = {use.machine: use for use in simulation.machines}
-    assert uses["m0a"].computing == pytest.approx(3.5 / 31)
-    assert uses["m1a"].computing == pytest.approx(30 / 31)
+    assert uses["m0a"].compute_share == pytest.approx(3.5 / 31)
+    assert uses["m1a"].compute_share == pytest.approx(30 / 31)
 
 
 def test_without_a_machine_nothing_comes_any_more() -> None:
@@ -204,13 +204,13 @@ def test_as_many_results_as_were_asked_for_and_no_rate_of_too_few(micro_batches:
     simulation = simulate(replicas(0.01, 0.59), micro_batches=micro_batches)
     assert (simulation.wanted, simulation.results, simulation.turns) == (micro_batches, micro_batches, 60)
     assert simulation.period_seconds is None
-    assert simulation.samples_per_second is None
+    assert simulation.micro_batches_per_second is None
 
 
 @pytest.mark.parametrize("micro_batches", [None, 120, 500])
 def test_after_all_turns_the_rate_is_that_of_the_replicas(micro_batches: int | None) -> None:
     simulation = simulate(replicas(0.01, 0.59), micro_batches=micro_batches)
-    assert simulation.results == (micro_batches or 2 * simulation.under_way)
+    assert simulation.results == (micro_batches or 2 * simulation.in_flight)
     assert simulation.period_seconds == pytest.approx(0.59 / 60, rel=1e-6)
 
 
