@@ -50,7 +50,7 @@ def _machines(trace: Trace, summary: TraceSummary) -> Table:
     wall = max((machine.wall_seconds for machine in summary.machines), default=0.0)
     title = f"{trace.model}: {count_text(len(trace), 'event')}, {seconds_text(wall)} from first to last computing"
     caption = "bubble: share of the time without computing; overlap: share of transfers hidden by it"
-    numbers = ("batches", "compute", "wait", "blocked", "transfer", "bubble", "overlap")
+    numbers = ("batches", "compute", "wait", "block", "transfer", "bubble", "overlap")
     return Table(title, ("machine",), numbers, rows, caption)
 
 
