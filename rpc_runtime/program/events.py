@@ -141,7 +141,7 @@ class Recorder:
         self._counting = threading.Lock()
         self._counted = 0
         self._totals = np.zeros((3, 0), np.int64)
-        self._tracks: dict[tuple[str, ...], int] = {}
+        self._tracks: dict[tuple[str, str, str, str, str], int] = {}
         """By kind, stage, peer, tensor and detail: looking up a `Track` takes ten times as long."""
         self._values: list[int] = []
         self.activity = 0
@@ -190,10 +190,11 @@ class Recorder:
         newest = self._newest
         kept = self._rows(newest - RING_ROWS, newest)
         medians = dict(_medians(kept, self._of_kind(COMPUTE)))
-        tracks = [
-            Track(*names, *totals[:, number].tolist(), medians.get(number, 0.0), self._values[number])
-            for names, number in tuple(self._tracks.items())[: totals.shape[1]]
-        ]
+        tracks = []
+        for names, number in tuple(self._tracks.items())[: totals.shape[1]]:
+            events, nanoseconds, size_bytes = totals[:, number].tolist()
+            more = medians.get(number, 0.0), self._values[number]
+            tracks.append(Track(*names, events, nanoseconds, size_bytes, *more))
         read = min(newest if since is None else since, newest)
         rows = kept[int(np.count_nonzero(kept["number"] <= read)) :]
         lost = newest - read - len(rows)

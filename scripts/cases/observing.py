@@ -133,7 +133,7 @@ def costs() -> Iterator[Prepared]:
             recorder.record(track, sequence, 0, 1)
 
     with deployed(SMALL) as (deployment, cluster, _):
-        endpoints = {machine.name: machine.endpoint for machine in cluster.machines}
+        endpoints = {one.name: one.endpoint for one in cluster.machines if one.endpoint is not None}
         (running,) = running_on(describe_all(endpoints))
         with Bystander(endpoints, running) as bystander:
 
