@@ -190,11 +190,11 @@ class Recorder:
         newest = self._newest
         kept = self._rows(newest - RING_ROWS, newest)
         medians = dict(_medians(kept, self._of_kind(COMPUTE)))
-        tracks = [
-            Track(*names, events, nanoseconds, size_bytes, medians.get(number, 0.0), self._values[number])
-            for names, number in tuple(self._tracks.items())[: totals.shape[1]]
-            for events, nanoseconds, size_bytes in (totals[:, number].tolist(),)
-        ]
+        tracks = []
+        for names, number in tuple(self._tracks.items())[: totals.shape[1]]:
+            events, nanoseconds, size_bytes = totals[:, number].tolist()
+            more = medians.get(number, 0.0), self._values[number]
+            tracks.append(Track(*names, events, nanoseconds, size_bytes, *more))
         read = min(newest if since is None else since, newest)
         rows = kept[int(np.count_nonzero(kept["number"] <= read)) :]
         lost = newest - read - len(rows)

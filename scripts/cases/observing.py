@@ -37,7 +37,7 @@ CAN_OBSERVE = hasattr(tvm_split.Deployment, "dashboard")
 def model_of(name: str) -> tuple[tvm_split.Model, Sequence[torch.Tensor]]:
     if name == SMALL:
         layers = [layer for _ in range(10) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())]
-        module, inputs = nn.Sequential(*layers).eval(), (torch.ones(1, 16, 28, 28),)
+        module, inputs = nn.Sequential(*layers).eval(), (torch.ones(1, 16, 44, 44),)
     else:
         module, inputs = network(name)
     return tvm_split.load_model(module, inputs, name=name), inputs
@@ -139,7 +139,7 @@ def costs() -> Iterator[Prepared]:
             recorder.record(track, sequence, 0, 1)
 
     with deployed(SMALL) as (deployment, cluster, _):
-        endpoints = {machine.name: machine.endpoint for machine in cluster.machines if machine.endpoint is not None}
+        endpoints = {one.name: one.endpoint for one in cluster.machines if one.endpoint is not None}
         (running,) = running_on(describe_all(endpoints))
         with Bystander(endpoints, running) as bystander:
 

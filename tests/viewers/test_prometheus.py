@@ -8,6 +8,10 @@ from tests.helpers.waiting import eventually
 from tests.viewers.lab import Lab, answers
 
 
+def kinds(address: str) -> set[str]:
+    return {answer["metric"]["kind"] for answer in answers(address, "tvm_split_period_seconds")}
+
+
 def test_sums_are_the_statistics(lab: Lab, bundle: tvm_split.Bundle) -> None:
     x = np.zeros((1, 3, 224, 224), np.float32)
     with tvm_split.deploy(bundle, tvm_split.Cluster.from_yaml(lab.cluster)) as deployment:
@@ -24,7 +28,6 @@ def test_sums_are_the_statistics(lab: Lab, bundle: tvm_split.Bundle) -> None:
                 return max((float(answer["value"][1]) for answer in answers(address, query)), default=0.0)
 
             eventually(lambda: value() == pytest.approx(stage.compute_seconds), f"the seconds of {stage.name}")  # noqa: B023
-        kinds = {answer["metric"]["kind"] for answer in answers(address, "tvm_split_period_seconds")}
-        assert kinds == {"predicted", "measured"}
-        both = answers(address, 'tvm_split_stage_micro_batches_total{machine="machine-a"}')
-        assert len(both) == 2, "from the worker and from the client"
+        eventually(lambda: kinds(address) == {"predicted", "measured"}, "both periods")
+        of_one = 'tvm_split_stage_micro_batches_total{machine="machine-a"}'
+        eventually(lambda: len(answers(address, of_one)) == 2, "answers from the worker and from the client")
