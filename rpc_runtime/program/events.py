@@ -186,9 +186,9 @@ class Recorder:
 
     def observe(self, since: int | None = None) -> Observation:
         """Return the rows after number ``since`` that are still kept, none without it, and the totals of all rows."""
-        totals = self._count()
         newest = self._newest
         kept = self._rows(newest - RING_ROWS, newest)
+        totals = self._count()  # after the rows, so that it has the tracks of all of them
         medians = dict(_medians(kept, self._of_kind(COMPUTE)))
         tracks = []
         for names, number in tuple(self._tracks.items())[: totals.shape[1]]:

@@ -48,7 +48,7 @@ def test_public_objects_are_short_in_a_console_and_tables_elsewhere() -> None:
         (cluster.start(), B),
         *((staged, "stage_1") for staged in (plan, bundle, deployment, statistics)),
         (report, "predicted"),
-        (tvm_split.simulate(plan), "computes"),
+        (tvm_split.simulate(plan), "compute"),
         (cluster.machines[0], A),
         (tvm_split.Link(A, B, 1e6, 0.1), "1000000"),
         (SharedCores((A, B), 2), B),

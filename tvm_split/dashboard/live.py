@@ -81,7 +81,7 @@ class LivePage:
         trace = trace_of(self._model, self._seen, self._observed.clocks(), self._about)
         self._add_results(trace)
         if state == RUNNING and self._is_idle():
-            state = IDLE
+            state, reason = IDLE, "Nothing is streamed now." + " This is what was last." * bool(len(self._results))
         live = Live(state, reason, self._gone, self._workers, self._processor)
         return page_of(trace, live, self._results, self._noted, REFRESH_SECONDS)
 

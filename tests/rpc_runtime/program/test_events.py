@@ -184,3 +184,25 @@ def test_what_a_recorder_may_return_is_accepted():
 def test_nonsense_is_refused(seen):
     with pytest.raises(ProtocolError):
         checked(seen, 3)
+
+
+def test_rows_have_tracks_while_new_ones_are_recorded():
+    """A reader never gets a row without its track, whenever the track was made."""
+    recorder, switching = Recorder(), sys.getswitchinterval()
+    ended = threading.Event()
+
+    def record() -> None:
+        for number in range(3000):
+            recorder.record(recorder.track(COMPUTE, f"stage_{number}"), number, 0, 0)
+        ended.set()
+
+    sys.setswitchinterval(1e-5)
+    try:
+        thread = threading.Thread(target=record)
+        thread.start()
+        while not ended.is_set():
+            checked(recorder.observe(since=0), 0)
+        thread.join()
+    finally:
+        sys.setswitchinterval(switching)
+    assert len(recorder.observe(since=0).tracks) == 3000
