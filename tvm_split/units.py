@@ -91,7 +91,7 @@ def meant_name(name: object, known: Sequence[str]) -> str:
 def known_names(known: Sequence[str], name: str) -> str:
     """Return the end of an error message on an unknown name: the known ones, and which of them is meant."""
     meant = meant_name(name, known)
-    return short_list(known) + (f"; did you mean {meant!r}?" if meant else "")
+    return short_list(known) + (f" (did you mean {meant!r}?)" if meant else "")
 
 
 def names_of(names: Sequence[str]) -> str:

@@ -48,6 +48,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
         (errno.EROFS, "name another folder with --cache"),
         (errno.EACCES, "name another folder with --cache"),
         (errno.ENOSPC, "make room there"),
+        (errno.EMFILE, "allow more open files (ulimit -n 1024)"),
         (errno.EPERM, "repair owner and mode (chown, chmod go-w)"),
         (errno.ETIMEDOUT, "find that process with fuser and end it"),
     ],

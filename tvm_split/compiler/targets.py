@@ -162,12 +162,13 @@ def tvm_target(target: Mapping[str, Any]) -> tvm.target.Target:
     """Return TVM's target.
 
     Raises:
-        PlanError: TVM does not accept it, LLVM does not know its CPU or features or cannot compile for them, its number
-            of cores is impossible, or a GPU has no architecture.
+        PlanError: TVM does not accept it, it is not for Linux, LLVM does not know its CPU or features or cannot compile
+            for them, its number of cores is impossible, or a GPU has no architecture.
     """
     if target.get("kind") == "cuda" and "arch" not in target:
         raise PlanError(f"the target {dict(target)} names no architecture; add one, such as 'arch': 'sm_90'")
     cpu = cpu_part(target)
+    _require_linux(cpu)
     _require_known_cpu(cpu)
     _require_known_features(cpu)  # checked first: TVM would let LLVM print warnings about them
     try:
@@ -184,6 +185,13 @@ def tvm_target(target: Mapping[str, Any]) -> tvm.target.Target:
             "of its mattr, or give another mcpu"
         )
     return created
+
+
+def _require_linux(cpu: Mapping[str, Any]) -> None:
+    """Raise a `PlanError` for a triple of another system, for which LLVM compiles and nothing here links."""
+    _, *system = _triple(cpu).split("-")
+    if system and not any(part.startswith("linux") for part in system):
+        raise PlanError(f"the target {dict(cpu)} is of another system; workers run on Linux alone")
 
 
 def _require_known_cpu(cpu: Mapping[str, Any]) -> None:

@@ -217,8 +217,8 @@ def test_a_wrong_value_of_an_option_is_one_line_in_plain_words(invoke, arguments
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (["--pin", "conv_1=machin-a"], "the cluster has machine-a, machine-b; did you mean 'machine-a'?"),
-        (["--split", "machineb=conv_1"], "the cluster has machine-a, machine-b; did you mean 'machine-b'?"),
+        (["--pin", "conv_1=machin-a"], "the cluster has machine-a, machine-b (did you mean 'machine-a'?)"),
+        (["--split", "machineb=conv_1"], "the cluster has machine-a, machine-b (did you mean 'machine-b'?)"),
         (["--split", "machine-c=conv_1"], "the cluster has machine-a, machine-b\n"),  # both are as near
     ],
 )

@@ -134,6 +134,8 @@ def test_cpus_and_features_that_llvm_does_not_know(
         ({**X86, "mcpu": "i686"}, "has no 64bit"),
         ({**ARM, "mattr": ["-fp-armv8"]}, "has no fp-armv8, no neon"),
         ({"kind": "cuda", "arch": "sm_90", "host": {**X86, "mattr": ["-sse2"]}}, "has no sse2"),
+        ({"kind": "llvm", "mtriple": "x86_64-pc-windows-msvc"}, "is of another system"),
+        ({"kind": "llvm", "mtriple": "aarch64-apple-darwin"}, "is of another system"),
         ({**X86, "num-cores": 0}, "has 0 num-cores; give a number from 1 to "),
         ({**X86, "num-cores": 10**12}, "has 1000000000000 num-cores; give a number from 1 to "),
     ],
