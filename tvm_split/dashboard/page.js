@@ -243,7 +243,7 @@
     let wait = 1;
     if (!paused && !document.hidden) {
       try {
-        const reply = await fetch("page.json", { cache: "no-store", signal: AbortSignal.timeout(10000) });
+        const reply = await fetch("page.json", { cache: "no-store", signal: AbortSignal.timeout(30000) });
         if (!reply.ok) throw new Error(`status ${reply.status}`);
         const page = await reply.json();
         if (!paused) draw(page);
@@ -254,6 +254,5 @@
     }
     setTimeout(follow, 1000 * wait);
   }
-  document.addEventListener("visibilitychange", () => {});
   follow();
 })();

@@ -177,7 +177,7 @@ def _limit(machines: Iterable[MachineSummary], links: Iterable[LinkSummary]) -> 
         return f"Limited by {name}: it {does} {share:.0%} of the time.", names
     return (
         f"Nothing is busy all the time: {name} is most, it {does} {share:.0%} of it. The client feeds too few "
-        "micro-batches at once, or processes share cores."
+        "micro-batches at once, processes share cores, or stages are so short that the runtime's own work counts."
     ), ()
 
 
