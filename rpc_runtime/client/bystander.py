@@ -1,7 +1,8 @@
 """Observe a running deployment that belongs to somebody else; it needs the workers' token, and changes nothing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rpc_runtime.client.worker_client import (
     ANSWER_SECONDS,
@@ -84,13 +85,13 @@ class Bystander(Closing):
         def ask(machine: str) -> Answer | TvmSplitError:
             try:
                 return question(self._clients[machine])
-            except (WorkerError, WorkerUnavailableError, DeadlineError) as error:
+            except TvmSplitError as error:
                 return error
 
         answers = on_every_machine(self._clients, ask)
         seen = {machine: answer for machine, answer in answers.items() if not isinstance(answer, TvmSplitError)}
         if not seen:
-            raise WorkerError(f"the deployment has ended: {next(iter(answers.values()))}")
+            raise _nobody(list(answers.values()))
         return seen
 
     def about(self) -> dict[str, bytes]:
@@ -107,3 +108,12 @@ class Bystander(Closing):
     def close(self) -> None:
         for client in self._clients.values():
             client.close()
+
+
+def _nobody(answers: Sequence[Any]) -> TvmSplitError:
+    """Return the error of a deployment that no machine tells about: it has ended, or none answers."""
+    unreachable = [one for one in answers if isinstance(one, WorkerUnavailableError | DeadlineError)]
+    if len(unreachable) == len(answers):
+        return WorkerUnavailableError(f"no machine of the deployment answers: {answers[0]}")
+    ended = next(one for one in answers if one not in unreachable)
+    return WorkerError(f"the deployment has ended: {ended}") if isinstance(ended, WorkerError) else ended

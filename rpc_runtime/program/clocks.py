@@ -37,16 +37,14 @@ class ClockSample:
 
 @dataclass
 class MachineClock:
-    """A machine's clock; without samples it is the reader's own, exactly.
-
-    ``correction_nanoseconds`` is added to every offset, and to every error, if transfers prove the samples wrong.
-    """
+    """A machine's clock; without samples it is the reader's own, exactly."""
 
     samples: list[ClockSample] = field(default_factory=list)
-    correction_nanoseconds: int = 0
 
     def add(self, sample: ClockSample) -> None:
         """Keep a sample, in the order of time, if it is the best one of its bucket."""
+        if self.samples and sample.machine_nanoseconds < self.samples[-1].machine_nanoseconds:
+            return  # answers that overtook each other
         bucket = sample.machine_nanoseconds // BUCKET_NANOSECONDS
         if not self.samples or self.samples[-1].machine_nanoseconds // BUCKET_NANOSECONDS != bucket:
             self.samples.append(sample)
@@ -62,7 +60,7 @@ class MachineClock:
         moments, offsets, _ = self._columns()
         # Relative to the first sample, since nanoseconds since a host's start may have more digits than a float64.
         estimated = np.interp((times - moments[0]).astype(float), moments - moments[0], offsets - offsets[0])
-        aligned: Nanoseconds = times - (offsets[0] + np.rint(estimated).astype(np.int64) + self.correction_nanoseconds)
+        aligned: Nanoseconds = times - (offsets[0] + np.rint(estimated).astype(np.int64))
         return aligned
 
     def errors(self, times: Nanoseconds) -> Nanoseconds:
@@ -74,7 +72,7 @@ class MachineClock:
         before, after = np.clip([following - 1, following], 0, len(moments) - 1)
         distances = np.minimum(np.abs(times - moments[before]), np.abs(times - moments[after]))
         drifted = np.ceil(DRIFT * distances).astype(np.int64)
-        bound: Nanoseconds = np.maximum(errors[before], errors[after]) + drifted + abs(self.correction_nanoseconds)
+        bound: Nanoseconds = np.maximum(errors[before], errors[after]) + drifted
         return bound
 
     def _columns(self) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
@@ -87,8 +85,8 @@ def shifts(waits: Iterable[tuple[str, str, int]], fixed: Iterable[str]) -> dict[
     """Return how much later each machine's events were, in nanoseconds, if no tensor arrives before it is sent.
 
     ``waits`` are (source, destination, least time from the begin of a send to the end of its receive); one below 0 is
-    impossible. ``fixed`` machines keep their clock. The shifts are the smallest by the method of Bellman and Ford, of
-    which a lying machine can only get as many rounds as there are links.
+    impossible. ``fixed`` machines keep their clock. The shifts are the smallest by the method of Bellman and Ford; the
+    number of its rounds is bounded, so that wrong times of a machine cannot make it run forever.
     """
     listed, kept = [*waits], frozenset(fixed)
     later: dict[str, int] = {}

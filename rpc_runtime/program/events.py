@@ -5,6 +5,7 @@ fixed-size row of numbers, and the number of its track says the rest. Statistics
 computed from rows, and from the totals of tracks, which are sums over rows.
 """
 
+import math
 import struct
 import threading
 import time
@@ -204,9 +205,9 @@ class Recorder:
         """Return the rate of the busiest stage since the oldest event that ended in the last `RATE_SECONDS`."""
         end, newest = now(), self._newest
         rows = self._rows(newest - RING_ROWS, newest)
+        rows = rows[np.isin(rows["track"], self._of_kind(COMPUTE))]
         recent = rows[end - rows["start"] - rows["duration"] < RATE_SECONDS * 1e9]
-        counts = (int(np.count_nonzero(recent["track"] == number)) for number in self._of_kind(COMPUTE))
-        most = max(counts, default=0)
+        most = int(np.bincount(recent["track"]).max(initial=0))
         return most * 1e9 / max(end - int(recent["start"].min()), 1) if most else 0.0
 
     def _of_kind(self, kind: str) -> list[int]:
@@ -283,6 +284,8 @@ def checked(seen: Observation, since: int | None) -> Observation:
         raise ProtocolError(f"events of the unknown kind {min(unknown)[:80]!r}: install the same version on both sides")
     if len(seen.rows) % ROWS.itemsize or len(seen.rows) > RING_ROWS * ROWS.itemsize:
         raise ProtocolError(f"{len(seen.rows)} bytes of events are not up to {RING_ROWS} rows of {ROWS.itemsize}")
+    if not 0 <= seen.processor_seconds < math.inf or seen.newest < (since or 0):
+        raise ProtocolError(f"{seen.processor_seconds} s of processor time, or {seen.newest} events, are impossible")
     rows = seen.table()
     numbers = rows["number"]
     is_ordered = bool((numbers[1:] > numbers[:-1]).all())

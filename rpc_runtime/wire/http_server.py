@@ -1,7 +1,8 @@
-"""A small HTTP server for few readers; a slow or silent caller gets a few seconds, and many get none."""
+"""A small HTTP server for few readers; a silent caller gets a few seconds, a slow one a minute, and many get none."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import ssl
@@ -22,8 +23,15 @@ logger = logging.getLogger(__name__)
 CALLERS = 16
 CALL_SECONDS = 5.0
 """Timeout of each read and write of a caller."""
+DEADLINE_SECONDS = 60.0
+"""A caller's time in all: the page may have to wait for machines that hang."""
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 """The interface of PEP 3333."""
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(WSGIRequestHandler):
@@ -50,12 +58,20 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started
+            self._free.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        # The timeout of a read begins anew with each byte.
+        deadline = threading.Timer(DEADLINE_SECONDS, _shut, (request,))
+        deadline.daemon = True
+        deadline.start()
         try:
             if self._tls is not None:
                 request.settimeout(CALL_SECONDS)
@@ -65,6 +81,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             logger.debug("an HTTP caller has gone: %s", error)
             self.shutdown_request(request)
         finally:
+            deadline.cancel()
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -74,25 +75,22 @@ def observed(deployment: tvm_split.Deployment, metrics: Sequence[str]) -> Iterat
     def read(urls: Sequence[str], seconds: float) -> None:
         while True:
             for url in urls:
-                with urllib.request.urlopen(url) as reply:
+                with urllib.request.urlopen(url, timeout=30) as reply:
                     reply.read()
             if ended.wait(seconds):
                 return
 
     with deployment.serve_metrics() as server, deployment.dashboard() as page, deployment.tracing():
         urls = [*(f"http://{address}/metrics" for address in metrics), server.url]
-        threads = [
-            threading.Thread(target=read, args=(urls, SCRAPE_SECONDS)),
-            threading.Thread(target=read, args=([f"{page.url}page.json"], REFRESH_SECONDS)),
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            for thread in threads:
-                thread.join()
+        readers = [(urls, SCRAPE_SECONDS), ([f"{page.url}page.json"], REFRESH_SECONDS)]
+        with ThreadPoolExecutor() as threads:
+            reading = [threads.submit(read, *reader) for reader in readers]
+            try:
+                yield
+            finally:
+                ended.set()
+        for one in reading:
+            one.result()  # raises what a reader has raised
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ def dashboard(
     listen: str = option(
         "127.0.0.1:8080", "Where the page is (port 0: any free port).", metavar="HOST:PORT", flag="--listen"
     ),
-    insecure: bool = option(False, "Let other machines open the page, which asks nobody who he is."),
+    insecure: bool = option(False, "Let other machines open the page, which needs no token."),
     timeout: float = option(5.0, "The longest wait for a worker.", metavar="SECONDS", minimum=0.1),
 ) -> None:
     """Serve a page that shows what runs on these workers, until Ctrl-C: machines, links, rates, and what limits.
@@ -32,7 +32,7 @@ def dashboard(
     """
     if not machines.is_elsewhere:
         raise WrongUseError("name the workers to ask", "--cluster, --tracker, --kubernetes")
-    from tvm_split.dashboard.lab import LabPage  # imported here, since they load the page's files
+    from tvm_split.dashboard.lab import LabPage  # imported here, since they need plotly
     from tvm_split.dashboard.server import page_server
 
     asked(machines, timeout)  # so that a wrong location is told at once

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rpc_runtime.client.bystander import Bystander, chosen, running_on
+from rpc_runtime.client.bystander import Bystander, RunningDeployment, chosen, running_on
 from rpc_runtime.errors import TvmSplitError
 from tvm_split.cluster.launcher import AskedMachine
 from tvm_split.dashboard.live import REFRESH_SECONDS, LivePage
@@ -47,16 +47,18 @@ class LabPage:
 
     def _find(self) -> None:
         answers: Sequence[AskedMachine] = ()
+        running: list[RunningDeployment] = []
         try:
             answers = self._ask()
-            workers = {answer.name: answer.worker for answer in answers if answer.worker is not None}
-            found = chosen(running_on(workers), self._deployment)
+            running = running_on({answer.name: answer.worker for answer in answers if answer.worker is not None})
+            found = chosen(running, self._deployment)
             endpoints = {answer.name: answer.endpoint for answer in answers if answer.name in found.machines}
             self._bystander = Bystander(endpoints, found)
             about = about_in(self._bystander.about().values())
         except TvmSplitError as error:
             self._leave()
-            if self._last.state != ENDED:  # what ended stays to be seen until the next one runs
+            # What ended stays to be seen until the next one runs.
+            if self._last.state != ENDED or running:
                 self._last = _waiting(answers, str(error))
             return
         self._live = LivePage(found.model, self._bystander, about, found.machines, endpoints)

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from rpc_runtime.client.worker_client import WorkerDescription, answering
-from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.program.events import DEPLOYMENT, Observation, now
+from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.program.events import DEPLOYMENT, Observation, Track, now
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.dashboard.state import ENDED, FAILED, IDLE, RUNNING, Live, Page, page_of
+from tvm_split.dashboard.state import ENDED, FAILED, IDLE, LOST, RUNNING, Live, Page, page_of
 from tvm_split.observing.about import About
 from tvm_split.observing.recording import Observed
-from tvm_split.observing.summary import Spans, results_of
-from tvm_split.observing.trace import Trace, joined, trace_of
+from tvm_split.observing.summary import Results, results_of
+from tvm_split.observing.trace import MachineTrace, Trace, joined, trace_of
 
 REFRESH_SECONDS = 1.0
 WINDOW_SECONDS = 10.0
-"""Shares, limits and the timeline are those of the latest events of so long a time."""
+"""Shares, limits and the timeline are those of the latest events of so long a time, or of fewer seconds that have
+`WINDOW_ROWS` of a machine: ten seconds of 1,800 micro-batches a second took a third of a core."""
+WINDOW_ROWS = 8192
+NOTED = 100
+"""The latest events of the page's own that are kept."""
 HISTORY_SECONDS = 600.0
 """The chart of results reaches back so far."""
 IDLE_SECONDS = 3.0
@@ -51,8 +56,9 @@ class LivePage:
         self._machines, self._endpoints, self._failure = machines, endpoints, failure
         self._lock = threading.Lock()
         self._seen: dict[str, Observation] = {}
-        self._results: Spans = np.zeros((0, 2), np.int64)
-        self._noted: list[tuple[int, str]] = []
+        self._results = Results(np.zeros(0, np.int64), np.zeros((0, 2), np.int64))
+        self._begin: int | None = None
+        self._noted: deque[tuple[int, str]] = deque(maxlen=NOTED)
         self._gone: set[str] = set()
         self._workers: Mapping[str, WorkerDescription] = {}
         self._processor: dict[str, float] = {}
@@ -74,16 +80,24 @@ class LivePage:
             if time.monotonic() - self._described_at > DESCRIBE_SECONDS:
                 self._workers = answering(self._endpoints)
                 self._described_at = time.monotonic()
+        except (WorkerUnavailableError, DeadlineError) as error:  # they may answer again
+            state, reason = LOST, str(error)
+            self._take({})
         except TvmSplitError as error:
             state, reason = ENDED, str(error)
         if failure := self._failure():
             state, reason = FAILED, failure
         trace = trace_of(self._model, self._seen, self._observed.clocks(), self._about)
-        self._add_results(trace)
+        if len(trace) and self._begin is None:
+            self._begin = trace.begin
+        self._add_results(results_of(trace))
         if state == RUNNING and self._is_idle():
-            state, reason = IDLE, "Nothing is streamed now." + " This is what was last." * bool(len(self._results))
+            state, reason = (
+                IDLE,
+                "Nothing is streamed now." + " This is what was last." * bool(len(self._results.spans)),
+            )
         live = Live(state, reason, self._gone, self._workers, self._processor)
-        return page_of(trace, live, self._results, self._noted, REFRESH_SECONDS)
+        return page_of(_latest(trace), live, self._results.spans, self._noted, self._begin, REFRESH_SECONDS)
 
     def _take(self, news: Mapping[str, Observation]) -> None:
         for machine in self._machines:
@@ -96,29 +110,47 @@ class LivePage:
         for machine, new in news.items():
             before = self._seen.get(machine)
             if before is not None:
-                passed = new.clock_nanoseconds - before.clock_nanoseconds
+                passed = max(new.clock_nanoseconds - before.clock_nanoseconds, 1)
                 self._processor[machine] = (new.processor_seconds - before.processor_seconds) / (passed * 1e-9)
                 new = joined([before, new])
-            self._seen[machine] = _latest(new)
+            self._seen[machine] = _shortened(new)
 
-    def _add_results(self, trace: Trace) -> None:
-        found = results_of(trace)
-        known = self._results[-1, 1] if len(self._results) else -1
-        results = np.concatenate([self._results, found[found[:, 1] > known]])
-        self._results = results[results[:, 1] > results[-1:, 1] - HISTORY_SECONDS * 1e9]
+    def _add_results(self, found: Results) -> None:
+        is_new = np.isin(found.sequences, self._results.sequences, invert=True)
+        sequences = np.concatenate([self._results.sequences, found.sequences[is_new]])
+        spans = np.concatenate([self._results.spans, found.spans[is_new]])
+        order = np.argsort(spans[:, 1], kind="stable")
+        kept = order[spans[order, 1] > spans[:, 1].max(initial=0) - HISTORY_SECONDS * 1e9]
+        self._results = Results(sequences[kept], spans[kept])
 
     def _is_idle(self) -> bool:
-        latest = self._results[-10:]
+        latest = self._results.spans[-10:]
         if not len(latest):
             return True
         usual = float((latest[:, 1] - latest[:, 0]).max()) * 1e-9
         return (now() - int(latest[-1, 1])) * 1e-9 > max(IDLE_SECONDS, 2 * usual)
 
 
-def _latest(seen: Observation) -> Observation:
-    """Return the rows of the last `WINDOW_SECONDS` before the newest one, and what happened to the deployment."""
+def _shortened(seen: Observation) -> Observation:
+    """Return the latest rows of a machine, and what happened to the deployment."""
     rows = seen.table()
-    ends = rows["start"] + rows["duration"]
-    always = [number for number, track in enumerate(seen.tracks) if track.kind == DEPLOYMENT]
-    kept = rows[(ends > ends.max(initial=0) - int(WINDOW_SECONDS * 1e9)) | np.isin(rows["track"], always)]
-    return replace(seen, rows=kept.tobytes())
+    always = np.flatnonzero(np.isin(rows["track"], _of_deployment(seen.tracks)))
+    latest = np.arange(max(len(rows) - WINDOW_ROWS, 0), len(rows))
+    return replace(seen, rows=rows[np.union1d(always, latest)].tobytes())
+
+
+def _latest(trace: Trace) -> Trace:
+    """Return the time of a trace that is shown, the same for all machines, and what happened to the deployment."""
+    machines = [machine for machine in trace.machines.values() if len(machine.rows)]
+    begin = max((int(machine.ends.max()) for machine in machines), default=0) - int(WINDOW_SECONDS * 1e9)
+    begin = max([begin, *(int(one.ends[-WINDOW_ROWS]) for one in machines if len(one.rows) >= WINDOW_ROWS)])
+
+    def shown(machine: MachineTrace) -> MachineTrace:
+        always = np.isin(machine.rows["track"], _of_deployment(machine.tracks))
+        return replace(machine, rows=machine.rows[always | (machine.ends > begin)])
+
+    return replace(trace, machines={name: shown(machine) for name, machine in trace.machines.items()})
+
+
+def _of_deployment(tracks: Sequence[Track]) -> list[int]:
+    return [number for number, track in enumerate(tracks) if track.kind == DEPLOYMENT]

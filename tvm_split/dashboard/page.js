@@ -49,14 +49,14 @@
 
   function drawNumbers(page) {
     const { period_seconds: period, latency_seconds: latency } = page;
-    const ratio = period.predicted && period.measured ? `; ${digits(period.predicted / period.measured, 2)} times that` : "";
-    const alone = latency.predicted ? `; predicted alone ${seconds(latency.predicted)}` : "";
+    const ratio = period.predicted && period.measured ? `; measured is ${digits(period.predicted / period.measured, 2)} of it` : "";
+    const alone = latency.predicted ? `; predicted for one alone ${seconds(latency.predicted)}` : "";
     const under = latency.p50 ? `90%: ${seconds(latency.p90)}, 99%: ${seconds(latency.p99)}${alone}` : "";
     element("numbers").replaceChildren(
       tile("Results per second", rate(period.measured), period.predicted ? `predicted ${rate(period.predicted)}${ratio}` : "no prediction"),
       tile("Time between results", seconds(period.measured), period.predicted ? `predicted ${seconds(period.predicted)}` : ""),
       tile("From input to result, median", seconds(latency.p50), under),
-      tile("Results recorded", page.results.toLocaleString("en"), page.rates.length ? `in ${seconds(page.rates[page.rates.length - 1][0] - page.rates[0][0])}` : ""),
+      tile(page.state === "recorded" ? "Results recorded" : "Results of the last ten minutes", page.results.toLocaleString("en"), page.rates.length ? `in ${seconds(page.rates[page.rates.length - 1][0] - page.rates[0][0])}` : ""),
     );
   }
 
@@ -122,8 +122,7 @@
     const rows = page.links.map((link) => {
       const row = node("tr");
       if (page.limiting.length === 2 && page.limiting[0] === link.source && page.limiting[1] === link.destination) row.className = "limits";
-      const busy = node("td", share(link.share));
-      row.append(node("td", `${link.source} → ${link.destination}`), busy, node("td", bytes(link.size_bytes)), node("td", seconds(link.measured_seconds)), node("td", seconds(link.predicted_seconds)));
+      row.append(node("td", `${link.source} → ${link.destination}`), node("td", share(link.share)), node("td", bytes(link.size_bytes)), node("td", seconds(link.measured_seconds)), node("td", seconds(link.predicted_seconds)));
       return row;
     });
     const top = node("thead");
@@ -173,7 +172,7 @@
       };
     });
     const [from, to] = page.limiting;
-    const limiting = to === undefined ? [`${from} compute`] : [`${from} send`, `${to} receive`];
+    const limiting = !from ? [] : to === undefined ? [`${from} compute`] : [`${from} send`, `${to} receive`];
     const yaxis = {
       type: "category", categoryorder: "array", categoryarray: page.lanes.map(plain).reverse(), tickmode: "array", tickvals: page.lanes.map(plain),
       ticktext: page.lanes.map((lane) => limiting.includes(lane) ? `<b>${plain(lane)}</b>` : plain(lane)),
@@ -213,7 +212,7 @@
     element("limit").textContent = headline(page);
     element("reason").textContent = page.reason;
     element("reason").hidden = !page.reason;
-    element("numbers-title").textContent = { running: "Now", recorded: "In the whole" }[page.state] || "Until then";
+    element("numbers-title").textContent = { running: "Now", recorded: "The whole run" }[page.state] || "Before that";
     drawNumbers(page);
     drawMachines(page);
     drawLinks(page);
@@ -236,7 +235,7 @@
   button.addEventListener("click", () => {
     paused = !paused;
     button.setAttribute("aria-pressed", String(paused));
-    button.textContent = paused ? "Go on" : "Pause";
+    button.textContent = paused ? "Resume" : "Pause";
     if (paused) setState("paused", "paused");
   });
   async function follow() {

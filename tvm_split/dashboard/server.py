@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.wire.addresses import Address
@@ -19,7 +20,7 @@ HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
 )
-LOCAL = ("localhost", "127.0.0.1", "[::1]")
+LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def page_server(listen: str, page: Callable[[], Page], *, insecure: bool = False) -> HttpServer:
@@ -35,13 +36,17 @@ def page_server(listen: str, page: Callable[[], Page], *, insecure: bool = False
     address = Address.parse(listen).numeric
     if not address.is_loopback and not insecure:
         raise InputError(
-            f"other machines can reach {listen}, and the page asks nobody who he is: listen on 127.0.0.1 and look "
+            f"other machines can reach {listen}, and the page needs no token: listen on 127.0.0.1 and look "
             "through ssh (ssh -L 8080:127.0.0.1:8080 HOST), or give --insecure on a network where you trust everyone"
         )
-    return HttpServer(address, _application(page, is_local=address.is_loopback), "the dashboard")
+    return HttpServer(
+        address, _application(page, (*LOCAL, address.host) if address.is_loopback else ()), "the dashboard"
+    )
 
 
-def _application(page: Callable[[], Page], *, is_local: bool) -> Callable[..., Iterable[bytes]]:
+def _application(page: Callable[[], Page], names: Sequence[str]) -> Callable[..., Iterable[bytes]]:
+    """Return the application of WSGI; ``names`` are those by which it may be called, any name if there is none."""
+
     def values() -> bytes:
         return json.dumps(page().as_values(), allow_nan=False).encode()
 
@@ -54,9 +59,8 @@ def _application(page: Callable[[], Page], *, is_local: bool) -> Callable[..., I
 
     def application(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         # A page of somebody else whose name leads to this host must not read this one.
-        host = request.get("HTTP_HOST", "").rpartition(":")[0]
-        if is_local and host not in LOCAL:
-            return _refused(start, "403 Forbidden", f"call it {' or '.join(LOCAL)}")
+        if names and urlsplit(f"//{request.get('HTTP_HOST', '')}").hostname not in names:
+            return _refused(start, "403 Forbidden", f"open it by the name {' or '.join(names)}")
         if request["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return _refused(start, "405 Method Not Allowed", "GET")
         if request["PATH_INFO"] not in contents:

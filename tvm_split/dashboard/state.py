@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,8 @@ from tvm_split.observing.summary import (
     LinkSummary,
     Spans,
     TraceSummary,
-    length,
     numbered,
     results_of,
-    spans_of,
     summary_of,
 )
 from tvm_split.observing.trace import MachineTrace, Trace, machine_order
@@ -34,9 +32,10 @@ LEAST_RESULTS = 16
 """Results in the part of the time that a point of the chart of rates stands for, on average."""
 LANES = {RECEIVE: "receive", COMPUTE: "compute", WAIT: "compute", BLOCK: "compute", SEND: "send"}
 """The lane of each kind of event in the timeline."""
-NO_ROWS = np.zeros(0, ROWS)
-RECORDED, RUNNING, IDLE, WAITING, FAILED, ENDED = "recorded", "running", "idle", "waiting", "failed", "ended"
-"""States of a page: of a saved trace; of a deployment with and without micro-batches; before there is one; after it."""
+RECORDED, WAITING, RUNNING, IDLE = "recorded", "waiting", "running", "idle"
+LOST, FAILED, ENDED = "lost", "failed", "ended"
+"""States of a page: of a saved trace; before there is a deployment; with and without micro-batches; while no machine
+answers; after a deployment has failed, or ended."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,8 @@ def page_of(
     trace: Trace,
     live: Live,
     history: Spans | None = None,
-    noted: Sequence[tuple[int, str]] = (),
+    noted: Collection[tuple[int, str]] = (),
+    begin: int | None = None,
     refresh_seconds: float = 0.0,
 ) -> Page:
     """Return the page of a trace.
@@ -136,15 +136,12 @@ def page_of(
     Args:
         history: times of results, if more are known than the trace has.
         noted: events that no machine recorded: nanoseconds in the trace's clock, and what happened.
+        begin: the moment from which times are counted, in nanoseconds of the trace's clock; the first event's if None.
     """
     summary, about = summary_of(trace), trace.about
-    results = results_of(trace)
+    results = results_of(trace).spans
     history = results if history is None else history
-    begin = min([trace.begin, *history[:1, 0].tolist()]) if len(trace) else 0
-    happened = [
-        (event.start_nanoseconds, f"{event.machine}: {first_sentence(event.detail)}")
-        for event in trace.of_kind(DEPLOYMENT)
-    ]
+    begin = trace.begin if begin is None else begin
     names = dict.fromkeys([*(part.machine for part in summary.machines), *sorted(live.gone)])
     lanes, bars = _timeline(trace, begin)
     return Page(
@@ -156,32 +153,35 @@ def page_of(
         results=len(history),
         period_seconds={"predicted": about.period_seconds, "measured": _period(results)},
         latency_seconds={"predicted": about.latency_seconds, **_percentiles(results)},
-        machines=tuple(_machine(name, trace, summary, about, live) for name in names),
+        machines=tuple(_machine(name, trace, summary, live) for name in names),
         links=tuple(_link(link, about) for link in summary.links),
         rates=_rates(history, begin),
         lanes=lanes,
         bars=bars,
-        events=tuple(((at - begin) * 1e-9, text) for at, text in sorted([*happened, *noted])),
+        events=tuple(((at - begin) * 1e-9, text) for at, text in sorted([*_happened(trace), *noted])),
         refresh_seconds=refresh_seconds,
     )
 
 
-def _machine(name: str, trace: Trace, summary: TraceSummary, about: About, live: Live) -> ShownMachine:
-    stages = tuple((stage.name, stage.layers) for stage in about.stages if stage.machine == name)
-    recorded, worker = trace.machines.get(name, MachineTrace((), NO_ROWS)), live.workers.get(name)
-    wall = max((part.wall_seconds for part in summary.machines), default=0.0)
-    seconds = {kind: length(spans_of(recorded.of_kind(kind))) for kind in LANES}
-    computed = numbered(recorded.of_kind(COMPUTE))
+def _happened(trace: Trace) -> Iterator[tuple[int, str]]:
+    for event in trace.of_kind(DEPLOYMENT):
+        yield event.start_nanoseconds, f"{event.machine}: {first_sentence(event.detail)}"
+
+
+def _machine(name: str, trace: Trace, summary: TraceSummary, live: Live) -> ShownMachine:
+    about, machine = trace.about, trace.machines.get(name, MachineTrace((), np.zeros(0, ROWS)))
+    part = next((part for part in summary.machines if part.machine == name), None)
+    computed = numbered(machine.of_kind(COMPUTE))
     return ShownMachine(
         name,
-        stages,
+        tuple((stage.name, stage.layers) for stage in about.stages if stage.machine == name),
         name not in live.gone,
-        {kind: min(value / wall, 1.0) if wall else 0.0 for kind, value in seconds.items()},
+        {kind: getattr(part, f"{kind}_seconds") / (part.wall_seconds or 1.0) for kind in LANES} if part else {},
         about.compute_seconds.get(name),
-        seconds[COMPUTE] / computed if computed else None,
-        recorded.clock_error_nanoseconds * 1e-9,
+        part.compute_seconds / computed if part and computed else None,
+        machine.clock_error_nanoseconds * 1e-9,
         live.processor_cores.get(name),
-        **reported(worker),
+        **reported(live.workers.get(name)),
     )
 
 
@@ -199,7 +199,7 @@ def _link(link: LinkSummary, about: About) -> ShownLink:
     ends = (link.source, link.destination)
     predicted = next((own.seconds for own in about.links if (own.source, own.destination) == ends), None)
     size_bytes, seconds = link.size_bytes / link.micro_batches, link.seconds / link.micro_batches
-    return ShownLink(link.source, link.destination, min(link.share, 1.0), size_bytes, seconds, predicted)
+    return ShownLink(link.source, link.destination, link.share, size_bytes, seconds, predicted)
 
 
 def _period(results: Spans) -> float | None:
@@ -235,8 +235,10 @@ def _timeline(trace: Trace, begin: int) -> tuple[tuple[str, ...], tuple[tuple[An
         rows = machine.of_kind(*LANES)
         sequences = rows["sequence"].astype(np.int64)
         shown = rows[(sequences > last - SHOWN_MICRO_BATCHES) & (sequences <= last)][-MOST_BARS:]
-        for lane in dict.fromkeys(LANES.values()):
-            own = [row for row in shown.tolist() if LANES[machine.tracks[row[5]].kind] == lane]
+        of_lane: dict[str, list[Sequence[int]]] = {lane: [] for lane in LANES.values()}
+        for row in shown.tolist():
+            of_lane[LANES[machine.tracks[row[5]].kind]].append(row)
+        for lane, own in of_lane.items():
             if own:
                 number = lanes.setdefault(f"{name} {lane}", len(lanes))
                 bars += [_bar(number, row, machine, begin) for row in own]

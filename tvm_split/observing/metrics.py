@@ -34,10 +34,12 @@ def deployment_metrics(
     for kind, seconds in periods().items():
         if seconds is not None:
             period.add_metric([model, name, kind], seconds)
-    clock = GaugeMetricFamily(CLOCK_ERROR_SECONDS, "Largest error of a machine's clock.", labels=[*labels, "machine"])
+    clock = GaugeMetricFamily(
+        CLOCK_ERROR_SECONDS, "Error of the latest measurement of a machine's clock.", labels=[*labels, "machine"]
+    )
     for machine, own in observed.clocks().items():
-        least = min((sample.error_nanoseconds for sample in own.samples), default=0)
-        clock.add_metric([model, name, machine], least * 1e-9)
+        error = own.samples[-1].error_nanoseconds if own.samples else 0
+        clock.add_metric([model, name, machine], error * 1e-9)
     alive = GaugeMetricFamily(UP, "1 if the machine answers, else 0.", labels=[*labels, "machine"])
     for machine in machines:
         alive.add_metric([model, name, machine], float(machine in seen))

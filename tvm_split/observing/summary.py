@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class MachineSummary:
-    """Seconds of a machine between the first and the last computing of all machines, which are ``wall_seconds`` apart.
+    """Seconds of a machine from the first to the last computing of all machines, which are ``wall_seconds`` apart.
 
     ``transfer_seconds`` is the time in which a tensor was received or sent, ``overlap_seconds`` that of it in which the
     machine computed too.
@@ -35,6 +35,8 @@ class MachineSummary:
     compute_seconds: float
     wait_seconds: float
     block_seconds: float
+    receive_seconds: float
+    send_seconds: float
     transfer_seconds: float
     overlap_seconds: float
 
@@ -92,39 +94,44 @@ def summary_of(trace: Trace) -> TraceSummary:
     computing = {name: spans_of(machine.of_kind(COMPUTE)) for name, machine in trace.machines.items()}
     first = min((int(spans[0, 0]) for spans in computing.values() if len(spans)), default=0)
     last = max((int(spans[-1, 1]) for spans in computing.values() if len(spans)), default=0)
-    wall = (last - first) * 1e-9
+    whole: Spans = np.array([[first, last]], np.int64)
     machines = tuple(
-        _machine(name, machine, computing[name], wall) for name, machine in trace.machines.items() if name != CLIENT
+        _machine(name, machine, computing[name], whole) for name, machine in trace.machines.items() if name != CLIENT
     )
-    links = tuple(_links(trace.machines, wall))
+    links = tuple(_links(trace.machines, whole))
     return TraceSummary(machines, links, *_limit(machines, links))
 
 
-def _machine(name: str, machine: MachineTrace, computing: Spans, wall: float) -> MachineSummary:
-    moving = spans_of(machine.of_kind(RECEIVE, SEND))
+def _machine(name: str, machine: MachineTrace, computing: Spans, whole: Spans) -> MachineSummary:
+    def spans(*kinds: str) -> Spans:
+        return common(spans_of(machine.of_kind(*kinds)), whole)
+
+    moving = spans(RECEIVE, SEND)
     numbers = [number for number, track in enumerate(machine.tracks) if track.kind == COMPUTE]
     counts = [int(np.count_nonzero(machine.rows["track"] == number)) for number in numbers]
     return MachineSummary(
         name,
         max(counts, default=0),
-        wall,
+        length(whole),
         length(computing),
-        length(spans_of(machine.of_kind(WAIT))),
-        length(spans_of(machine.of_kind(BLOCK))),
+        length(spans(WAIT)),
+        length(spans(BLOCK)),
+        length(spans(RECEIVE)),
+        length(spans(SEND)),
         length(moving),
         length(common(moving, computing)),
     )
 
 
-def _links(machines: Mapping[str, MachineTrace], wall: float) -> Iterable[LinkSummary]:
+def _links(machines: Mapping[str, MachineTrace], whole: Spans) -> Iterable[LinkSummary]:
     ends: dict[tuple[str, str], list[tuple[Rows, Rows]]] = {}
     for moved in transfers(machines):
         ends.setdefault((moved.source, moved.destination), []).append((moved.sent, moved.received))
     for (source, destination), pairs in ends.items():
         sent, received = (np.concatenate(rows) for rows in zip(*pairs, strict=True))
-        seconds = max(length(spans_of(sent)), length(spans_of(received)))
+        seconds = max(length(common(spans_of(rows), whole)) for rows in (sent, received))
         size_bytes = int(sent["size_bytes"].sum())
-        yield LinkSummary(source, destination, numbered(sent), len(sent), size_bytes, seconds, wall)
+        yield LinkSummary(source, destination, numbered(sent), len(sent), size_bytes, seconds, length(whole))
 
 
 def numbered(rows: Rows) -> int:
@@ -132,8 +139,15 @@ def numbered(rows: Rows) -> int:
     return int(rows["sequence"].max() - rows["sequence"].min()) + 1 if len(rows) else 0
 
 
-def results_of(trace: Trace) -> Spans:
-    """Return the times of the micro-batches that have results, by their end.
+class Results(NamedTuple):
+    """Micro-batches that have results, by the end: their numbers, [results], and times, [results, 2] in nanoseconds."""
+
+    sequences: np.ndarray[Any, np.dtype[np.int64]]
+    spans: Spans
+
+
+def results_of(trace: Trace) -> Results:
+    """Return the micro-batches that have results.
 
     They last from input to result. If the client was not observed, they last from the first event on a machine to the
     last one.
@@ -141,24 +155,25 @@ def results_of(trace: Trace) -> Spans:
     client = trace.machines.get(CLIENT)
     flights = client.of_kind(FLIGHT) if client is not None else np.zeros(0, ROWS)
     if len(flights):
+        sequences = flights["sequence"].astype(np.int64)
         spans = np.stack([flights["start"], flights["start"] + flights["duration"]], axis=1)
     else:
-        spans = _seen_of_machines([machine for name, machine in trace.machines.items() if name != CLIENT])
-    ordered: Spans = spans[np.argsort(spans[:, 1], kind="stable")]
-    return ordered
+        sequences, spans = _of_machines([machine for name, machine in trace.machines.items() if name != CLIENT])
+    order = np.argsort(spans[:, 1], kind="stable")
+    return Results(sequences[order], spans[order])
 
 
-def _seen_of_machines(machines: Sequence[MachineTrace]) -> Spans:
+def _of_machines(machines: Sequence[MachineTrace]) -> Results:
     rows = np.concatenate([np.zeros(0, ROWS), *(machine.of_kind(RECEIVE, COMPUTE, SEND) for machine in machines)])
-    sequences, places = np.unique(rows["sequence"], return_inverse=True)
+    sequences, places = np.unique(rows["sequence"].astype(np.int64), return_inverse=True)
     spans = np.stack([np.full(len(sequences), NEVER), np.zeros(len(sequences), np.int64)], axis=1)
     np.minimum.at(spans[:, 0], places, rows["start"])
     np.maximum.at(spans[:, 1], places, rows["start"] + rows["duration"])
-    sent = [machine.rows["sequence"][np.isin(machine.rows["track"], _to_client(machine))] for machine in machines]
-    ended = np.concatenate([np.zeros(0, np.uint64), *sent])
-    # Without a link to the client, all is computed in one process.
-    kept: Spans = spans[np.isin(sequences, ended)] if any(map(_to_client, machines)) else spans
-    return kept
+    if any(map(_to_client, machines)):  # without a link to the client, all is computed in one process
+        sent = [machine.rows["sequence"][np.isin(machine.rows["track"], _to_client(machine))] for machine in machines]
+        has_ended = np.isin(sequences, np.concatenate(sent).astype(np.int64))
+        sequences, spans = sequences[has_ended], spans[has_ended]
+    return Results(sequences, spans)
 
 
 def _to_client(machine: MachineTrace) -> list[int]:
@@ -193,15 +208,13 @@ def spans_of(rows: Rows) -> Spans:
 
 
 def common(left: Spans, right: Spans) -> Spans:
-    """Return the times in both."""
-    spans, places = [], [0, 0]
-    while places[0] < len(left) and places[1] < len(right):
-        one, other = left[places[0]], right[places[1]]
-        begin, end = max(one[0], other[0]), min(one[1], other[1])
-        if begin < end:
-            spans.append((begin, end))
-        places[int(other[1] < one[1])] += 1
-    return np.array(spans, np.int64).reshape(-1, 2)
+    """Return the times in both; the spans of each are in order and do not overlap."""
+    first = np.searchsorted(right[:, 1], left[:, 0], "right")
+    counts = np.maximum(np.searchsorted(right[:, 0], left[:, 1], "left") - first, 0)
+    one = np.repeat(np.arange(len(left)), counts)
+    other = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
+    both = np.maximum(left[one, 0], right[other, 0]), np.minimum(left[one, 1], right[other, 1])
+    return np.stack(both, axis=1)
 
 
 def length(spans: Spans) -> float:

@@ -35,6 +35,8 @@ from tvm_split.units import Shown, known_names
 VERSION = 1
 """The version of the JSON form."""
 NOTHING_ABOUT = About()
+LATEST = 1 << 62
+"""The latest moment, in nanoseconds: differences of two of them still fit 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +64,8 @@ class MachineTrace:
 
     def of_kind(self, *kinds: str) -> Rows:
         """Return the rows of tracks of these kinds."""
-        numbers = [number for number, track in enumerate(self.tracks) if track.kind in kinds]
-        rows: Rows = self.rows[np.isin(self.rows["track"], numbers)]
+        is_wanted = np.array([track.kind in kinds for track in self.tracks], bool)
+        rows: Rows = self.rows[is_wanted[self.rows["track"]]] if len(self.rows) else self.rows
         return rows
 
     @property
@@ -240,6 +242,8 @@ class _SavedMachine:
             raise TraceError(f"{path}: a number of {self.machine!r} in column {name!r} is out of range") from error
         if int(rows["track"].max(initial=0)) >= max(len(self.tracks), 1) or (len(rows) and not self.tracks):
             raise TraceError(f"{path}: an event of {self.machine!r} belongs to none of its {len(self.tracks)} tracks")
+        if (rows["duration"] < 0).any() or (np.abs(rows["start"]) > LATEST - rows["duration"]).any():
+            raise TraceError(f"{path}: an event of {self.machine!r} has an impossible time")
         if unknown := {track.kind for track in self.tracks}.difference(KINDS):
             raise TraceError(f"{path}: {min(unknown)!r} is no kind of event; {known_names(KINDS, min(unknown))}")
         return MachineTrace(self.tracks, rows, self.clock_error_nanoseconds, self.lost)

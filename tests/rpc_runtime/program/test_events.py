@@ -175,10 +175,13 @@ def test_what_a_recorder_may_return_is_accepted():
         told([], rows=b"x" * (ROWS.itemsize + 1)),
         told([], rows=b"\0" * ROWS.itemsize * (RING_ROWS + 1)),
         told([], tracks=(Track("dance", "one"),)),
+        told([], processor_seconds=float("nan")),
+        told([], newest=2),
     ],
     ids=[
         "read before", "twice", "backwards", "beyond the newest", "no such track", "ends before it starts",
         "before the clock", "far in the future", "later than its clock", "half a row", "more than the ring", "a kind",
+        "no number", "fewer than before",
     ],
 )  # fmt: skip
 def test_nonsense_is_refused(seen):
@@ -206,3 +209,18 @@ def test_rows_have_tracks_while_new_ones_are_recorded():
     finally:
         sys.setswitchinterval(switching)
     assert len(recorder.observe(since=0).tracks) == 3000
+
+
+def test_a_long_wait_does_not_count_in_the_rate():
+    recorder, end = Recorder(), now()
+    recorder.record(recorder.track(WAIT, "stage"), 0, end - 3600 * 10**9, end)
+    for number in range(100):
+        recorder.record(recorder.track(COMPUTE, "stage"), number, end - 10**9 + number * 10**7, end)
+    assert recorder.micro_batches_per_second() > 50
+
+
+def test_an_answer_that_was_overtaken_changes_no_clock():
+    clock = MachineClock()
+    clock.add(ClockSample(10 * 10**9, 5, 1))
+    clock.add(ClockSample(2 * 10**9, 900, 1))
+    assert clock.of_reader(np.array([3 * 10**9, 11 * 10**9])).tolist() == [3 * 10**9 - 5, 11 * 10**9 - 5]

@@ -12,7 +12,13 @@ from torch import nn
 
 import tvm_split
 from rpc_runtime.client.worker_client import describe
+from rpc_runtime.program.clocks import ClockSample, MachineClock
+from rpc_runtime.program.events import COMPUTE, SEND, Recorder, now
+from rpc_runtime.program.routes import CLIENT
 from tests.helpers.waiting import eventually
+from tvm_split.dashboard import live
+from tvm_split.dashboard.live import LivePage
+from tvm_split.observing.about import About
 
 X = np.ones((1, 4), np.float32)
 NAMES = ("machine-a", "machine-b")
@@ -61,3 +67,82 @@ def test_in_one_process(bundle):
         for _ in range(3):
             deployment.run(X)
         eventually(lambda: page_at(server.url)["results"] == 3, "all results are shown")
+
+
+class Recorded:
+    """Machines whose recorders are in this process, as a bystander sees them."""
+
+    def __init__(self, *names: str) -> None:
+        self.recorders = {name: Recorder() for name in names}
+        self.clock = MachineClock()
+        self.silent: set[str] = set()
+
+    def observe(self, since=None):
+        since = since or {}
+        return {
+            name: recorder.observe(since.get(name, 0))
+            for name, recorder in self.recorders.items()
+            if name not in self.silent
+        }
+
+    def clocks(self):
+        return dict.fromkeys(self.recorders, self.clock)
+
+    def compute(self, name: str, first: int, count: int, begin: int) -> None:
+        """Record micro-batches of 1 ms, from ``begin`` (nanoseconds) on, that are sent to the client."""
+        recorder = self.recorders[name]
+        computed, sent = recorder.track(COMPUTE, "stage"), recorder.track(SEND, "stage", CLIENT, "y")
+        for number in range(count):
+            at = begin + number * 10**6
+            recorder.record(computed, first + number, at, at + 10**6)
+            recorder.record(sent, first + number, at + 10**6, at + 10**6 + 1000, 4)
+
+
+@pytest.fixture
+def asked_anew(monkeypatch):
+    """Every look asks the machines."""
+    monkeypatch.setattr(live, "REFRESH_SECONDS", 0.0)
+
+
+def test_a_machine_that_is_gone_does_not_hide_what_the_others_do(asked_anew):
+    lab = Recorded("a", "b")
+    begin = now() - 100 * 10**9
+    page = LivePage("net", lab, About(), ("a", "b"), {})
+    lab.compute("a", 0, 50, begin)
+    lab.compute("b", 0, 50, begin)
+    page.page()
+    lab.silent.add("b")
+    lab.compute("a", 50, 500, begin + 60 * 10**9)
+    shown = {machine.machine: machine for machine in page.page().machines}
+    assert shown["a"].shares["compute"] == pytest.approx(1, abs=0.01)
+    assert (shown["a"].answers, shown["b"].answers) == (True, False)
+    assert max(bar[4] for bar in page.page().bars) == 549
+
+
+def test_a_result_counts_once_when_a_clock_is_known_better(asked_anew):
+    lab = Recorded("a")
+    begin = now() - 10**9
+    page = LivePage("net", lab, About(), ("a",), {})
+    lab.compute("a", 0, 10, begin)
+    assert page.page().results == 10
+    for offset in (100, -300):
+        lab.clock.add(ClockSample(now(), offset, 1000))
+        assert page.page().results == 10
+    lab.compute("a", 10, 5, begin + 10**8)
+    assert page.page().results == 15
+
+
+def test_times_count_from_the_first_look(asked_anew):
+    lab = Recorded("a")
+    begin = now() - 60 * 10**9
+    page = LivePage("net", lab, About(), ("a",), {})
+    lab.compute("a", 0, 10, begin)
+    page.page()
+    lab.silent.add("a")
+    page.page()
+    lab.silent.clear()
+    lab.compute("a", 10, 10, begin + 50 * 10**9)
+    shown = page.page()
+    assert [text for _, text in shown.events] == ["a: does not answer", "a: answers again"]
+    assert all(at > 0 for at, _ in shown.events)
+    assert min(bar[2] for bar in shown.bars) > 0

@@ -4,6 +4,8 @@ import http.client
 import json
 import re
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +71,10 @@ def test_what_is_served():
         ("GET", "/page.py", None, 404),
         ("POST", "/", None, 405),
         ("GET", "/page.json", "evil.example:8080", 403),
+        ("GET", "/page.json", "evil.example", 403),
+        ("GET", "/page.css", "LOCALHOST:8080", 200),
+        ("GET", "/page.css", "127.0.0.1", 200),
+        ("GET", "/page.css", "[::1]:8080", 200),
         ("HEAD", "/", None, 200),
     ],
 )
@@ -99,17 +105,14 @@ def test_it_is_for_this_host():
         page_server(str(server.address), lambda: Page("net"))
 
 
-def test_without_plotly(monkeypatch, tmp_path: Path):
+def test_without_plotly():
     """The package is missing before any work starts, and the message says what to install."""
-    import subprocess
-    import sys
-
     code = (
         "import sys; sys.modules['plotly'] = None\n"
         "from tvm_split.observing.trace import writer_for\n"
         "writer_for('run.html')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "pip install 'tvm-split[observe]'" in ended.stderr
 
 

@@ -47,8 +47,8 @@ def test_what_was_predicted_is_beside_what_was_measured():
 )
 def test_what_limits_is_named(computing, wire, limiting):
     shown = page(computing, wire)
-    assert shown.limiting[:1] == limiting[:1] or len(limiting) == 2
-    assert len(shown.limiting) == len(limiting)
+    # Of links that are equally busy, any one is named.
+    assert shown.limiting == limiting or len(limiting) == len(shown.limiting) == 2
 
 
 def test_all_that_is_shown_is_in_the_trace():

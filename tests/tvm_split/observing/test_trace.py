@@ -38,7 +38,8 @@ def test_the_shares_of_the_time():
     assert (second.block_seconds, second.wait_seconds) == (0, pytest.approx(COUNT * 0.001))
     assert first.bubble == pytest.approx(1 - COUNT * 0.006 / wall)
     # The machine receives before it computes and sends after it: nothing overlaps. The other sends while it receives.
-    assert (first.transfer_seconds, first.overlap) == (pytest.approx(COUNT * 0.002), 0)
+    # The first tensor is received before the time that counts.
+    assert (first.transfer_seconds, first.overlap) == (pytest.approx(COUNT * 0.002 - 0.001), 0)
     links = {(link.source, link.destination): link for link in summary.links}
     assert (links[A, B].transfers, links[A, B].size_bytes) == (COUNT, COUNT * 1000)
     assert links[A, B].share == pytest.approx(COUNT * 0.001 / wall)
@@ -56,6 +57,18 @@ def test_the_shares_of_the_time():
 def test_what_limits_is_said_first(computing, wire, limit):
     assert limit in summary_of(two_machines(computing, wire)).limit
     assert limit in str(two_machines(computing, wire))
+
+
+def test_no_share_is_above_the_whole():
+    """A transfer before the first computing, of a thousand times its time, is not counted."""
+    recorders = {name: Recorder() for name in (A, B)}
+    recorders[A].record(recorders[A].track(SEND, "first", B, "x"), 0, 0, 10**9, 100)
+    recorders[B].record(recorders[B].track(RECEIVE, "second", A, "x"), 0, 0, 10**9, 100)
+    recorders[B].record(recorders[B].track(COMPUTE, "second"), 0, 10**9, 10**9 + 10**6)
+    summary = summary_of(trace_of("net", {name: own.observe(since=0) for name, own in recorders.items()}, {}))
+    assert all(0 <= link.share <= 1 for link in summary.links)
+    assert all(0 <= machine.compute_share <= 1 for machine in summary.machines)
+    assert summary.limiting == (B,)
 
 
 def test_an_empty_trace():
@@ -121,6 +134,10 @@ def damaged(name: str, path: Path) -> None:
             machine["tracks"][0]["kind"] = "recieve"
         case "range":
             machine["columns"]["value"][0] = 1 << 70
+        case "duration":
+            machine["columns"]["duration"][0] = -1
+        case "time":
+            machine["columns"]["start"][0] = (1 << 63) - 1
         case "text":
             machine["columns"]["value"][0] = "many"
     path.write_text(json.dumps(content) if name != "cut" else json.dumps(content)[:200])
@@ -136,6 +153,8 @@ def damaged(name: str, path: Path) -> None:
         ("tracks", "belongs to none"),
         ("kind", "did you mean 'receive'"),
         ("range", "out of range"),
+        ("duration", "impossible time"),
+        ("time", "impossible time"),
         ("text", "must be a whole number"),
         ("cut", "run.json"),
     ],
