@@ -62,6 +62,21 @@ def reason_and_remedy(error: OSError, setting: str) -> str:
     return f"({reason_of(error)}): {remedies.get(error.errno or 0, f'name another folder with {setting}')}"
 
 
+def require_file(path: Path) -> None:
+    """Raise an OSError for a folder, and for a pipe, socket or device, of which reading may never end."""
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a pipe, socket or device, not a file", str(path))
+
+
+def file_bytes(path: Path) -> bytes:
+    """Return the content of a file; raises an OSError if it is no file or cannot be read."""
+    require_file(path)
+    return path.read_bytes()
+
+
 @contextlib.contextmanager
 def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
     """Write a new file with mode 0600, which replaces ``path`` if the body raises nothing.

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.files import file_bytes
 from tvm_split.outputs import write_text
 from tvm_split.units import few_lines, meant_name
 
@@ -120,7 +121,7 @@ class Document:
 def text_in(path: str | Path, error: type[TvmSplitError], what: str = "") -> str:
     """Return the text of a file; raises an ``error`` if it cannot be read or is binary."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return file_bytes(Path(path)).decode()
     except OSError as failure:
         raise error(f"cannot read {what}{path}: {failure.strerror or failure}") from failure
     except UnicodeDecodeError as failure:

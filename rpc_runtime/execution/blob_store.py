@@ -20,7 +20,7 @@ from typing import IO
 import numpy as np
 
 from rpc_runtime.errors import BlobError
-from rpc_runtime.files import is_kept, keep, locked, reason_and_remedy, replacing
+from rpc_runtime.files import is_kept, keep, locked, reason_and_remedy, replacing, require_file
 from rpc_runtime.private_folder import private_folder
 from rpc_runtime.program.program import BlobSpec
 from rpc_runtime.program.runner import Bytes
@@ -271,6 +271,7 @@ def read_blob(path: Path, blob: BlobSpec) -> Bytes:
         BlobError: the file is missing, or its content is not the blob's.
     """
     try:
+        require_file(path)
         content: Bytes = np.fromfile(path, np.uint8)
     except OSError as error:
         raise BlobError(f"blob {blob.sha256[:12]} cannot be read from {path}: {error.strerror}") from error

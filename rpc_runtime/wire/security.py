@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.files import WRITING, is_kept, keep, reason_of, replacing, state_folder
+from rpc_runtime.files import WRITING, file_bytes, is_kept, keep, reason_of, replacing, state_folder
 from rpc_runtime.private_folder import all_can_read, private_folder, require_private
 from rpc_runtime.wire.addresses import Address
 
@@ -99,7 +99,7 @@ def pem_content(path: Path | None, what: str = "certificate") -> bytes | None:
     if path is None:
         return None
     try:
-        content = path.read_bytes()
+        content = file_bytes(path)
         if what == PRIVATE_KEY:
             _require_secret(path, what)
     except OSError as error:
@@ -144,7 +144,7 @@ def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -
     """
     if file is not None:
         try:
-            text = file.read_text(encoding="utf-8").strip()
+            text = file_bytes(file).decode().strip()
             _require_secret(file, "token")
             return Token(text, file)
         except OSError as error:

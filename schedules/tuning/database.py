@@ -5,6 +5,7 @@ duel). A record has no code: its choices are scheduled again when they are used.
 slower, but not wrong.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -225,6 +226,8 @@ def _records(folder: Path) -> Iterator[Record]:
 
 def _content(path: Path) -> bytes:
     try:
+        if not (path.is_file() or path.is_dir()) and path.exists():
+            raise OSError(errno.EINVAL, "it is a pipe, socket or device, not a file")
         return path.read_bytes()
     except FileNotFoundError:
         return b""

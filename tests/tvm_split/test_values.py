@@ -1,5 +1,6 @@
 """Values in files: an error names the line, and default values are not written."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -71,6 +72,15 @@ def test_what_is_no_file_of_values_is_refused(tmp_path: Path, content: bytes) ->
     with pytest.raises(PlanError, match=r"file\.json") as refusal:
         read(Bicycle, path, PlanError)
     assert "codec" not in str(refusal.value)
+
+
+def test_nobody_waits_for_a_pipe_or_reads_a_device_to_its_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(PlanError, match=rf"cannot read {path}: it is a pipe, socket or device, not a file"):
+            read(Bicycle, path, PlanError)
+    with pytest.raises(PlanError, match=f"cannot read {tmp_path}: Is a directory"):
+        read(Bicycle, tmp_path, PlanError)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
 from rpc_runtime.errors import InputError
+from rpc_runtime.files import require_file
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.runner import Outputs
 from tvm_split.outputs import written
@@ -98,6 +99,7 @@ def _random(spec: TensorSpec, generator: np.random.Generator) -> np.ndarray:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
+        require_file(path)
         content = np.load(path, allow_pickle=False)
         if isinstance(content, np.ndarray):
             raise InputError(f"{path} is a single array; save it with numpy.savez")
@@ -107,7 +109,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         raise
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # numpy and zipfile raise errors of many classes for damaged files
         raise InputError(f"{path} is no .npz file of plain arrays: {error}") from error
 
 

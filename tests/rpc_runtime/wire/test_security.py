@@ -1,5 +1,6 @@
 """Tokens and TLS files from users: invalid ones are rejected with one line."""
 
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -85,6 +86,10 @@ def test_a_secret_on_a_read_only_mount(shared: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read the token file .*nowhere: No such file"):
         token_from(tmp_path / "nowhere", {})
+    os.mkfifo(tmp_path / "pipe")
+    for read in (token_from, pem_content):
+        with pytest.raises(InputError, match=r"cannot read the .* file .*pipe: it is a pipe, socket or device"):
+            read(tmp_path / "pipe")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match=r"the token file .*binary is no text"):
         token_from(tmp_path / "binary", {})

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import logging
+import os
 
 import pytest
 import tvm
@@ -139,6 +140,13 @@ def test_another_user_who_can_read_the_folder_keeps_no_writer_away(tmp_path):
 
 def test_a_folder_that_does_not_exist_is_empty(tmp_path):
     assert len(TuningDatabase(tmp_path / "none")) == 0
+
+
+@pytest.mark.parametrize("use", [TuningDatabase, DatabaseWriter])
+def test_nobody_waits_for_a_pipe(tmp_path, use):
+    os.mkfifo(tmp_path / RECORDS)
+    with pytest.raises(DatabaseError, match=rf"cannot read {tmp_path / RECORDS}: it is a pipe, socket or device"):
+        use(tmp_path)
 
 
 @pytest.mark.parametrize("use", [TuningDatabase, DatabaseWriter])

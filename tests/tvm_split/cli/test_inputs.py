@@ -1,3 +1,6 @@
+import contextlib
+import os
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -62,6 +65,27 @@ def test_something_else_than_an_npz_file(tmp_path, content):
     (tmp_path / "in.npz").write_bytes(content)
     with pytest.raises(InputError, match=r"in\.npz"):
         inputs_from_file(TWO, tmp_path / "in.npz")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_damaged_file_is_named(tmp_path, save):
+    """Each byte in turn is wrong, or is the last; numpy and zipfile then raise errors of ten classes."""
+    path = tmp_path / "in.npz"
+    save(path, ids=np.zeros(4, np.int64), mask=np.ones(4, np.float32))
+    content = path.read_bytes()
+    damaged = [content[:place] for place in range(1, len(content), 7)]
+    damaged += [content[:place] + b"\xff" + content[place + 1 :] for place in range(0, len(content), 3)]
+    for wrong in damaged:
+        path.write_bytes(wrong)
+        with contextlib.suppress(InputError):  # some bytes mean nothing, such as a date
+            inputs_from_file(TWO, path)
+
+
+def test_nobody_waits_for_a_pipe(tmp_path):
+    for name in ("in.npz", "in.npy"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(InputError, match=rf"cannot read .*{name}: it is a pipe, socket or device"):
+            inputs_from_file(TWO, tmp_path / name)
 
 
 def test_a_single_array_is_refused(tmp_path):
