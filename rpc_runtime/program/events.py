@@ -41,8 +41,9 @@ MOST_KERNEL_RUNS = 1000
 """The most micro-batches whose kernels are recorded at a time: each adds an event per kernel to the ring."""
 RATE_SECONDS = 10
 """Seconds that the current rate of micro-batches looks back."""
-MEDIAN_ROWS = 1001
-"""The most rows of a track in its median."""
+MEDIAN_ROWS, MEDIAN_WINDOW = 1001, 8192
+"""The most rows of a track in its median, and of how many latest rows of all tracks they are: those of the whole ring
+would take a millisecond of each reading."""
 
 _ROW = struct.Struct("<QqqQQHI")
 ROWS = np.dtype(
@@ -188,16 +189,15 @@ class Recorder:
     def observe(self, since: int | None = None) -> Observation:
         """Return the rows after number ``since`` that are still kept, none without it, and the totals of all rows."""
         newest = self._newest
-        kept = self._rows(newest - RING_ROWS, newest)
+        read = min(newest if since is None else since, newest)
+        rows = self._rows(max(read, newest - RING_ROWS), newest)
         totals = self._count()  # after the rows, so that it has the tracks of all of them
-        medians = dict(_medians(kept, self._of_kind(COMPUTE)))
+        medians = dict(_medians(self._rows(newest - MEDIAN_WINDOW, newest), self._of_kind(COMPUTE)))
         tracks = []
         for names, number in tuple(self._tracks.items())[: totals.shape[1]]:
             events, nanoseconds, size_bytes = totals[:, number].tolist()
             more = medians.get(number, 0.0), self._values[number]
             tracks.append(Track(*names, events, nanoseconds, size_bytes, *more))
-        read = min(newest if since is None else since, newest)
-        rows = kept[int(np.count_nonzero(kept["number"] <= read)) :]
         lost = newest - read - len(rows)
         return Observation(tuple(tracks), rows.tobytes(), newest, lost, now(), time.process_time())
 

@@ -29,7 +29,7 @@ from tests.helpers.rpc_lab import free_port
 OFF, ON = "nothing observed", "all observed"
 SMALL = "stages of 0.3 ms"
 NETWORKS = (SMALL, "mobilenet_v2", "resnet50")
-SCRAPE_SECONDS, REFRESH_SECONDS = 2.0, 1.0
+SCRAPE_SECONDS, REFRESH_SECONDS = 2.0, 2.0
 RECORDED, POLLS = 200_000, 200
 CAN_OBSERVE = hasattr(tvm_split.Deployment, "dashboard")
 """Whether this checkout has what is measured: another one may not."""

@@ -20,18 +20,18 @@ from tvm_split.observing.recording import Observed
 from tvm_split.observing.summary import Results, results_of
 from tvm_split.observing.trace import MachineTrace, Trace, joined, trace_of
 
-REFRESH_SECONDS = 1.0
+REFRESH_SECONDS = 2.0
 WINDOW_SECONDS = 10.0
 """Shares, limits and the timeline are those of the latest events of so long a time, or of fewer seconds that have
 `WINDOW_ROWS` of a machine: ten seconds of 1,800 micro-batches a second took a third of a core."""
-WINDOW_ROWS = 8192
+WINDOW_ROWS = 4096
 NOTED = 100
 """The latest events of the page's own that are kept."""
 HISTORY_SECONDS = 600.0
 """The chart of results reaches back so far."""
 IDLE_SECONDS = 3.0
 """After so long without a result, and longer than the latest ones took, nothing is streamed."""
-DESCRIBE_SECONDS = 3.0
+DESCRIBE_SECONDS = 10.0
 """Time between two questions for what changes slowly, such as free memory."""
 
 
