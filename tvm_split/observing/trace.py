@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from rpc_runtime.program.clocks import MachineClock, shifts
 from rpc_runtime.program.events import (
@@ -37,6 +38,9 @@ VERSION = 1
 NOTHING_ABOUT = About()
 LATEST = 1 << 62
 """The latest moment, in nanoseconds: differences of two of them still fit 64 bits."""
+LONGEST = 9 * 10**15
+"""The longest trace, in nanoseconds: TensorBoard's form has 64 bits of picoseconds."""
+Nanoseconds = Annotated[int, Field(ge=0, le=LATEST)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +133,8 @@ class Trace(Shown):
         if saved.version != VERSION:
             raise TraceError(f"{path} is a trace of version {saved.version}; this tvm-split reads version {VERSION}")
         machines = {machine.machine: machine.restored(path) for machine in saved.machines}
+        if len(machines) < len(saved.machines):
+            raise TraceError(f"{path} has two machines of one name")
         return cls(saved.model, machines, saved.about)
 
 
@@ -225,8 +231,8 @@ class _SavedMachine:
     machine: str
     tracks: tuple[Track, ...]
     columns: Mapping[str, tuple[int, ...]]
-    clock_error_nanoseconds: int = 0
-    lost: int = 0
+    clock_error_nanoseconds: Nanoseconds = 0
+    lost: Annotated[int, Field(ge=0, le=LATEST)] = 0
 
     def restored(self, path: str | Path) -> MachineTrace:
         """Return the machine's trace. Raises `TraceError` for columns that are no rows."""
@@ -242,8 +248,11 @@ class _SavedMachine:
             raise TraceError(f"{path}: a number of {self.machine!r} in column {name!r} is out of range") from error
         if int(rows["track"].max(initial=0)) >= max(len(self.tracks), 1) or (len(rows) and not self.tracks):
             raise TraceError(f"{path}: an event of {self.machine!r} belongs to none of its {len(self.tracks)} tracks")
-        if (rows["duration"] < 0).any() or (np.abs(rows["start"]) > LATEST - rows["duration"]).any():
+        starts, durations = rows["start"], rows["duration"]
+        if (durations < 0).any() or (starts < -LATEST).any() or (starts > LATEST - durations).any():
             raise TraceError(f"{path}: an event of {self.machine!r} has an impossible time")
+        if len(rows) and int((starts + durations).max()) - int(starts.min()) > LONGEST:
+            raise TraceError(f"{path}: the events of {self.machine!r} last longer than a hundred days")
         if unknown := {track.kind for track in self.tracks}.difference(KINDS):
             raise TraceError(f"{path}: {min(unknown)!r} is no kind of event; {known_names(KINDS, min(unknown))}")
         return MachineTrace(self.tracks, rows, self.clock_error_nanoseconds, self.lost)

@@ -138,6 +138,14 @@ def damaged(name: str, path: Path) -> None:
             machine["columns"]["duration"][0] = -1
         case "time":
             machine["columns"]["start"][0] = (1 << 63) - 1
+        case "early":
+            machine["columns"]["start"][0] = -(1 << 63)
+        case "long":
+            machine["columns"]["start"][0] = 10**16
+        case "error":
+            machine["clock_error_nanoseconds"] = 10**400
+        case "names":
+            content["machines"].append(machine)
         case "text":
             machine["columns"]["value"][0] = "many"
     path.write_text(json.dumps(content) if name != "cut" else json.dumps(content)[:200])
@@ -155,6 +163,10 @@ def damaged(name: str, path: Path) -> None:
         ("range", "out of range"),
         ("duration", "impossible time"),
         ("time", "impossible time"),
+        ("early", "impossible time"),
+        ("long", "a hundred days"),
+        ("error", "clock_error_nanoseconds"),
+        ("names", "two machines of one name"),
         ("text", "must be a whole number"),
         ("cut", "run.json"),
     ],
