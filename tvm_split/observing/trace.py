@@ -27,9 +27,10 @@ from rpc_runtime.program.events import (
     events_of,
 )
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.wire.framing import cleaned
 from tvm_split import values
 from tvm_split.errors import TraceError
-from tvm_split.observing.about import About
+from tvm_split.observing.about import About, Name
 from tvm_split.outputs import written
 from tvm_split.units import Shown, known_names
 
@@ -228,7 +229,7 @@ def _with_possible_times(machines: dict[str, MachineTrace], exact: Sequence[str]
 class _SavedMachine:
     """A machine in the JSON form; ``columns`` are those of `ROWS`."""
 
-    machine: str
+    machine: Name
     tracks: tuple[Track, ...]
     columns: Mapping[str, tuple[int, ...]]
     clock_error_nanoseconds: Nanoseconds = 0
@@ -255,7 +256,17 @@ class _SavedMachine:
             raise TraceError(f"{path}: the events of {self.machine!r} last longer than a hundred days")
         if unknown := {track.kind for track in self.tracks}.difference(KINDS):
             raise TraceError(f"{path}: {min(unknown)!r} is no kind of event; {known_names(KINDS, min(unknown))}")
-        return MachineTrace(self.tracks, rows, self.clock_error_nanoseconds, self.lost)
+        tracks = tuple(
+            replace(
+                track,
+                stage=cleaned(track.stage),
+                peer=cleaned(track.peer),
+                tensor=cleaned(track.tensor),
+                detail=cleaned(track.detail),
+            )
+            for track in self.tracks
+        )
+        return MachineTrace(tracks, rows, self.clock_error_nanoseconds, self.lost)
 
 
 @dataclass(frozen=True)
@@ -263,7 +274,7 @@ class _Saved:
     """The JSON form of a trace."""
 
     version: int
-    model: str
+    model: Name
     machines: tuple[_SavedMachine, ...]
     about: About = NOTHING_ABOUT
 

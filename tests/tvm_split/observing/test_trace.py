@@ -179,6 +179,15 @@ def test_damaged_files_are_refused(tmp_path: Path, name: str, message: str):
         Trace.load(path)
 
 
+def test_names_of_a_file_cannot_control_a_terminal(tmp_path: Path):
+    path = tmp_path / "run.json"
+    two_machines().save(path)
+    path.write_text(path.read_text().replace("machine-a", "box\\u001b[31m\\n").replace('"net"', '"net\\u001b]0;x"'))
+    text = str(Trace.load(path))
+    assert "box" in text
+    assert "\x1b" not in text
+
+
 def test_an_unknown_suffix_is_refused_before_anything_is_written(tmp_path: Path):
     with pytest.raises(TraceError, match=r"\.pftrace \(for ui\.perfetto\.dev\)"):
         two_machines().save(tmp_path / "run.txt")
