@@ -155,9 +155,10 @@ class Recorder:
         number = self._tracks.get(names)
         if number is None:
             with self._writing:
-                number = self._tracks.setdefault(names, len(self._tracks))
+                number = self._tracks.get(names, len(self._tracks))
                 if number == len(self._values):
-                    self._values.append(0)
+                    self._values.append(0)  # first, since readers take no lock
+                    self._tracks[names] = number
         return number
 
     def kernel_track(self, stage: str, function: str) -> int:
