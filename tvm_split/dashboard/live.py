@@ -85,9 +85,9 @@ class LivePage:
             self._take({})
         except TvmSplitError as error:
             state, reason = ENDED, str(error)
-        if failure := self._failure():
-            state, reason = FAILED, failure
         trace = trace_of(self._model, self._seen, self._observed.clocks(), self._about)
+        if failure := self._failure() or _failure_in(trace):
+            state, reason = FAILED, failure
         if len(trace) and self._begin is None:
             self._begin = trace.begin
         self._add_results(results_of(trace))
@@ -154,3 +154,8 @@ def _latest(trace: Trace) -> Trace:
 
 def _of_deployment(tracks: Sequence[Track]) -> list[int]:
     return [number for number, track in enumerate(tracks) if track.kind == DEPLOYMENT]
+
+
+def _failure_in(trace: Trace) -> str:
+    """Return why a machine says that the deployment has failed; empty if none does."""
+    return next((e.detail for e in trace.of_kind(DEPLOYMENT) if e.detail.startswith("failed")), "")

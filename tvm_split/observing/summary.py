@@ -16,6 +16,9 @@ BUSY_SHARE = 0.8
 """From that share of the time on, something that is busy is said to limit. Two equal stages are each busy for 0.85 to
 0.95 of a stream, the rest is the runtime's own work between two micro-batches."""
 
+STALLED_SHARE = 0.3
+"""From that share of the time on, a link stalls both of its ends. Two equal stages do so for up to 0.13."""
+
 Spans = np.ndarray[Any, np.dtype[np.int64]]
 """Begins and ends of times, [spans, 2], in nanoseconds; those of `spans_of` do not overlap, and are in order."""
 NEVER = np.iinfo(np.int64).max
@@ -59,7 +62,9 @@ class MachineSummary:
 class LinkSummary:
     """Transfers of one direction of a link; ``seconds`` is the time in which one was under way, at the slower end.
 
-    ``micro_batches`` are those of the stream meanwhile, also if only some of them use the link.
+    ``micro_batches`` are those of the stream meanwhile, also if only some of them use the link. ``stalled_seconds`` is
+    the time in which the destination waits for the source, or that in which the source is blocked by the destination,
+    whichever is less: of a slow wire both are long, also if its tensors wait in buffers that no end sees.
     """
 
     source: str
@@ -68,7 +73,12 @@ class LinkSummary:
     transfers: int
     size_bytes: int
     seconds: float
+    stalled_seconds: float
     wall_seconds: float
+
+    @property
+    def stalled_share(self) -> float:
+        return _share(self.stalled_seconds, self.wall_seconds)
 
     @property
     def share(self) -> float:
@@ -130,8 +140,18 @@ def _links(machines: Mapping[str, MachineTrace], whole: Spans) -> Iterable[LinkS
     for (source, destination), pairs in ends.items():
         sent, received = (np.concatenate(rows) for rows in zip(*pairs, strict=True))
         seconds = max(length(common(spans_of(rows), whole)) for rows in (sent, received))
-        size_bytes = int(sent["size_bytes"].sum())
-        yield LinkSummary(source, destination, numbered(sent), len(sent), size_bytes, seconds, length(whole))
+        stalled = min(
+            _idle_seconds(machines[destination], WAIT, source, whole),
+            _idle_seconds(machines[source], BLOCK, destination, whole),
+        )
+        count, size_bytes = numbered(sent), int(sent["size_bytes"].sum())
+        yield LinkSummary(source, destination, count, len(sent), size_bytes, seconds, stalled, length(whole))
+
+
+def _idle_seconds(machine: MachineTrace, kind: str, peer: str, whole: Spans) -> float:
+    """Return the seconds in which a machine is idle because of a peer."""
+    is_wanted = np.array([(track.kind, track.peer) == (kind, peer) for track in machine.tracks], bool)
+    return length(common(spans_of(machine.rows[is_wanted[machine.rows["track"]]]), whole))
 
 
 def numbered(rows: Rows) -> int:
@@ -186,14 +206,25 @@ def _limit(machines: Iterable[MachineSummary], links: Iterable[LinkSummary]) -> 
     ends = [(link, f"the link {link.source} → {link.destination}") for link in links]
     moving = [(link.share, name, "carries tensors", (link.source, link.destination)) for link, name in ends]
     share, name, does, names = max((*busy, *moving), default=(0.0, "", "", ()), key=lambda part: part[0])
+    stalled, slow = max(((link.stalled_share, link) for link in links), default=(0.0, None), key=lambda part: part[0])
     if not share:
         return "Nothing was computed.", ()
     if share >= BUSY_SHARE:
         return f"Limited by {name}: it {does} {share:.0%} of the time.", names
+    if slow is not None and stalled >= STALLED_SHARE:
+        why = f"{slow.destination} waits for it and {slow.source} is blocked {stalled:.0%} of the time"
+        names = (slow.source, slow.destination)
+        return f"Limited by the link {slow.source} → {slow.destination}: {why}.", names
+    feeds = "The client feeds too few micro-batches at once, p" if not _is_blocked(machines) else "P"
     return (
-        f"Nothing is busy all the time: {name} is most, it {does} {share:.0%} of it. The client feeds too few "
-        "micro-batches at once, processes share cores, or stages are so short that the runtime's own work counts."
+        f"Nothing is busy all the time: {name} is most, it {does} {share:.0%} of it. {feeds}rocesses share cores, or "
+        "stages are so short that the runtime's own work counts."
     ), ()
+
+
+def _is_blocked(machines: Iterable[MachineSummary]) -> bool:
+    """Whether a machine has more micro-batches than the next one takes, so that the client feeds enough of them."""
+    return any(_share(part.block_seconds, part.wall_seconds) >= STALLED_SHARE / 2 for part in machines)
 
 
 def spans_of(rows: Rows) -> Spans:

@@ -146,3 +146,13 @@ def test_times_count_from_the_first_look(asked_anew):
     assert [text for _, text in shown.events] == ["a: does not answer", "a: answers again"]
     assert all(at > 0 for at, _ in shown.events)
     assert min(bar[2] for bar in shown.bars) > 0
+
+
+def test_a_bystander_is_told_of_a_failure(asked_anew):
+    lab = Recorded("a")
+    page = LivePage("net", lab, About(), ("a",), {})
+    lab.compute("a", 0, 10, now() - 10**9)
+    assert page.page().state != "failed"
+    lab.recorders["a"].happened("failed: machine 'b' has gone")
+    shown = page.page()
+    assert (shown.state, "machine 'b' has gone" in shown.reason) == ("failed", True)

@@ -43,7 +43,7 @@ def test_what_was_predicted_is_beside_what_was_measured():
 
 
 @pytest.mark.parametrize(
-    ("computing", "wire", "limiting"), [((6, 9), 1, (B,)), ((9, 6), 1, (A,)), ((1, 1), 9, (A, B)), ((2, 2), 1, ())]
+    ("computing", "wire", "limiting"), [((6, 9), 1, (B,)), ((9, 6), 1, (A,)), ((1, 1), 9, (A, B)), ((2, 2), 1, (A, B))]
 )
 def test_what_limits_is_named(computing, wire, limiting):
     shown = page(computing, wire)

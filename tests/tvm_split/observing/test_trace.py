@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
 from rpc_runtime.program.clocks import ClockSample, MachineClock
-from rpc_runtime.program.events import COMPUTE, FLIGHT, RECEIVE, ROWS, SEND, WINDOW, Recorder
+from rpc_runtime.program.events import BLOCK, COMPUTE, FLIGHT, RECEIVE, ROWS, SEND, WAIT, WINDOW, Recorder
 from tests.helpers.traces_of_runs import COUNT, MILLISECOND, A, B, two_machines
 from tvm_split.errors import TraceError
 from tvm_split.observing import xplane_pb2
@@ -51,7 +51,7 @@ def test_the_shares_of_the_time():
         ((6, 9), 1, "Limited by machine-b: it computes"),
         ((9, 6), 1, "Limited by machine-a: it computes"),
         ((1, 1), 9, "Limited by the link"),
-        ((2, 2), 1, "Nothing is busy all the time"),
+        ((2, 2), 1, "Limited by the link"),
     ],
 )
 def test_what_limits_is_said_first(computing, wire, limit):
@@ -69,6 +69,41 @@ def test_no_share_is_above_the_whole():
     assert all(0 <= link.share <= 1 for link in summary.links)
     assert all(0 <= machine.compute_share <= 1 for machine in summary.machines)
     assert summary.limiting == (B,)
+
+
+def test_a_link_whose_tensors_wait_in_buffers():
+    """A slow wire that no end sees: one machine waits for the other, which is blocked by it."""
+    recorders = {name: Recorder() for name in (A, B)}
+
+    def record(machine: str, kind: str, begin: int, end: int, peer: str = "", tensor: str = "") -> None:
+        own = recorders[machine]
+        own.record(own.track(kind, "stage", peer, tensor), number, begin * MILLISECOND, end * MILLISECOND, 4)
+
+    for number in range(COUNT):
+        start = 50 * number
+        record(A, COMPUTE, start, start + 5)
+        record(A, SEND, start + 5, start + 6, B, "x")
+        record(A, BLOCK, start + 6, start + 50, B)
+        record(B, WAIT, start + 5, start + 45, A)
+        record(B, RECEIVE, start + 44, start + 45, A, "x")
+        record(B, COMPUTE, start + 45, start + 50)
+    trace = trace_of("net", {name: own.observe(since=0) for name, own in recorders.items()}, {})
+    assert summary_of(trace).limiting == (A, B)
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+def test_nothing_is_busy_all_the_time(blocked: bool):
+    """A machine that is blocked gets enough micro-batches from the client."""
+    recorder = Recorder()
+    for number in range(COUNT):
+        start = 5 * number * MILLISECOND
+        recorder.record(recorder.track(COMPUTE, "stage"), number, start, start + MILLISECOND)
+        if blocked:
+            recorder.record(recorder.track(BLOCK, "stage", B), number, start + MILLISECOND, start + 4 * MILLISECOND)
+    summary = summary_of(trace_of("net", {A: recorder.observe(since=0)}, {}))
+    assert summary.limiting == ()
+    assert "Nothing is busy all the time" in summary.limit
+    assert ("The client feeds too few" in summary.limit) is not blocked
 
 
 def test_an_empty_trace():
