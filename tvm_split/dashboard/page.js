@@ -22,7 +22,7 @@
   };
   const inUnit = (value, units) => {
     const [size, name] = units.find(([least]) => value >= least) || units[units.length - 1];
-    return `${digits(value / size)} ${name}`;
+    return `${digits(value / size)}\u00a0${name}`;
   };
   const seconds = (value) => value == null ? "–" : value === 0 ? "0 s" : inUnit(value, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]);
   const bytes = (value) => value == null ? "–" : inUnit(value, [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]]);
