@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from rpc_runtime.client.worker_client import WorkerDescription, answering
-from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.events import DEPLOYMENT, Observation, Track, now
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.dashboard.state import ENDED, FAILED, IDLE, LOST, RUNNING, Live, Page, page_of
@@ -83,6 +83,8 @@ class LivePage:
         except (WorkerUnavailableError, DeadlineError) as error:  # they may answer again
             state, reason = LOST, str(error)
             self._take({})
+        except ProtocolError as error:  # one machine talks nonsense; the deployment goes on
+            reason = str(error)
         except TvmSplitError as error:
             state, reason = ENDED, str(error)
         trace = trace_of(self._model, self._seen, self._observed.clocks(), self._about)
@@ -91,7 +93,7 @@ class LivePage:
         if len(trace) and self._begin is None:
             self._begin = trace.begin
         self._add_results(results_of(trace))
-        if state == RUNNING and self._is_idle():
+        if state == RUNNING and not reason and self._is_idle():
             state, reason = (
                 IDLE,
                 "Nothing is streamed now." + " This is what was last." * bool(len(self._results.spans)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -10,6 +11,8 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.events import Measured
 from rpc_runtime.program.metrics import families
 from tvm_split.observing.recording import Observed
+
+logger = logging.getLogger(__name__)
 
 PERIOD_SECONDS = "tvm_split_period_seconds"
 CLOCK_ERROR_SECONDS = "tvm_split_clock_error_seconds"
@@ -25,7 +28,8 @@ def deployment_metrics(
     """
     try:
         seen = observed.observe()
-    except TvmSplitError:
+    except TvmSplitError as error:
+        logger.warning("there are no metrics of %s: %s", name, error)
         seen = {}
     measured = [Measured(model, name, machine, observation.tracks) for machine, observation in seen.items()]
     yield from (metric for metric in families(measured) if metric.name != "tvm_split_weight_bytes")
@@ -38,8 +42,8 @@ def deployment_metrics(
         CLOCK_ERROR_SECONDS, "Error of the latest measurement of a machine's clock.", labels=[*labels, "machine"]
     )
     for machine, own in observed.clocks().items():
-        error = own.samples[-1].error_nanoseconds if own.samples else 0
-        clock.add_metric([model, name, machine], error * 1e-9)
+        latest = own.samples[-1].error_nanoseconds if own.samples else 0
+        clock.add_metric([model, name, machine], latest * 1e-9)
     alive = GaugeMetricFamily(UP, "1 if the machine answers, else 0.", labels=[*labels, "machine"])
     for machine in machines:
         alive.add_metric([model, name, machine], float(machine in seen))

@@ -76,9 +76,12 @@ class Recorded:
         self.recorders = {name: Recorder() for name in names}
         self.clock = MachineClock()
         self.silent: set[str] = set()
+        self.nonsense = ""
 
     def observe(self, since=None):
         since = since or {}
+        if self.nonsense:
+            raise tvm_split.ProtocolError(self.nonsense)
         return {
             name: recorder.observe(since.get(name, 0))
             for name, recorder in self.recorders.items()
@@ -156,3 +159,15 @@ def test_a_bystander_is_told_of_a_failure(asked_anew):
     lab.recorders["a"].happened("failed: machine 'b' has gone")
     shown = page.page()
     assert (shown.state, "machine 'b' has gone" in shown.reason) == ("failed", True)
+
+
+def test_nonsense_of_a_machine_is_told_and_the_page_goes_on(asked_anew):
+    lab = Recorded("a")
+    page = LivePage("net", lab, About(), ("a",), {})
+    lab.compute("a", 0, 10, now() - 10**9)
+    page.page()
+    lab.nonsense = "a at 10.0.0.1:7: events of the unknown kind 'dance'"
+    shown = page.page()
+    assert (shown.state, shown.reason, shown.results) == ("running", lab.nonsense, 10)
+    lab.nonsense = ""
+    assert page.page().reason != shown.reason
