@@ -15,7 +15,7 @@ from typing import Any
 from rpc_runtime.client.result_queue import ResultQueue, array_slot
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError
 from rpc_runtime.processes import OwnProcess
-from rpc_runtime.program.events import FLIGHT, SEND, WINDOW, Recorder, now
+from rpc_runtime.program.events import FAILURE, FLIGHT, SEND, WINDOW, Recorder, now
 from rpc_runtime.program.inputs import checked_inputs, client_arrays, flat_bytes
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
@@ -191,7 +191,7 @@ class Dispatcher:
             failure = error if self._failure is None or error is CLOSED else self._failure
             self._failure = failure
             if was_usable and error is not CLOSED:
-                self.recorder.happened(f"failed: {error}")
+                self.recorder.happened(f"{FAILURE}{error}")
             for link in self._links:
                 link.close_locked()
             self._changed.notify_all()

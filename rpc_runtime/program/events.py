@@ -27,6 +27,8 @@ its result. window: a moment at which a link's receiver allowed more micro-batch
 which it opened, failed or closed."""
 OPENED = "opened"
 """The detail of a deployment's first event of that kind."""
+FAILURE, LINK_ENDED = "failed: ", "its link ended: "
+"""How the details of others begin, before the reason. A link ends too when the owner closes the deployment."""
 
 RING_ROWS = 65_536
 """Rows kept per machine (3 MB); older ones are overwritten."""

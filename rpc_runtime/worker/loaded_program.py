@@ -19,7 +19,7 @@ from rpc_runtime.execution.loaded_stage import LoadedStage, Tensor, WeightCache,
 from rpc_runtime.execution.nccl_calls import own_nccl
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import do_all
-from rpc_runtime.program.events import MOST_KERNEL_RUNS, SHOWN_LETTERS, Measured, Recorder
+from rpc_runtime.program.events import FAILURE, LINK_ENDED, MOST_KERNEL_RUNS, SHOWN_LETTERS, Measured, Recorder
 from rpc_runtime.program.measurements import KernelSet, LinkStatistics
 from rpc_runtime.program.program import BlobSpec, StageSpec
 from rpc_runtime.program.routes import CLIENT, MachineProgram
@@ -310,7 +310,7 @@ class LoadedProgram:
             self._failure = failure
             self._halt_locked()
             if self._recorder is not None:
-                self._recorder.happened(f"failed: {text}")
+                self._recorder.happened((LINK_ENDED if kind == pb.Failure.LINK else FAILURE) + text)
         # A broken link is not this machine's fault: usually its client has ended; else the client reports the cause.
         level = logging.INFO if kind == pb.Failure.LINK else logging.WARNING
         logger.log(level, "deployment %s has failed: %s", self.identifier[:8], text)

@@ -93,7 +93,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
     def _program(self, identifier: str) -> LoadedProgram:
         program = self._programs.get(identifier)
         if program is None:
-            raise ProtocolError(f"this worker has no deployment {identifier[:8]!r}: watch it first")
+            raise WorkerError(f"this worker has no deployment {identifier[:8]!r}: it has ended, or was never watched")
         return program
 
     def _whole_name(self, name: str) -> str:
@@ -214,7 +214,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         try:
             hello = _hello(metadata)
             return self._program(hello.deployment).knows_link(hello)
-        except ProtocolError:
+        except (ProtocolError, WorkerError):
             return False
 
     def link_handlers(self) -> Any:

@@ -10,7 +10,7 @@ from rpc_runtime.client.bystander import Bystander, RunningDeployment, chosen, r
 from rpc_runtime.errors import TvmSplitError
 from tvm_split.cluster.launcher import AskedMachine
 from tvm_split.dashboard.live import REFRESH_SECONDS, LivePage
-from tvm_split.dashboard.state import ENDED, WAITING, Page, ShownMachine, reported
+from tvm_split.dashboard.state import ENDED, FAILED, WAITING, Page, ShownMachine, reported
 from tvm_split.observing.about import about_in
 
 SEARCH_SECONDS = 2.0
@@ -38,7 +38,7 @@ class LabPage:
         with self._lock:
             if self._live is not None:
                 self._last = self._live.page()
-                if self._last.state == ENDED:
+                if self._live.has_ended:
                     self._leave()
             elif time.monotonic() - self._asked_at > SEARCH_SECONDS:
                 self._find()
@@ -58,7 +58,7 @@ class LabPage:
         except TvmSplitError as error:
             self._leave()
             # What ended stays to be seen until the next one runs.
-            if self._last.state != ENDED or running:
+            if self._last.state not in (ENDED, FAILED) or running:
                 self._last = _waiting(answers, str(error))
             return
         self._live = LivePage(found.model, self._bystander, about, found.machines, endpoints)

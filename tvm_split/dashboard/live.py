@@ -12,7 +12,7 @@ import numpy as np
 
 from rpc_runtime.client.worker_client import WorkerDescription, answering
 from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerUnavailableError
-from rpc_runtime.program.events import DEPLOYMENT, Observation, Track, now
+from rpc_runtime.program.events import DEPLOYMENT, FAILURE, LINK_ENDED, Observation, Track, now
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.dashboard.state import ENDED, FAILED, IDLE, LOST, RUNNING, Live, Page, page_of
 from tvm_split.observing.about import About
@@ -41,6 +41,9 @@ class LivePage:
     Args:
         endpoints: the workers, to ask them what changes slowly; none if all is computed in this process.
         failure: returns why the deployment has failed; empty while it has not.
+
+    Attributes:
+        has_ended: whether no machine holds the deployment any more; `page` finds out.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class LivePage:
         self._workers: Mapping[str, WorkerDescription] = {}
         self._processor: dict[str, float] = {}
         self._page: Page | None = None
+        self.has_ended = False
         self._read_at = self._described_at = -np.inf
 
     def page(self) -> Page:
@@ -86,18 +90,16 @@ class LivePage:
         except ProtocolError as error:  # one machine talks nonsense; the deployment goes on
             reason = str(error)
         except TvmSplitError as error:
-            state, reason = ENDED, str(error)
+            state, reason, self.has_ended = ENDED, str(error), True
         trace = trace_of(self._model, self._seen, self._observed.clocks(), self._about)
-        if failure := self._failure() or _failure_in(trace):
+        if failure := self._failure() or _failure_in(trace, links=bool(self._gone) and not self.has_ended):
             state, reason = FAILED, failure
         if len(trace) and self._begin is None:
             self._begin = trace.begin
         self._add_results(results_of(trace))
         if state == RUNNING and not reason and self._is_idle():
-            state, reason = (
-                IDLE,
-                "Nothing is streamed now." + " This is what was last." * bool(len(self._results.spans)),
-            )
+            last = " This is what was last." if len(self._results.spans) else ""
+            state, reason = IDLE, f"Nothing is streamed now.{last}"
         live = Live(state, reason, self._gone, self._workers, self._processor)
         return page_of(_latest(trace), live, self._results.spans, self._noted, self._begin, REFRESH_SECONDS)
 
@@ -158,6 +160,8 @@ def _of_deployment(tracks: Sequence[Track]) -> list[int]:
     return [number for number, track in enumerate(tracks) if track.kind == DEPLOYMENT]
 
 
-def _failure_in(trace: Trace) -> str:
-    """Return why a machine says that the deployment has failed; empty if none does."""
-    return next((e.detail for e in trace.of_kind(DEPLOYMENT) if e.detail.startswith("failed")), "")
+def _failure_in(trace: Trace, links: bool) -> str:
+    """Return why a machine says that the deployment has failed, or with ``links`` that a link ended; empty if none."""
+    details = [event.detail for event in trace.of_kind(DEPLOYMENT)]
+    prefixes = (FAILURE, LINK_ENDED) if links else (FAILURE,)
+    return next((detail for detail in details if detail.startswith(prefixes)), "")

@@ -141,17 +141,11 @@ def _links(machines: Mapping[str, MachineTrace], whole: Spans) -> Iterable[LinkS
         sent, received = (np.concatenate(rows) for rows in zip(*pairs, strict=True))
         seconds = max(length(common(spans_of(rows), whole)) for rows in (sent, received))
         stalled = min(
-            _idle_seconds(machines[destination], WAIT, source, whole),
-            _idle_seconds(machines[source], BLOCK, destination, whole),
+            length(common(spans_of(machines[destination].of_kind(WAIT, peer=source)), whole)),
+            length(common(spans_of(machines[source].of_kind(BLOCK, peer=destination)), whole)),
         )
         count, size_bytes = numbered(sent), int(sent["size_bytes"].sum())
         yield LinkSummary(source, destination, count, len(sent), size_bytes, seconds, stalled, length(whole))
-
-
-def _idle_seconds(machine: MachineTrace, kind: str, peer: str, whole: Spans) -> float:
-    """Return the seconds in which a machine is idle because of a peer."""
-    is_wanted = np.array([(track.kind, track.peer) == (kind, peer) for track in machine.tracks], bool)
-    return length(common(spans_of(machine.rows[is_wanted[machine.rows["track"]]]), whole))
 
 
 def numbered(rows: Rows) -> int:
@@ -189,15 +183,12 @@ def _of_machines(machines: Sequence[MachineTrace]) -> Results:
     spans = np.stack([np.full(len(sequences), NEVER), np.zeros(len(sequences), np.int64)], axis=1)
     np.minimum.at(spans[:, 0], places, rows["start"])
     np.maximum.at(spans[:, 1], places, rows["start"] + rows["duration"])
-    if any(map(_to_client, machines)):  # without a link to the client, all is computed in one process
-        sent = [machine.rows["sequence"][np.isin(machine.rows["track"], _to_client(machine))] for machine in machines]
+    to_client = (SEND, CLIENT)
+    if any((track.kind, track.peer) == to_client for machine in machines for track in machine.tracks):
+        sent = [machine.of_kind(SEND, peer=CLIENT)["sequence"] for machine in machines]
         has_ended = np.isin(sequences, np.concatenate(sent).astype(np.int64))
         sequences, spans = sequences[has_ended], spans[has_ended]
-    return Results(sequences, spans)
-
-
-def _to_client(machine: MachineTrace) -> list[int]:
-    return [number for number, track in enumerate(machine.tracks) if (track.kind, track.peer) == (SEND, CLIENT)]
+    return Results(sequences, spans)  # without a link to the client, all is computed in one process
 
 
 def _limit(machines: Iterable[MachineSummary], links: Iterable[LinkSummary]) -> tuple[str, tuple[str, ...]]:

@@ -67,9 +67,9 @@ class MachineTrace:
     def _content(self) -> tuple[object, ...]:
         return self.tracks, self.rows.tobytes(), self.clock_error_nanoseconds, self.lost
 
-    def of_kind(self, *kinds: str) -> Rows:
-        """Return the rows of tracks of these kinds."""
-        is_wanted = np.array([track.kind in kinds for track in self.tracks], bool)
+    def of_kind(self, *kinds: str, peer: str | None = None) -> Rows:
+        """Return the rows of tracks of these kinds; with ``peer`` only those of its links."""
+        is_wanted = np.array([track.kind in kinds and peer in (None, track.peer) for track in self.tracks], bool)
         rows: Rows = self.rows[is_wanted[self.rows["track"]]] if len(self.rows) else self.rows
         return rows
 

@@ -27,7 +27,7 @@ def test_a_blob_belongs_to_a_deployment(workers: LocalWorkers, maker: ProgramMak
     chunk = pb.PutBlobRequest(chunk=b"a blob of its own").SerializeToString()
     with RawCaller(workers.endpoints[A]) as caller, watched(workers.endpoints[A]) as connection:
         code, words = caller.answer(METHODS["PutBlob"].path, [begin_upload("0" * 32, blob), chunk])
-        assert (code, "watch it first" in words) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        assert (code, "no deployment" in words) == (grpc.StatusCode.FAILED_PRECONDITION, True)
         assert send_blobs(connection, [blob], maker) == 17
         assert send_blobs(connection, [blob], maker) == 0
 

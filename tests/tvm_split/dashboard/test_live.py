@@ -13,7 +13,7 @@ from torch import nn
 import tvm_split
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.program.clocks import ClockSample, MachineClock
-from rpc_runtime.program.events import COMPUTE, SEND, Recorder, now
+from rpc_runtime.program.events import COMPUTE, LINK_ENDED, SEND, Recorder, now
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.waiting import eventually
 from tvm_split.dashboard import live
@@ -76,12 +76,12 @@ class Recorded:
         self.recorders = {name: Recorder() for name in names}
         self.clock = MachineClock()
         self.silent: set[str] = set()
-        self.nonsense = ""
+        self.error: tvm_split.TvmSplitError | None = None
 
     def observe(self, since=None):
         since = since or {}
-        if self.nonsense:
-            raise tvm_split.ProtocolError(self.nonsense)
+        if self.error is not None:
+            raise self.error
         return {
             name: recorder.observe(since.get(name, 0))
             for name, recorder in self.recorders.items()
@@ -161,13 +161,27 @@ def test_a_bystander_is_told_of_a_failure(asked_anew):
     assert (shown.state, "machine 'b' has gone" in shown.reason) == ("failed", True)
 
 
+def test_links_end_by_a_lost_machine_or_by_closing(asked_anew):
+    lab = Recorded("a", "b")
+    page = LivePage("net", lab, About(), ("a", "b"), {})
+    for name in ("a", "b"):
+        lab.compute(name, 0, 10, now() - 10**9)
+    lab.recorders["a"].happened(f"{LINK_ENDED}machine 'b' cannot be reached")
+    assert page.page().state == "running"
+    lab.silent.add("b")
+    assert page.page().state == "failed"
+    lab.silent.clear()
+    lab.error = tvm_split.WorkerError("the deployment has ended")
+    assert (page.page().state, page.has_ended) == ("ended", True)
+
+
 def test_nonsense_of_a_machine_is_told_and_the_page_goes_on(asked_anew):
     lab = Recorded("a")
     page = LivePage("net", lab, About(), ("a",), {})
     lab.compute("a", 0, 10, now() - 10**9)
     page.page()
-    lab.nonsense = "a at 10.0.0.1:7: events of the unknown kind 'dance'"
+    lab.error = tvm_split.ProtocolError("a at 10.0.0.1:7: events of the unknown kind 'dance'")
     shown = page.page()
-    assert (shown.state, shown.reason, shown.results) == ("running", lab.nonsense, 10)
-    lab.nonsense = ""
+    assert (shown.state, shown.reason, shown.results) == ("running", str(lab.error), 10)
+    lab.error = None
     assert page.page().reason != shown.reason
