@@ -31,13 +31,14 @@ from tvm_split.deployment.deployment_report import DeploymentReport, read_comput
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.display.plan import plan_parts
 from tvm_split.display.view import print_parts
+from tvm_split.planner.corrections import calibrated, corrections_of
 from tvm_split.planner.plan import Plan
-from tvm_split.planner.predict import Certificate, predict
+from tvm_split.planner.predict import predict
 from tvm_split.planner.problem import Problem, Sharding, Stage
 from tvm_split.planner.problem_file import problem_to_dict, read_problem_file, read_solution_file, solution_to_dict
 from tvm_split.planner.profile import Corrections
-from tvm_split.planner.replan import calibrated, corrections_of
 from tvm_split.planner.search import solve
+from tvm_split.planner.solution import Solution
 from tvm_split.planner.step_graph import StepGraph, Transfer
 from tvm_split.simulation.scenario import scenario_of_plan, with_measured_compute
 from tvm_split.simulation.simulate import simulate
@@ -60,7 +61,8 @@ def shared_plan() -> Plan:
             Transfer("y", "a1", (), 50.0),
         ),
     )
-    prediction = predict(chain_problem(PROFILE, "latency"), parts, Certificate(0.0, "test"), PROFILE)
+    problem = chain_problem(PROFILE, "latency")
+    prediction = predict(problem, Solution.of_graph(problem, (), parts), PROFILE)
     layers = tuple(layer for stage in plan.stages for layer in stage.layers)
     stage = Stage((A, B), layers, (0.5, 0.5), "stage", Sharding("rows", "each"))
     return dataclasses.replace(plan, stages=(stage,), prediction=prediction)

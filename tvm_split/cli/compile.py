@@ -193,13 +193,14 @@ def profile(
                 raise WrongUseError("this is for one machine, without a cluster or --workers", flag)
         cluster = machines.asked(PlanRequest()).cluster
         loaded = shapes.load(model)
+        from tvm_split.display.profile import ShownProfile
         from tvm_split.profiling.cluster_profile import profile_model
 
         with step_progress("profiling") as report:
-            measured = profile_model(
+            profile, reports = profile_model(
                 loaded, cluster, database=database, refresh=refresh, timeout_seconds=timeout, on_progress=report
             )
-        write(measured, json=json)
+        write(ShownProfile(profile, reports), json=json)
         return
     if refresh:
         raise WrongUseError("only what a cluster's machines took is kept; give --cluster or --workers", "--refresh")

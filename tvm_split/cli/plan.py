@@ -120,7 +120,7 @@ def _sizes(
 ) -> Sequence[Any]:
     """Return plans for every micro-batch size in a comma-separated list, the best first."""
     load_tvm()
-    from tvm_split.planner.plan import plan_sizes
+    from tvm_split.planning.sizes import plan_sizes
 
     try:
         sizes = [int(size) for size in batches.split(",")]

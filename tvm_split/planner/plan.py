@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
@@ -15,16 +15,12 @@ from rpc_runtime.program.codecs import CODECS
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.turns import cycle_of
 from tvm_split.cluster.shared_cores import MOST_CORES
-from tvm_split.errors import NoPlanError, PlanError
+from tvm_split.errors import PlanError
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import SHARES_TOLERANCE, Objective, Precision, Stage
 from tvm_split.planner.request import PlanRequest
 from tvm_split.units import Shown, known_names, short_list
 from tvm_split.values import Document, content_of, first_repeated, write
-
-if TYPE_CHECKING:
-    from tvm_split.model import Model
-
 
 FORMAT = "tvm-split plan"
 VERSION = 2
@@ -271,54 +267,3 @@ def _digest(plan: Plan) -> str:
     content = content_of(plan)
     about = [content.get(name) for name in ("stages", "codecs", "precision")]
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class SizedPlan:
-    """A model loaded for ``size`` samples in a micro-batch, and its plan."""
-
-    size: int
-    model: Model
-    plan: Plan
-    prediction: Prediction
-
-    @property
-    def samples_per_second(self) -> float:
-        return self.size / self.prediction.period_seconds
-
-
-def plan_sizes(
-    sizes: Sequence[int], load: Callable[[int], Model], make_plan: Callable[[Model], Plan]
-) -> tuple[SizedPlan, ...]:
-    """Plans for micro-batches of several sizes, the best first.
-
-    For throughput the best plan has the most samples a second, for latency it has the least latency. ``load`` loads the
-    model for a size, ``make_plan`` plans it; sizes without a plan are left out.
-
-    Raises:
-        NoPlanError: no size has a plan.
-        PlanError: a size is not positive or given twice.
-    """
-    if not sizes or min(sizes) < 1 or len(set(sizes)) < len(sizes):
-        raise PlanError(
-            f"micro-batch sizes are different whole numbers of at least 1, not {', '.join(map(str, sizes))}"
-        )
-    sized_plans = []
-    refused = []
-    for size in sizes:
-        model = load(size)
-        try:
-            plan = make_plan(model)
-        except NoPlanError as error:
-            refused.append(f"of size {size}: {error}")
-            continue
-        if plan.prediction is None:
-            raise PlanError(
-                "micro-batch sizes are compared by what is predicted, and a split by hand has no prediction"
-            )
-        sized_plans.append(SizedPlan(size, model, plan, plan.prediction))
-    if not sized_plans:
-        raise NoPlanError("no micro-batch size has a plan; " + "; ".join(refused))
-    if sized_plans[0].plan.objective == "latency":
-        return tuple(sorted(sized_plans, key=lambda sized_plan: sized_plan.prediction.latency_seconds))
-    return tuple(sorted(sized_plans, key=lambda sized_plan: -sized_plan.samples_per_second))

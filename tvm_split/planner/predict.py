@@ -9,42 +9,20 @@ from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.turns import EVERY, Recurrence, turns_by_share, turns_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
-from tvm_split.planner.evaluate import CLIENT_SET, Flow, evaluate, flow_of, memory_shortage, pin_violations
+from tvm_split.planner.evaluate import CLIENT_SET, Flow, flow_of, memory_shortage, pin_violations
 from tvm_split.planner.prediction import ComparedPlan, LinkPrediction, MachinePrediction, Prediction, StepPrediction
 from tvm_split.planner.problem import (
     Evaluation,
     MachineLoad,
     Problem,
-    Solution,
-    Stage,
     gap_of,
     objective_seconds,
 )
 from tvm_split.planner.profile import ClusterProfile, Corrections
-from tvm_split.planner.step_graph import MachineSet, Step, StepGraph, lower
+from tvm_split.planner.solution import Solution, solution_of
+from tvm_split.planner.step_graph import MachineSet, Step, StepGraph
 
 CODECS_AFTERWARDS = "; codecs for its links were chosen afterwards"
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """A lower bound in seconds for the best plan, the method that gave it, and the plans that were not chosen."""
-
-    lower_bound_seconds: float = 0.0
-    method: str = ""
-    why_no_more_machines: str = ""
-    alternatives: tuple[ComparedPlan, ...] = ()
-
-
-def certificate_of(best: Solution, profile: ClusterProfile, stages: Sequence[Stage] | None = None) -> Certificate:
-    """The certificate of a solution, or of other ``stages`` compared with the solution's lower bound."""
-    is_best, counts = stages is None or tuple(stages) == best.stages, profile.layer_counts
-    return Certificate(
-        best.lower_bound_seconds,
-        best.method if is_best else f"given; the bound is {best.method}",
-        best.why_no_more_machines if is_best else "",
-        tuple(ComparedPlan.of(plan.name, plan.stages, plan, plan.why, counts) for plan in best.alternatives),
-    )
 
 
 @dataclass(frozen=True)
@@ -60,26 +38,22 @@ Coded = Mapping[tuple[str, str], CodedLink]
 
 
 def predict(
-    problem: Problem,
-    graph: StepGraph,
-    certificate: Certificate,
-    profile: ClusterProfile | None = None,
-    coded: Coded | None = None,
+    problem: Problem, solution: Solution, profile: ClusterProfile | None = None, coded: Coded | None = None
 ) -> Prediction:
-    """Return the prediction of the plan whose steps are ``graph``. Without a ``profile`` it has no baselines.
+    """Return the prediction of a solution. Without a ``profile`` it has no baselines.
 
     ``coded`` has the plan's links with codecs. The lower bound and the alternatives are those of plans without codecs.
 
     Raises:
         PlanError: a machine or a link is missing, or steps wait for each other in a cycle.
     """
-    coded = coded or {}
+    coded, graph = coded or {}, solution.graph
     used = _coded_problem(problem, coded) if coded else problem
     flow = flow_of(used, graph)
     evaluation = flow.evaluation
     period, latency = evaluation.period_seconds, evaluation.latency_seconds
     value = objective_seconds(problem.objective, evaluation)
-    bound = min(certificate.lower_bound_seconds, value)
+    bound = min(solution.lower_bound_seconds, value)
     links = tuple(_links(used, flow, profile))
     return Prediction(
         period_seconds=period,
@@ -89,8 +63,8 @@ def predict(
         lower_bound_seconds=bound,
         gap=gap_of(value, bound),
         limiting=evaluation.limiting,
-        method=certificate.method + (CODECS_AFTERWARDS if coded else ""),
-        why_no_more_machines=certificate.why_no_more_machines,
+        method=solution.method + (CODECS_AFTERWARDS if coded else ""),
+        why_no_more_machines=solution.why_no_more_machines,
         profiled_at=profile.measured_at if profile else 0.0,
         machines=tuple(
             _machine(used, number, load, graph, flow, links)
@@ -98,7 +72,9 @@ def predict(
         ),
         links=tuple(_with_coded_bytes(link, coded) for link in links),
         baselines=_baselines(problem, profile.layer_counts) if profile else (),
-        alternatives=certificate.alternatives,
+        alternatives=tuple(
+            ComparedPlan.of(other.name, other.stages, other, other.why) for other in solution.alternatives
+        ),
         corrections=profile.corrections if profile else Corrections(),
         doubts=profile.doubts if profile else (),
         shared_cores=evaluation.shared_cores,
@@ -106,18 +82,6 @@ def predict(
         transfers=graph.transfers,
         profiled_until=max(profile.moments, default=0.0) if profile else 0.0,
     )
-
-
-def predict_solution(
-    problem: Problem,
-    profile: ClusterProfile,
-    best: Solution,
-    stages: Sequence[Stage] | None = None,
-    coded: Coded | None = None,
-) -> Prediction:
-    """The prediction of a solution, or of other ``stages`` with its bound; errors as of `lower` and `predict`."""
-    graph = lower(problem, best.stages if stages is None else stages, profile.estimated)
-    return predict(problem, graph, certificate_of(best, profile, stages), profile, coded)
 
 
 def _coded_problem(problem: Problem, coded: Coded) -> Problem:
@@ -148,11 +112,12 @@ def _baselines(problem: Problem, layers_of: Mapping[str, int]) -> tuple[Compared
     baselines = []
     for name, stages in baseline_stages(problem, layers_of).items():
         try:
-            value = evaluate(problem, lower(problem, stages))
+            solution = solution_of(problem, stages)
         except PlanError:
             continue  # there is no link, or a machine cannot run a piece
-        if memory_shortage(problem, value) == 0 and not any(pin_violations(problem, stages)):
-            baselines.append(ComparedPlan.of(name, stages, value, f"{value.limiting} limits it", layers_of))
+        if memory_shortage(problem, solution.evaluation) == 0 and not any(pin_violations(problem, stages)):
+            why = f"{solution.evaluation.limiting} limits it"
+            baselines.append(ComparedPlan.of(name, stages, solution, why, layers_of))
     return tuple(sorted(baselines, key=lambda baseline: objective_seconds(problem.objective, baseline)))
 
 

@@ -291,37 +291,3 @@ class Evaluation:
     loads: tuple[MachineLoad, ...]
     limiting: str
     shared_cores: tuple[CoresLoad, ...] = ()
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """A plan that was not chosen, or a baseline: its stages, its period and latency, and ``why`` it was not chosen."""
-
-    name: str
-    stages: tuple[Stage, ...]
-    period_seconds: float
-    latency_seconds: float
-    why: str
-
-
-@dataclass(frozen=True)
-class Solution:
-    """A plan, its lower bound and its alternatives.
-
-    Attributes:
-        stages: in topological order, replicas with the shares of their round-robin schedules.
-        lower_bound_seconds: no plan for this problem has a smaller period (or latency, for that objective), whatever
-            shares its replicas have.
-        gap: optimality gap, (value - lower bound) / value; 0 is proven optimal.
-        method: how the plan and the bound were found, in a few words.
-        why_no_more_machines: why idle machines stay idle; empty if none is.
-        alternatives: the best few other plans, best first.
-    """
-
-    stages: tuple[Stage, ...]
-    evaluation: Evaluation
-    lower_bound_seconds: float
-    gap: float
-    method: str
-    why_no_more_machines: str = ""
-    alternatives: tuple[Alternative, ...] = ()

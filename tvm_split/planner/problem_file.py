@@ -19,8 +19,9 @@ from pydantic import Field
 
 from tvm_split.errors import PlanError, required
 from tvm_split.planner.plan import FORMAT as PLAN_FORMAT
-from tvm_split.planner.problem import Problem, Share, Solution, Stage
-from tvm_split.planner.strategy import faults
+from tvm_split.planner.problem import Problem, Share, Stage
+from tvm_split.planner.problem_faults import faults
+from tvm_split.planner.solution import Solution
 from tvm_split.values import Document, content_of
 
 FASTEST = 1e18
@@ -115,7 +116,13 @@ def solution_to_dict(problem: Problem, solution: Solution) -> dict[str, Any]:
         "loads": [{**asdict(load), "memory_bytes": load.memory_bytes} for load in evaluation.loads],
         "shared_cores": [asdict(shared) for shared in evaluation.shared_cores],
         "alternatives": [
-            {**asdict(alternative), "stages": [_stage(problem, stage) for stage in alternative.stages]}
+            {
+                "name": alternative.name,
+                "stages": [_stage(problem, stage) for stage in alternative.stages],
+                "period_seconds": alternative.period_seconds,
+                "latency_seconds": alternative.latency_seconds,
+                "why": alternative.why,
+            }
             for alternative in solution.alternatives
         ],
     }

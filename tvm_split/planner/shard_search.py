@@ -20,6 +20,7 @@ from rpc_runtime.program.routes import CLIENT
 from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.problem import Axis, Evaluation, ProblemLink, Sharding, Stage
 from tvm_split.planner.profile import ClusterProfile
+from tvm_split.planner.solution import STAGE_SECONDS
 from tvm_split.planner.step_graph import StepGraph
 
 CUT_AXES = ("rows", "columns", "batch")
@@ -30,8 +31,6 @@ MOST_BLOCKS = 24
 ROOM = 0.97
 """Fraction of a memory that is too small that parts may fill: their size is not exactly proportional to the share."""
 Links = Mapping[tuple[str, str], ProblemLink]
-STAGE_SECONDS = 1e-4
-"""Seconds that one more stage must gain: about the time to hand over and wake up; fewer stages are easier to read."""
 
 
 @dataclass(frozen=True)

@@ -1,90 +1,15 @@
-"""Strategies that search for a plan (built in, or from entry points `tvm_split.strategies`), and faults of problems."""
+"""Strategies that search for a plan: built in, or from entry points `tvm_split.strategies`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.registry import PluginError, Registry
-from tvm_split.cluster.faults import Fault, link_faults, repeated_names, unknown_name
 from tvm_split.errors import PlanError, required
-from tvm_split.planner.evaluate import evaluate, violations
-from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Solution, Stage, gap_of, objective_seconds
-from tvm_split.planner.step_graph import lower
-
-
-def require_valid(problem: Problem) -> None:
-    """Raise a `PlanError` for the first fault of a problem, if there is one."""
-    for fault in faults(problem):
-        raise PlanError(fault.text)
-
-
-def faults(problem: Problem) -> Iterator[Fault]:
-    """The faults of a problem: names that are unknown or repeated, and impossible counts. Types check the ranges.
-
-    A repeated message is yielded once. If machine or piece names are wrong, references to names are not checked.
-    """
-    wrong_names = [*_name_faults("machine", problem.machines), *_name_faults("piece", problem.pieces)]
-    reported: set[str] = set()
-    for fault in wrong_names or _reference_faults(problem):
-        if fault.text not in reported:
-            reported.add(fault.text)
-            yield fault
-
-
-def _name_faults(what: str, entries: Sequence[ProblemMachine | Piece]) -> Iterator[Fault]:
-    if not entries:
-        yield Fault((f"{what}s",), f"there are no {what}s; name at least one")
-    for index, entry in enumerate(entries):
-        if entry.name in ("", CLIENT):
-            wrong = f"cannot be named {CLIENT!r}, which stands for the caller" if entry.name else "has no name"
-            yield Fault((f"{what}s", index, "name"), f"a {what} {wrong}")
-    yield from repeated_names(what, (entry.name for entry in entries))
-
-
-def _reference_faults(problem: Problem) -> Iterator[Fault]:
-    machines, pieces = ({entry.name: None for entry in entries} for entries in (problem.machines, problem.pieces))
-    ends = {**machines, CLIENT: None}
-    yield from link_faults(((link.source, link.destination) for link in problem.links), ends)
-    for index, piece in enumerate(problem.pieces):
-        if not piece.seconds.keys() <= machines.keys():
-            for name in piece.seconds:
-                yield from unknown_name("machine", name, machines, ("pieces", index, "seconds", name))
-    yield from _edge_faults(problem, {**pieces, CLIENT: None})
-    for index, pin in enumerate(problem.pins):
-        yield from unknown_name("piece", pin.piece, pieces, ("pins", index, "piece"))
-        where = ("pins", index, "not_on" if pin.forbidden else "on")
-        yield from unknown_name("machine", pin.machine, machines, where)
-    for index, shared in enumerate(problem.shared_cores):
-        for place, name in enumerate(shared.machines):
-            where_shared = ("shared_cores", index, "machines", place)
-            yield from unknown_name("machine", name, ends, where_shared)
-            if name in shared.machines[:place]:
-                yield Fault(where_shared, f"shared cores name {name!r} twice; give it once")
-    limits = [
-        (len(machines), f"there are {len(machines)} machines, and each holds one stage"),
-        (len(pieces), f"there are {len(pieces)} pieces, and a stage holds at least one"),
-    ]
-    if (most := problem.maximum_machines) is not None:
-        limits.append((most, f"at most {most} machines may be used, and each holds one stage"))
-    limit, text = min(limits)
-    if problem.stages is not None and problem.stages > limit:
-        yield Fault(("stages",), f"{problem.stages} stages were asked for, but {text}; ask for fewer")
-
-
-def _edge_faults(problem: Problem, known: Mapping[str, None]) -> Iterator[Fault]:
-    bytes_of: dict[tuple[str, str], float] = {}
-    for index, edge in enumerate(problem.edges):
-        yield from unknown_name("piece", edge.source, known, ("edges", index, "from"))
-        yield from unknown_name("piece", edge.destination, known, ("edges", index, "to"))
-        what = f"edge from {edge.source!r} to {edge.destination!r}"
-        if edge.source == edge.destination:
-            yield Fault(("edges", index, "to"), f"{what} goes to itself")
-        if edge.tensor is not None and bytes_of.setdefault((edge.source, edge.tensor), edge.bytes) != edge.bytes:
-            before = bytes_of[edge.source, edge.tensor]
-            text = f"{what}: tensor {edge.tensor!r} has {edge.bytes!r} bytes here and {before!r} on an edge before"
-            yield Fault(("edges", index, "bytes"), text)
+from tvm_split.planner.evaluate import violations
+from tvm_split.planner.problem import Problem
+from tvm_split.planner.problem_faults import require_valid
+from tvm_split.planner.solution import Solution, solution_of
 
 
 class Strategy(ABC):
@@ -94,7 +19,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def solve(self, problem: Problem, time_limit_seconds: float) -> Solution:
-        """The plan to use, with a lower bound if one is known: see `solution_of`.
+        """The plan to use, with a lower bound if one is known: see `tvm_split.planner.solution.solution_of`.
 
         Raises:
             NoPlanError: no plan fits; says why.
@@ -115,20 +40,6 @@ def require_strategy(name: str) -> None:
     STRATEGIES[name]
 
 
-def solution_of(
-    problem: Problem, stages: Sequence[Stage], lower_bound_seconds: float = 0.0, method: str = ""
-) -> Solution:
-    """The solution that consists of these stages of pieces; a lower bound of 0 means that none is known.
-
-    Raises:
-        PlanError: the stages are no plan for the problem.
-    """
-    evaluation = evaluate(problem, lower(problem, stages))
-    value = objective_seconds(problem.objective, evaluation)
-    bound = min(lower_bound_seconds, value)
-    return Solution(tuple(stages), evaluation, bound, gap_of(value, bound), method)
-
-
 def solve_by(strategy: str, problem: Problem, time_limit_seconds: float) -> Solution:
     """The solution of the strategy of this name, evaluated and validated here, so that no strategy misreports its plan.
 
@@ -142,13 +53,10 @@ def solve_by(strategy: str, problem: Problem, time_limit_seconds: float) -> Solu
     require_valid(problem)
     plan = STRATEGIES[strategy]().solve(problem, time_limit_seconds)
     solution = required(Solution, plan, PluginError, f"strategy {strategy!r} returned it; update its package")
-    checked = solution_of(problem, solution.stages, solution.lower_bound_seconds)
-    broken = violations(problem, solution.stages, checked.evaluation)
+    checked = solution_of(problem, solution.stages)
+    broken = violations(problem, checked.stages, checked.evaluation)
     if broken:
         raise PlanError(f"the plan of strategy {strategy!r} cannot be used: {'; '.join(broken)}")
-    return replace(
-        checked,
-        method=solution.method or f"found by strategy {strategy!r}",
-        why_no_more_machines=solution.why_no_more_machines,
-        alternatives=solution.alternatives,
-    )
+    method = solution.method or f"found by strategy {strategy!r}"
+    checked = replace(solution, graph=checked.graph, evaluation=checked.evaluation, method=method)
+    return checked.bounded(solution.lower_bound_seconds)

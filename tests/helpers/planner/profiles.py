@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.planner.layer_graphs import chain_graph
-from tvm_split.planner.build_problem import model_problem, stages_of_layers
 from tvm_split.planner.graph import LayerGraph, piece_edges
 from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.predict import predict_solution
+from tvm_split.planner.predict import Coded, predict
+from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.problem import Objective, Problem, Stage
 from tvm_split.planner.profile import ClusterProfile, LinkProfile, MachineProfile, ModelPiece, PieceTime, StreamingCost
 from tvm_split.planner.request import PlanRequest
 from tvm_split.planner.search import solve
+from tvm_split.planner.solution import Solution, solution_of
+from tvm_split.planning.problem_from_profile import in_layers, model_problem, stages_of_layers
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 
@@ -74,11 +76,24 @@ def chain_problem(
     return model_problem(profile, edges, memory or {}, PlanRequest(objective, **constraints))  # type: ignore[arg-type]
 
 
+def predicted(
+    problem: Problem,
+    profile: ClusterProfile,
+    stages: tuple[Stage, ...] | None = None,
+    coded: Coded | None = None,
+    best: Solution | None = None,
+) -> Prediction:
+    """The prediction of the best solution, or of stages of pieces beside it."""
+    best = best or solve(problem)
+    solution = best if stages is None else solution_of(problem, stages).beside(best, "plan by hand")
+    return predict(problem, in_layers(graph_of(profile), profile, problem, solution), profile, coded)
+
+
 def planned(profile: ClusterProfile, piece_stages: tuple[Stage, ...] | None = None, **settings: object) -> Plan:
     """A plan with its prediction: the best one, or that of ``piece_stages``."""
     problem = chain_problem(profile, **settings)  # type: ignore[arg-type]
     best = solve(problem)
-    prediction = predict_solution(problem, profile, best, piece_stages or best.stages)
+    prediction = predicted(problem, profile, piece_stages, best=best)
     machines = tuple(PlannedMachine(machine.machine, {"kind": "llvm"}, 1) for machine in profile.machines)
     named = stages_of_layers(graph_of(profile), profile, piece_stages or best.stages)
     return Plan("net", "throughput", "test", machines, named, prediction)

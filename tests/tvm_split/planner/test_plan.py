@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 import tvm_split
-from tests.helpers.planner.predictions import machine_prediction, prediction
-from tvm_split.errors import NoPlanError, PlanError
-from tvm_split.planner.plan import Plan, PlannedCodec, PlannedMachine, plan_sizes
+from tvm_split.errors import PlanError
+from tvm_split.planner.plan import Plan, PlannedCodec, PlannedMachine
 from tvm_split.planner.prediction import LinkPrediction, Prediction
 from tvm_split.planner.problem import CoresLoad, Sharding, Stage
 
@@ -188,50 +187,3 @@ def test_a_plan_with_shards_survives_its_file(tmp_path: Path) -> None:
 def test_machines_that_share_a_stage_take_no_turns() -> None:
     uneven = dataclasses.replace(SHARED, shares=(0.999, 0.001))  # there is no round-robin schedule for these
     assert dataclasses.replace(planned(), stages=(uneven,)).stages[0].turns == (0,)
-
-
-PERIODS = {1: 0.010, 2: 0.016, 4: 0.036}
-"""The period by micro-batch size: 100, 125 and 111 samples a second."""
-
-
-def load(size):
-    return size  # the planner only passes the loaded model on
-
-
-def sized(size, objective="throughput"):
-    expected = prediction((machine_prediction("machine-a", PERIODS[size]),))
-    return Plan("net", objective, "measured", (), (), dataclasses.replace(expected, latency_seconds=0.02 * size))
-
-
-def test_most_samples_a_second_first():
-    sized_plans = plan_sizes([1, 2, 4], load, sized)
-    assert [sized_plan.size for sized_plan in sized_plans] == [2, 4, 1]
-    assert [sized_plan.model for sized_plan in sized_plans] == [2, 4, 1]
-    assert sized_plans[0].samples_per_second == pytest.approx(125)
-
-
-def test_least_latency_first():
-    sized_plans = plan_sizes([4, 2, 1], load, lambda size: sized(size, "latency"))
-    assert [sized_plan.size for sized_plan in sized_plans] == [1, 2, 4]
-
-
-def test_sizes_without_a_plan_are_left_out():
-    def some(size):
-        if size == 2:
-            raise NoPlanError("needs 12 GB")
-        return sized(size)
-
-    assert [sized_plan.size for sized_plan in plan_sizes([1, 2, 4], load, some)] == [4, 1]
-    with pytest.raises(PlanError, match="of size 2: needs 12 GB"):
-        plan_sizes([2], load, some)
-
-
-@pytest.mark.parametrize("sizes", [[], [0, 1], [-1], [1, 2, 1]])
-def test_sizes_that_are_none(sizes):
-    with pytest.raises(PlanError, match="different whole numbers"):
-        plan_sizes(sizes, load, sized)
-
-
-def test_a_plan_without_prediction():
-    with pytest.raises(PlanError, match="by hand has no prediction"):
-        plan_sizes([1], load, lambda size: dataclasses.replace(sized(size), prediction=None))

@@ -5,12 +5,11 @@ import math
 
 import pytest
 
-from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile
+from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, predicted
 from tvm_split.planner.baselines import ONE_MACHINE
-from tvm_split.planner.predict import CodedLink, predict_solution
+from tvm_split.planner.predict import CodedLink
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import ClusterProfile, Corrections, PieceTime
-from tvm_split.planner.search import solve
 
 FAST = {"bytes_per_second": 1e9, "latency_seconds": 1e-4}
 HALVES = (Stage((A,), ("layer_0", "layer_1")), Stage((B,), ("layer_2",)))
@@ -21,7 +20,7 @@ def test_the_best_plan():
         {A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, contention=1.1, hostname="box", **FAST
     )
     problem = chain_problem(profile)
-    prediction = predict_solution(problem, profile, solve(problem))
+    prediction = predicted(problem, profile)
     assert prediction.period_seconds == pytest.approx(0.005 * 1.1)
     assert prediction.latency_seconds == pytest.approx(0.009 + 3 * (1e-4 + 1e-6))
     assert prediction.in_flight == 4
@@ -51,10 +50,10 @@ def test_codecs_make_links_faster_and_their_bytes_fewer():
         {A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, bytes_per_second=1e5, latency_seconds=1e-3
     )
     problem = chain_problem(profile)
-    plain = predict_solution(problem, profile, solve(problem), HALVES)
+    plain = predicted(problem, profile, HALVES)
     assert plain.period_seconds == pytest.approx(0.010)
     ends = [("client", A), (A, B), (B, "client")]
-    coded = predict_solution(problem, profile, solve(problem), HALVES, dict.fromkeys(ends, CodedLink(0.4, 0.25)))
+    coded = predicted(problem, profile, HALVES, dict.fromkeys(ends, CodedLink(0.4, 0.25)))
     assert coded.period_seconds == pytest.approx(0.005)
     assert coded.latency_seconds == pytest.approx(0.009 + 3 * (1e-3 + 0.004))
     assert "compute of machine-a" in coded.limiting
@@ -65,7 +64,7 @@ def test_codecs_make_links_faster_and_their_bytes_fewer():
     assert coded.gap == 0
     assert coded.in_flight == math.ceil(0.024 / 0.005) + 2
     assert coded.bubble == pytest.approx(1 - (5 + 4) / 10)
-    one_coded = predict_solution(problem, profile, solve(problem), HALVES, {(A, B): CodedLink(0.4, 0.25)})
+    one_coded = predicted(problem, profile, HALVES, {(A, B): CodedLink(0.4, 0.25)})
     assert one_coded.period_seconds == pytest.approx(0.010)
     assert [link.bytes for link in one_coded.links] == [1000, 250, 1000]
 
@@ -74,11 +73,11 @@ def test_another_plan_is_held_against_the_best_bound():
     profile = chain_profile({A: [0.002, 0.003, 0.004], B: [0.002, 0.003, 0.004]}, **FAST)
     problem = chain_problem(profile)
     stages = (Stage((A,), ("layer_0",)), Stage((B,), ("layer_1", "layer_2")))
-    prediction = predict_solution(problem, profile, solve(problem), stages)
+    prediction = predicted(problem, profile, stages)
     assert prediction.lower_bound_seconds == pytest.approx(0.005)
     assert prediction.period_seconds == pytest.approx(0.007)
     assert prediction.gap == pytest.approx(1 - 0.005 / 0.007)
-    assert prediction.method.startswith("given")
+    assert prediction.method.startswith("plan by hand")
     assert prediction.why_no_more_machines == ""
 
 
@@ -86,7 +85,7 @@ def test_replicas_share_computing_and_links_by_turns():
     profile = chain_profile({A: [0.001, 0.008], B: [0.001, 0.012], C: [0.001, 0.024]}, **FAST)
     problem = chain_problem(profile, replicas=True)
     stages = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (2 / 3, 1 / 3)))
-    prediction = predict_solution(problem, profile, solve(problem), stages)
+    prediction = predicted(problem, profile, stages)
     assert prediction.period_seconds == pytest.approx(0.008)
     _, second, third = prediction.machines
     assert second.compute_seconds == pytest.approx(0.008)
@@ -105,7 +104,7 @@ def test_replicas_that_never_meet_have_no_link():
     problem = chain_problem(profile, replicas=True)
     halves = (0.5, 0.5)
     stages = (Stage((A, B), ("layer_0",), halves), Stage((C, "machine-d"), ("layer_1",), halves))
-    prediction = predict_solution(problem, profile, solve(problem), stages)
+    prediction = predicted(problem, profile, stages)
     between = {
         (link.source, link.destination): link.bytes
         for link in prediction.links
@@ -119,13 +118,13 @@ def test_what_was_estimated_is_told():
     times = {"layer_0": PieceTime(0.001, 0.001, "estimated"), "layer_1": PieceTime(0.003, 0.003, "measured")}
     profile = dataclasses.replace(profile, machines=(dataclasses.replace(profile.machines[0], pieces=times),))
     problem = chain_problem(profile)
-    assert predict_solution(problem, profile, solve(problem)).machines[0].estimated_share == pytest.approx(0.25)
+    assert predicted(problem, profile).machines[0].estimated_share == pytest.approx(0.25)
 
 
 def baselines(profile: ClusterProfile, **demands: object) -> dict[str, str]:
     """Names of the baselines, best first, and why they are not the plan."""
     problem = chain_problem(profile, **demands)
-    return {baseline.name: baseline.why for baseline in predict_solution(problem, profile, solve(problem)).baselines}
+    return {baseline.name: baseline.why for baseline in predicted(problem, profile).baselines}
 
 
 def test_baselines_are_possible_and_say_why_they_are_none():

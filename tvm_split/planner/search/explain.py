@@ -13,9 +13,10 @@ import numpy as np
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import NoPlanError
 from tvm_split.planner.evaluate import memory_shortage
-from tvm_split.planner.problem import TOLERANCE, Alternative, Problem, ProblemLink
+from tvm_split.planner.problem import TOLERANCE, Problem, ProblemLink
 from tvm_split.planner.search.candidate import Candidate, SearchResult, with_whole_weights
 from tvm_split.planner.search.instance import Instance, instance_of
+from tvm_split.planner.solution import Solution, solution_of
 from tvm_split.units import count_text, names_of, precise_bytes_text, seconds_text
 
 MOST_ALTERNATIVES = 4
@@ -157,7 +158,7 @@ def _why_nowhere(instance: Instance, name: str) -> str:
     return f"piece {name!r} can run on no machine: {'; '.join(reasons)}"
 
 
-def alternatives(instance: Instance, chosen: Candidate, candidates: Sequence[Candidate]) -> tuple[Alternative, ...]:
+def alternatives(instance: Instance, chosen: Candidate, candidates: Sequence[Candidate]) -> tuple[Solution, ...]:
     """Return the best few plans on other sets of machines as they run, best first.
 
     The best plan for each number of machines comes before the other single machines.
@@ -177,12 +178,10 @@ def alternatives(instance: Instance, chosen: Candidate, candidates: Sequence[Can
     running.pop(frozenset(chosen.machines), None)
     shown = sorted(running.values(), key=lambda plan: plan.rank)
     return tuple(
-        Alternative(
-            _title(instance, plan),
-            plan.named(instance),
-            plan.flow.period_seconds,
-            plan.flow.latency_seconds,
-            _compared(problem, chosen, plan),
+        dataclasses.replace(
+            solution_of(problem, plan.named(instance)),
+            name=_title(instance, plan),
+            why=_compared(problem, chosen, plan),
         )
         for plan in shown
     )

@@ -13,8 +13,8 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.evaluate import NumberedStep, missing_link
 from tvm_split.planner.graph import grouped
 from tvm_split.planner.problem import Problem
+from tvm_split.planner.problem_faults import require_valid
 from tvm_split.planner.step_graph import MachineSet
-from tvm_split.planner.strategy import require_valid
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -11,7 +11,7 @@ from pydantic import InstanceOf
 
 from tvm_split.errors import NoPlanError, PlanError
 from tvm_split.parameters import Seconds
-from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, TOLERANCE, Problem, Solution
+from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS, TOLERANCE, Problem
 from tvm_split.planner.problem_file import as_problem
 from tvm_split.planner.search.bounds import SOLVER_TOLERANCE, client_bound, client_transfers, longest_path, period_bound
 from tvm_split.planner.search.budget import EVALUATION_WORK, WORK_PER_SECOND, Budget, OutOfBudgetError
@@ -33,7 +33,8 @@ from tvm_split.planner.search.priced_search import WIDTHS, PricedSearch
 from tvm_split.planner.search.simple_plans import simple_plans
 from tvm_split.planner.search.stage_costs import Counts, StageCosts, groups_of, ideals_of, stage_costs
 from tvm_split.planner.search.stage_table import StageTable, Value, is_affordable
-from tvm_split.planner.strategy import Strategy, solution_of
+from tvm_split.planner.solution import Solution, solution_of
+from tvm_split.planner.strategy import Strategy
 from tvm_split.units import seconds_text
 
 CLOSED = 2 * SOLVER_TOLERANCE

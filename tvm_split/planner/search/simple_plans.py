@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from tvm_split.errors import NoPlanError, PlanError
-from tvm_split.planner.problem import TOLERANCE, Problem, Solution
+from tvm_split.planner.problem import TOLERANCE, Problem
 from tvm_split.planner.search.candidate import (
     Candidate,
     Placement,
@@ -20,7 +20,8 @@ from tvm_split.planner.search.candidate import (
 )
 from tvm_split.planner.search.instance import Floats, Instance, instance_of
 from tvm_split.planner.search.stage_beam import ROUNDING, OrderCosts, Stretches
-from tvm_split.planner.strategy import Strategy, solution_of
+from tvm_split.planner.solution import Solution, solution_of
+from tvm_split.planner.strategy import Strategy
 
 FINE = 1e-10
 """Relative width at which the binary search of periods ends."""

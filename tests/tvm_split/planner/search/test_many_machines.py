@@ -19,11 +19,12 @@ from tests.helpers.planner.oracle import best, graph_plans, judge
 from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.cluster.shared_cores import SharedCores
-from tvm_split.planner.problem import Objective, Problem, ProblemLink, ProblemMachine, Solution
+from tvm_split.planner.problem import Objective, Problem, ProblemLink, ProblemMachine
 from tvm_split.planner.search import Budget, solve
 from tvm_split.planner.search.candidate import one_machine_candidates
 from tvm_split.planner.search.instance import instance_of
 from tvm_split.planner.search.priced_search import PricedSearch
+from tvm_split.planner.solution import Solution
 
 SEEDS = st.integers(0, 2**32)
 LITTLE = 1.0e8

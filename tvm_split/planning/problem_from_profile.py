@@ -18,6 +18,8 @@ from tvm_split.planner.graph import LayerGraph
 from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, PieceTime, StreamingCost
 from tvm_split.planner.request import PlanRequest
+from tvm_split.planner.solution import Solution
+from tvm_split.planner.step_graph import lower
 from tvm_split.units import known_names
 
 BUFFERS = 3
@@ -136,6 +138,16 @@ def stages_of_layers(graph: LayerGraph, profile: ClusterProfile, stages: Sequenc
     groups = [[layer for piece in stage.layers for layer in layers_of[piece]] for stage in stages]
     completed = with_independent_layers(graph, groups)
     return named(replace(stage, layers=tuple(group)) for stage, group in zip(stages, completed, strict=True))
+
+
+def in_layers(graph: LayerGraph, profile: ClusterProfile, problem: Problem, solution: Solution) -> Solution:
+    """Return a solution of pieces with stages of layers; its steps know which seconds were not measured."""
+    return replace(
+        solution,
+        stages=stages_of_layers(graph, profile, solution.stages),
+        graph=lower(problem, solution.stages, profile.estimated),
+        alternatives=tuple(in_layers(graph, profile, problem, other) for other in solution.alternatives),
+    )
 
 
 def stages_of_pieces(profile: ClusterProfile, stages: Sequence[Stage]) -> tuple[Stage, ...] | None:

@@ -13,10 +13,10 @@ from relay_passes.sharding.rules import RULES
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planner.shard_search import STAGE_SECONDS
-from tvm_split.planning import build_planning_problem
-from tvm_split.shard_planning.attempts import Attempts
-from tvm_split.shard_planning.candidates import ShardCandidates
+from tvm_split.planner.solution import STAGE_SECONDS
+from tvm_split.planning.planner import Planner
+from tvm_split.planning.sharding.attempts import Attempts
+from tvm_split.planning.sharding.search import ShardSearch
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,12 @@ def no_measurements(stages: tuple[Stage, ...]) -> Plan:
 
 def test_the_search_ends_at_its_deadline(model: tvm_split.Model, cluster: tvm_split.Cluster) -> None:
     request = PlanRequest(objective="latency")
-    planning = build_planning_problem(model, cluster, request)
-    candidates = ShardCandidates(model, planning.profile, planning.problem, request, no_measurements)
-    assert candidates.candidates(math.inf)
-    assert not candidates.attempts.was_late
-    assert candidates.candidates(time.monotonic() - 1) == ()
-    assert candidates.attempts.notes == ("the time limit ended the search of splits inside layers",)
+    planner = Planner(model, cluster, request)
+    search = ShardSearch(model, planner.profile, planner.problem, request, no_measurements)
+    assert search.candidates(math.inf)
+    assert not search.attempts.was_late
+    assert search.candidates(time.monotonic() - 1) == ()
+    assert search.attempts.notes == ("the time limit ended the search of splits inside layers",)
 
 
 def test_a_fault_of_a_rewrite_ends_no_planning(

@@ -9,12 +9,12 @@ from torch import nn
 
 import tvm_split
 from tests.models.torch_models import vgg
+from tvm_split.planner.corrections import calibrated
 from tvm_split.planner.plan import Plan
 from tvm_split.planner.profile import ClusterProfile, Corrections
-from tvm_split.planner.replan import calibrated
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import build_planning_problem
-from tvm_split.shard_planning.estimates import PartEstimates, profile_parts
+from tvm_split.planning.planner import Planner
+from tvm_split.planning.sharding.estimates import PartEstimates, profile_parts
 
 A, B = "machine-a", "machine-b"
 HALVES = {A: 0.5, B: 0.5}
@@ -33,7 +33,7 @@ def cluster() -> tvm_split.Cluster:
 
 
 def profile_of(model: tvm_split.Model, cluster: tvm_split.Cluster) -> ClusterProfile:
-    return build_planning_problem(model, cluster, PlanRequest()).profile
+    return Planner(model, cluster, PlanRequest()).profile
 
 
 def planned(model: tvm_split.Model, cluster: tvm_split.Cluster, *shards: tvm_split.Shard) -> Plan:
@@ -114,7 +114,7 @@ def test_parts_are_timed_in_their_own_shapes_on_workers(three_workers: tvm_split
     ]
     assert sizes[A, B].predicted == sum(crossing)
     # Corrections of a machine's profile apply to parts, too.
-    profile = build_planning_problem(model, three_workers, PlanRequest()).profile
+    profile = Planner(model, three_workers, PlanRequest()).profile
     corrections = (Corrections(), Corrections(((A, 2.0),)))
     estimates = [PartEstimates(model, calibrated(profile, correction)) for correction in corrections]
     plain, slower = (profile_parts(model, [plan], three_workers, estimate)[0].steps for estimate in estimates)

@@ -7,10 +7,10 @@ from hypothesis import given, strategies as st
 
 from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile
 from tests.helpers.planner.steps import evaluate_stages
+from tvm_split.planner.corrections import DEFAULT_THRESHOLD, Change, Measured, calibrated, change_to, corrections_of
 from tvm_split.planner.evaluate import keeps_demands
 from tvm_split.planner.problem import Evaluation, Stage
 from tvm_split.planner.profile import Corrections
-from tvm_split.planner.replan import DEFAULT_THRESHOLD, Change, Measured, calibrated, change_to, corrections_of
 from tvm_split.planner.search import Budget, solve
 
 PROFILE = chain_profile({A: [0.002] * 6, B: [0.002] * 6})

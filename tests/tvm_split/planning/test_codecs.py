@@ -4,8 +4,8 @@ from hypothesis import given, strategies as st
 
 from rpc_runtime.program.codecs import CODECS, NONE
 from tests.helpers.planner.predictions import machine_prediction, prediction
-from tvm_split.link_codecs import LEAST_GAIN, fastest, may_limit
-from tvm_split.profiling.codec_trials import CodecTrial
+from tvm_split.planning.codec_trials import CodecTrial
+from tvm_split.planning.codecs import LEAST_GAIN, fastest, may_limit
 
 MEGABYTE = 1_000_000
 PLAIN = CodecTrial("cut", NONE, MEGABYTE, MEGABYTE)

@@ -30,12 +30,12 @@ from tvm_split.planner.plan import Plan
 from tvm_split.planner.problem import Stage
 from tvm_split.planner.profile import ClusterProfile, PieceTime
 from tvm_split.planner.step_graph import Step, StepGraph, Transfer
+from tvm_split.planning.sharding.attempts import Attempts
 from tvm_split.profiling.kernel_timing import time_kernels
 from tvm_split.profiling.kernels import KernelCall, TargetCode, scheduled_calls, shared_weight_bytes, untimeable_in
 from tvm_split.profiling.machine_facts import MachineFacts
 from tvm_split.profiling.machine_times import CallSeconds
 from tvm_split.progress import StepProgress
-from tvm_split.shard_planning.attempts import Attempts
 
 
 @dataclass(frozen=True)

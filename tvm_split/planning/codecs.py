@@ -16,13 +16,14 @@ from tvm_split.compiler.targets import host_target, runs_here
 from tvm_split.compiler.verification import one_by_one, verification_inputs
 from tvm_split.compiling import compile
 from tvm_split.errors import PlanError
-from tvm_split.model import Model
 from tvm_split.planner.plan import Plan, PlannedCodec
-from tvm_split.planner.predict import CodedLink
+from tvm_split.planner.predict import CodedLink, predict
 from tvm_split.planner.prediction import Prediction
 from tvm_split.planner.profile import ClusterProfile
 from tvm_split.planner.request import PlanRequest
-from tvm_split.profiling.codec_trials import CodecTrial, CodecTrials
+from tvm_split.planner.solution import Solution
+from tvm_split.planning.codec_trials import CodecTrial, CodecTrials
+from tvm_split.planning.planner import Planner
 from tvm_split.profiling.link_probing import probe_links
 from tvm_split.profiling.store import default_folder
 from tvm_split.progress import StepProgress
@@ -32,41 +33,32 @@ LEAST_GAIN = 0.05
 """Share of a tensor's transfer time that a codec must save; a smaller gain is below the noise of measurements."""
 Ends = tuple[str, str]
 """Source and destination of a link."""
-PredictCoded = Callable[[Mapping[Ends, CodedLink]], Prediction]
-"""Function from the effect of codecs on links to the plan's prediction."""
 Choices = Mapping[Route, CodecTrial]
 """The trial of the chosen codec of each route."""
 
 
-def with_codecs(
-    model: Model,
-    cluster: Workers,
-    plan: Plan,
-    request: PlanRequest,
-    workers: Mapping[str, WorkerDescription],
-    profile: ClusterProfile | None,
-    predict_coded: PredictCoded | None,
-    on_progress: StepProgress | None,
-) -> Plan:
+def with_codecs(planner: Planner, plan: Plan, solution: Solution | None) -> Plan:
     """Return the plan with the codecs that the cluster requests: named ones, or the fastest one for ``auto``.
 
     If any link requests a codec, the plan's stages are compiled and run here on the model's example inputs. Every
     candidate codec is timed on the transferred tensors. Link speeds come from ``profile``, else from the cluster, else
     they are measured now. Without inputs, a named codec counts with its encoded size (fixed for lossy codecs) and no
-    coding time. ``workers`` are the descriptions of the workers that answer, by machine.
+    coding time. The plan of a ``solution`` is predicted again with them.
 
     Raises:
         PlanError: a link's codec is ``auto``, and the model has no inputs to try codecs on or the link's speed is
             unknown.
     """
+    cluster, request, on_progress = planner.workers, planner.request, planner.on_progress
     if cluster.launcher.in_process or all(link.codec == NONE for link in cluster.links):
         return plan
-    has_no_codec = _links_without_codecs(cluster, profile, workers)
+    profile = None if solution is None else planner.profile
+    has_no_codec = _links_without_codecs(cluster, profile, planner.described)
     report = on_progress or (lambda what, done, steps: None)
-    bundle = compile(model, _runnable_here(plan), verify=False, database=request.database, on_progress=report)
+    bundle = compile(planner.model, _runnable_here(plan), verify=False, database=request.database, on_progress=report)
     links = {route: cluster.link(*_ends(route)) for route in bundle.program.routes}
     routes = {route: link for route, link in links.items() if link is not None and link.codec != NONE}
-    inputs = verification_inputs(model)
+    inputs = verification_inputs(planner.model)
     remarks = tuple(_remarks(routes, has_no_codec))
     speeds = {(link.source, link.destination): link.bytes_per_second for link in cluster.links if link.bytes_per_second}
     speeds |= {(link.source, link.destination): link.bytes_per_second for link in (profile.links if profile else ())}
@@ -81,9 +73,9 @@ def with_codecs(
         report("trying codecs", 1, 1)
     codecs = tuple(_planned(choices, tried=inputs is not None))
     prediction = plan.prediction
-    if predict_coded is not None and codecs:
+    if solution is not None and codecs:
         coded = {route: trial for route, trial in choices.items() if not has_no_codec(_ends(route))}
-        prediction = predict_coded(_coded_links(coded, speeds))
+        prediction = predict(planner.problem, solution, planner.profile, _coded_links(coded, speeds))
     return dataclasses.replace(plan, codecs=codecs, prediction=prediction, remarks=remarks)
 
 

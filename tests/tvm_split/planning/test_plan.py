@@ -16,9 +16,10 @@ from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.launchers.local import Local
-from tvm_split.planner.replan import Measured
+from tvm_split.planner.corrections import Measured
 from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import build_planning_problem, replan
+from tvm_split.planning.planner import Planner
+from tvm_split.planning.replan import replan
 from tvm_split.reached_workers import reached_workers
 from tvm_split.simulation.scenario import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
@@ -195,7 +196,7 @@ def test_demands_are_never_dropped(model):
 def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
     """Machines have several stages and send tensors to each other; the simulation agrees with the prediction."""
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
+    profile = Planner(wide, cluster, PlanRequest(estimate=True)).profile
     once = tvm_split.plan(wide, cluster, split={A: ["0", "1"], B: ["2", "3"]}, profile=profile)
     twice = tvm_split.plan(wide, cluster, split={A: ["0", "2"], B: ["1", "3"]}, profile=profile)
     assert [step.stage for step in twice.prediction.steps] == [stage.name for stage in twice.stages]
@@ -213,7 +214,7 @@ def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
 
 def test_improved_by_what_happened(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
+    profile = Planner(wide, cluster, PlanRequest(estimate=True)).profile
     current = tvm_split.plan(wide, cluster, profile=profile)
     slow = Measured({B: 3.0}, profiled_at=0.0)
     better, change = replan(wide, cluster, current, slow, request=PlanRequest(profile=profile))
@@ -241,7 +242,7 @@ def test_the_precision_stays_that_of_the_plan(wide):
 
 def test_what_cannot_be_improved(wide):
     cluster = tvm_split.Cluster.local(workers=2)
-    profile = build_planning_problem(wide, cluster, PlanRequest(estimate=True)).profile
+    profile = Planner(wide, cluster, PlanRequest(estimate=True)).profile
     current = tvm_split.plan(wide, cluster, profile=profile)
     with pytest.raises(PlanError, match="profiled again"):
         replan(wide, cluster, current, Measured({A: 2.0}, profiled_at=123.0), request=PlanRequest(profile=profile))
