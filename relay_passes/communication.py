@@ -9,7 +9,8 @@ it, by an ``R.to_vdevice`` in the first stage that needs it.
 ``R.call_packed("tvm_split.send", tensor, name, destination)``, once per destination. A source or destination is a
 machine's name or ``client``. A machine that sends to itself passes a tensor between two of its stages, in memory.
 
-A stage with replicas is in the module of each of their machines, with the attributes ``replica`` and ``turns``. In
+A stage with replicas is in the module of each of their machines, with the attributes ``replica`` and
+``replica_schedule``. In
 other stages it is one source or destination, ``machine-b or machine-c``: its round-robin schedule chooses the replica
 of each micro-batch. (The annotated graph shows such a stage on its first machine.)
 """
@@ -33,14 +34,15 @@ CLIENT = "client"
 class PlacedStage(Protocol):
     """The machines of a stage: its replicas, or one.
 
-    Micro-batch ``s`` is computed by ``machines[turns[s % len(turns)]]``. Graphs show a stage on its first machine.
+    Micro-batch ``s`` is computed by ``machines[schedule[s % len(schedule)]]``, where ``schedule`` is
+    `replica_schedule`. Graphs show a stage on its first machine.
     """
 
     @property
     def machines(self) -> tuple[str, ...]: ...
 
     @property
-    def turns(self) -> tuple[int, ...]: ...
+    def replica_schedule(self) -> tuple[int, ...]: ...
 
 
 Parts = Sequence[tuple[PlacedStage, Computation]]
@@ -108,9 +110,11 @@ def machine_modules(parts: Parts, outputs: Sequence[str], devices: Mapping[str, 
     functions: dict[str, dict[str, relax.Function]] = {}
     for stage, part in parts:
         for replica, machine in enumerate(stage.machines):
-            turns = {"replica": replica, "turns": list(stage.turns)} if len(stage.machines) > 1 else {}
+            attributes = {"machine": machine}
+            if len(stage.machines) > 1:
+                attributes |= {"replica": replica, "replica_schedule": list(stage.replica_schedule)}
             builder = Builder()
-            with builder.function(part.name, [], attrs={"machine": machine, **turns}, pure=False):
+            with builder.function(part.name, [], attrs=attributes, pure=False):
                 values: dict[str, relax.Expr] = {}
                 for parameter, name in zip(part.function.params, part.received, strict=True):
                     kind = relax.TensorType(parameter.ty.shape, parameter.ty.dtype, devices[machine])

@@ -150,7 +150,7 @@ def _compiled(
                     weights=tuple(blobs.add_weight(f"{stage.name}.weight_{i}", w) for i, w in enumerate(weights)),
                     inputs=tuple(tensor_spec(parameter.name, parameter.ty) for parameter in part.function.params),
                     outputs=tuple(map(tensor_spec, part.sent, part.function.ret_ty.fields)),
-                    turns=stage.turns,
+                    replica_schedule=stage.replica_schedule,
                     target=target_text(target),
                 )
                 same = [replace(spec, machine=machine, replica=stage.machines.index(machine)) for machine in machines]

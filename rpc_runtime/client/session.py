@@ -112,7 +112,8 @@ class Session(Runner):
         self._links_of_workers: tuple[LinkStatistics, ...] = ()
         self._is_watched = self._is_open = False
         stages = {
-            machine: {cleaned(stage.name): stage.own_turns for stage in part.stages} for machine, part in parts.items()
+            machine: {cleaned(stage.name): stage.micro_batches for stage in part.stages}
+            for machine, part in parts.items()
         }
         self._dispatcher = Dispatcher(program, timeout_seconds, in_flight, self._waited_for, timeouts)
         self._watch = WorkerWatch(
@@ -227,10 +228,8 @@ class Session(Runner):
         """Describe what a micro-batch waits for: the first stage, in topological order, that has not computed it."""
         finished = self._watch.finished()
         for stage in self.program.stages:
-            turns = stage.own_turns
-            if sequence in turns and finished.get((stage.machine, cleaned(stage.name)), 0) <= turns.count_before(
-                sequence
-            ):
+            own = stage.micro_batches
+            if sequence in own and finished.get((stage.machine, cleaned(stage.name)), 0) <= own.count_before(sequence):
                 endpoint = self._endpoints[stage.machine]
                 return f"stage {stage.name!r} on {endpoint} to compute micro-batch {sequence}"
         return f"the results of micro-batch {sequence}, which every stage has computed"

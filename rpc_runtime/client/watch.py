@@ -17,8 +17,8 @@ import grpc
 
 from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.errors import ProtocolError, StageError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.program.round_robin import Recurrence
 from rpc_runtime.program.routes import CLIENT
-from rpc_runtime.program.turns import Recurrence
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts, Liveness
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import details_of, error_of
@@ -243,8 +243,8 @@ class WorkerWatch:
         """List the stages of an ended machine, each with a lower bound of the micro-batches that it has computed."""
         results = self._results()
         texts = []
-        for name, turns in self._stages.get(machine, {}).items():
-            count = max(self._finished.get((machine, name), 0), turns.count_before(results))
+        for name, micro_batches in self._stages.get(machine, {}).items():
+            count = max(self._finished.get((machine, name), 0), micro_batches.count_before(results))
             texts.append(f"{name!r} (at least {count} micro-batches done)" if count else repr(name))
         return ", ".join(texts)
 

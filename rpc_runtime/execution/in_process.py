@@ -125,7 +125,7 @@ class InProcessRunner(Runner):
             self._keep(tensor, tensor_from_array(by_name[tensor.name]), sequence, values)
         for observed, track in zip(self._stages, self._tracks, strict=True):
             stage = observed.loaded.stage
-            if sequence not in stage.own_turns:
+            if sequence not in stage.micro_batches:
                 continue
             inputs = [_value_at(stage.machine, tensor, values) for tensor in stage.inputs]
             if stage.device == "cpu":

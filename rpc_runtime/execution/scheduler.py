@@ -129,7 +129,7 @@ class StageState:
         self.period = 1
         self.makers: Sequence[int] = ()
         self.finished = 0
-        self.sequence = stage.own_turns.nth(0)
+        self.sequence = stage.micro_batches.nth(0)
 
     @property
     def inputs(self) -> list[Any]:
@@ -146,7 +146,7 @@ class StageState:
 
     def advance(self) -> None:
         self.finished += 1
-        self.sequence = self.stage.own_turns.nth(self.finished)
+        self.sequence = self.stage.micro_batches.nth(self.finished)
 
     @property
     def readiness(self) -> Readiness:
@@ -181,7 +181,7 @@ class Scheduler:
         for state in self._stages:
             for tensor, queue in zip(state.stage.inputs, state.queues, strict=True):
                 takers = self._takers.setdefault(tensor.name, {})
-                for place in state.stage.own_turns.within(plan.period):
+                for place in state.stage.micro_batches.within(plan.period):
                     takers.setdefault(place, []).append(queue)
         self._plan = plan
         self.latest_source = ""
@@ -205,7 +205,7 @@ class Scheduler:
                     )
                     for tensor in stage.outputs
                 ]
-                for place in stage.own_turns.within(self._period)
+                for place in stage.micro_batches.within(self._period)
             }
             inputs = {tensor.name for tensor in stage.inputs}
             state.makers = [

@@ -2,7 +2,8 @@
 
 A *program* is a directed acyclic graph of stages. The names of tensors are unique in the program. A stage lists the
 tensors that it takes and makes, and all routes follow from these lists. A stage may have *replicas* on several machines
-with a round-robin schedule (`rpc_runtime.program.turns`). Each replica has its own specification with the stage's name.
+with a round-robin schedule (`rpc_runtime.program.round_robin`). Each replica has its own specification with the
+stage's name.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with nu
 import numpy as np
 
 from rpc_runtime.program.codecs import CODECS, NONE
+from rpc_runtime.program.round_robin import EVERY, Recurrence, cycle_of, micro_batches_of
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route, queue_depth
 from rpc_runtime.program.runner import Array, Outputs
-from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of, turns_of
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,9 @@ class StageSpec:
     per entry of ``outputs``, in order. ``device`` is ``"cpu"`` or ``"cuda"``. ``target`` is the library's target, for
     messages.
 
-    Micro-batch ``s`` is computed by the replica whose ``replica`` is ``turns[s % len(turns)]``. Replicas of a stage
-    agree in ``index``, ``name``, ``layers``, ``inputs``, ``outputs`` and ``turns``; each is on another machine.
+    Micro-batch ``s`` is computed by the replica whose ``replica`` is ``replica_schedule[s % len(replica_schedule)]``.
+    Replicas of a stage agree in ``index``, ``name``, ``layers``, ``inputs``, ``outputs`` and ``replica_schedule``; each
+    is on another machine.
     """
 
     index: int
@@ -84,13 +86,13 @@ class StageSpec:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     replica: int = 0
-    turns: tuple[int, ...] = (0,)
+    replica_schedule: tuple[int, ...] = (0,)
     target: str = ""
 
     @cached_property
-    def own_turns(self) -> Recurrence:
+    def micro_batches(self) -> Recurrence:
         """The micro-batches that this replica computes: all if the stage has one replica."""
-        return turns_of(self.replica, self.turns)
+        return micro_batches_of(self.replica, self.replica_schedule)
 
     @property
     def blobs(self) -> tuple[BlobSpec, ...]:
@@ -135,9 +137,9 @@ class Program:
     these instead of the input. ``output_names`` are the outputs' names in the source; workers do not get them.
 
     Raises:
-        ValueError: the replicas of a stage do not fit together, the turns of all stages repeat together after more than
-            `turns.LONGEST_CYCLE` micro-batches, a tensor is made twice or not before it is used, or a cut does not lie
-            in an input.
+        ValueError: the replicas of a stage do not fit together, the schedules of all stages repeat together after more
+            than `round_robin.LONGEST_CYCLE` micro-batches, a tensor is made twice or not before it is used, or a cut
+            does not lie in an input.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -152,7 +154,7 @@ class Program:
             _check_cut(cut, self.inputs)
         for replicas in self.replicas.values():
             _check_replicas(replicas)
-        cycle_of(len(replicas[0].turns) for replicas in self.replicas.values())
+        cycle_of(len(replicas[0].replica_schedule) for replicas in self.replicas.values())
         self._check_tensors()
 
     @property
@@ -282,7 +284,7 @@ class Program:
         """Yield the uses of tensors: tensor, consuming machine, micro-batches, and the lead there."""
         for stage in self.stages:
             for tensor in stage.inputs:
-                yield tensor, stage.machine, stage.own_turns, self.leads[stage.name]
+                yield tensor, stage.machine, stage.micro_batches, self.leads[stage.name]
         for tensor in self.outputs:
             yield tensor, CLIENT, EVERY, self.results_lead
 
@@ -292,15 +294,15 @@ class Program:
         if not producers:
             yield CLIENT, EVERY, 0
         for stage in producers:
-            yield stage.machine, stage.own_turns, self.leads[stage.name]
+            yield stage.machine, stage.micro_batches, self.leads[stage.name]
 
     @cached_property
     def leads(self) -> dict[str, int]:
         """The number of micro-batches that a full pipeline holds between the client and each stage's inputs, by name.
 
         From the client to a first stage it is 2. From one stage to the next it is w + 1: one in transfer and w in the
-        first stage. Without replicas w = 1. Otherwise w is the longest gap between two turns of one replica. While that
-        replica computes a micro-batch, the others may finish the w - 1 after it.
+        first stage. Without replicas w = 1. Otherwise w is the longest gap between two micro-batches of one replica.
+        While that replica computes a micro-batch, the others may finish the w - 1 after it.
         """
         leads: dict[str, int] = {}
         for name, (stage, *_) in self.replicas.items():
@@ -314,7 +316,7 @@ class Program:
         return max((self._lead_after(name, self.leads) for name in self.replicas), default=2)
 
     def _lead_after(self, name: str, leads: dict[str, int]) -> int:
-        return leads[name] + max(stage.own_turns.longest_gap for stage in self.replicas[name]) + 1
+        return leads[name] + max(stage.micro_batches.longest_gap for stage in self.replicas[name]) + 1
 
 
 def _check_use(tensor: TensorSpec, tensors: Mapping[str, TensorSpec], user: str) -> None:
@@ -365,7 +367,7 @@ def _check_replicas(replicas: tuple[StageSpec, ...]) -> None:
     first = replicas[0]
     where = f"stage {first.name!r} on {', '.join(repr(stage.machine) for stage in replicas)}"
     for stage in replicas[1:]:
-        for name in ("index", "layers", "inputs", "outputs", "turns"):
+        for name in ("index", "layers", "inputs", "outputs", "replica_schedule"):
             if getattr(stage, name) != getattr(first, name):
                 raise ValueError(
                     f"{where}: replicas of a stage have the same {name}, but these are {getattr(first, name)} on "
@@ -374,13 +376,13 @@ def _check_replicas(replicas: tuple[StageSpec, ...]) -> None:
     if len({stage.machine for stage in replicas}) < len(replicas):
         raise ValueError(f"{where}: replicas of a stage are on different machines")
     numbers = sorted(stage.replica for stage in replicas)
-    if numbers != list(range(len(replicas))) or set(first.turns) != set(numbers):
+    if numbers != list(range(len(replicas))) or set(first.replica_schedule) != set(numbers):
         raise ValueError(
-            f"{where}: the replicas are numbered {numbers} and have the turns {list(first.turns)}; number them from 0 "
-            f"and give each a turn"
+            f"{where}: the replicas are numbered {numbers} and have the schedule {list(first.replica_schedule)}; "
+            "number them from 0 and name each in the schedule"
         )
     for stage in replicas:
         try:
-            stage.own_turns  # noqa: B018  (refuses turns of a wrong length)
+            stage.micro_batches  # noqa: B018  (refuses schedules of a wrong length)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rpc_runtime.program.codecs import NONE
-from rpc_runtime.program.turns import EVERY, Recurrence, cycle_of
+from rpc_runtime.program.round_robin import EVERY, Recurrence, cycle_of
 
 if TYPE_CHECKING:
     from rpc_runtime.program.program import StageSpec, TensorSpec
@@ -78,8 +78,8 @@ class MachineProgram:
     def period(self) -> int:
         """The number of micro-batches after which all routes here repeat; 1 without replicas."""
         routes = (*self.incoming, *self.outgoing, *self.local)
-        turns = (*(stage.own_turns for stage in self.stages), *(route.when for route in routes))
-        return cycle_of({recurrence.period for recurrence in turns})
+        recurrences = (*(stage.micro_batches for stage in self.stages), *(route.when for route in routes))
+        return cycle_of({recurrence.period for recurrence in recurrences})
 
     def destinations_of(self, tensor: str, sequence: int) -> tuple[str, ...]:
         """Return the machines to which this one sends a micro-batch of a tensor."""
@@ -90,8 +90,8 @@ class MachineProgram:
         sends: list[list[tuple[str, int, str]]] = [[] for _ in range(self.period)]
         for position, tensor in enumerate(tensors):
             for route in self._leaving.get(tensor.name, ()):
-                for turn in route.when.within(self.period):
-                    sends[turn].append((tensor.name, position, route.destination))
+                for sequence in route.when.within(self.period):
+                    sends[sequence].append((tensor.name, position, route.destination))
         return sends
 
     @cached_property
@@ -107,11 +107,11 @@ def _grouped(routes: Iterable[Route], key: Callable[[Route], str]) -> dict[str, 
 
 
 def queue_depth(when: Recurrence, window: int) -> int:
-    """Return how many micro-batches of a route may be in flight: 3 plus the route's turns among ``window`` in a row.
+    """Return how many micro-batches of a route may be in flight: 3 plus those of ``window`` in a row that take it.
 
     Three are enough between neighbours: one received, one waiting, one consumed. Each stage that a skip connection
     bypasses holds one micro-batch in computing and one in transfer. So the skipping tensor needs two more slots, or the
     pipeline would stall on it. A stage with replicas holds more, since micro-batches of a faster replica wait for a
-    slower one. `Program.leads` counts both. A route counts only its own turns of these.
+    slower one. `Program.leads` counts both. A route counts only its own micro-batches of these.
     """
     return 3 + (when.most_in(window) if window else 0)

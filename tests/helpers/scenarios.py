@@ -49,7 +49,7 @@ def busiest(scenario: Scenario) -> float:
     computing = dict.fromkeys(scenario.machines, 0.0)
     for stage in scenario.program.stages:
         seconds = scenario.machines[stage.machine].stages[stage.name].stream_seconds
-        computing[stage.machine] += seconds * stage.own_turns.share
+        computing[stage.machine] += seconds * stage.micro_batches.share
     wires = []
     for (source, end), times in scenario.links.items():
         routes = [route for route in scenario.program.routes if (route.source, route.destination) == (source, end)]

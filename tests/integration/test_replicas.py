@@ -66,7 +66,7 @@ def test_replicas_for_one_target_share_library_and_weights(model: tvm_split.Mode
     bundle = tvm_split.compile(model, on_three(model, cluster, {"machine-b": 1.0, "machine-c": 1.0}))
     first, second = bundle.program.replicas["stage_1"]
     assert (first.library, first.weights) == (second.library, second.weights)
-    assert (first.turns, second.turns, first.replica, second.replica) == ((0, 1), (0, 1), 0, 1)
+    assert (first.replica_schedule, second.replica_schedule, first.replica, second.replica) == ((0, 1), (0, 1), 0, 1)
     bundle.save(tmp_path)
     assert tvm_split.Bundle.load(tmp_path) == bundle
 
@@ -87,7 +87,7 @@ def test_replicas_for_two_targets_are_two_libraries(model: tvm_split.Model, for_
     assert first.library != second.library
     assert set(bundle.kernels) == {"stage_0", "stage_1", "stage_1 on machine-c", "stage_2"}
     alone = one_by_one(bundle.program)
-    assert [[(s.machine, s.replica, s.turns) for s in program.stages][1] for program in alone] == [
+    assert [[(s.machine, s.replica, s.replica_schedule) for s in program.stages][1] for program in alone] == [
         ("machine-b", 0, (0,)),
         ("machine-c", 0, (0,)),
     ]

@@ -51,7 +51,7 @@ def test_replicas_read_like_the_stage_on_their_own_machines() -> None:
     assert list(modules) == ["machine-a", "machine-b", "machine-c"]
     on_b, on_c = (modules[machine].script() for machine in ("machine-b", "machine-c"))
     for replica, (text, machine) in enumerate([(on_b, "machine-b"), (on_c, "machine-c")]):
-        assert f'R.func_attr({{"machine": "{machine}", "replica": {replica}, "turns": [0, 1, 0]}})' in text
+        assert f'R.func_attr({{"machine": "{machine}", "replica": {replica}, "replica_schedule": [0, 1, 0]}})' in text
         assert f'left: R.Tensor((1, 8), dtype="float32", vdevice="llvm:{replica + 1}:{machine}")' in text
     calls = calls_of(modules["machine-a"])
     assert 'R.call_packed("tvm_split.send", left, R.str("left"), R.str("machine-b or machine-c")' in calls

@@ -137,9 +137,11 @@ def one_by_one(program: Program) -> tuple[Program, ...]:
     return tuple(
         replace(
             program,
-            stages=tuple(replace(stages[min(turn, len(stages) - 1)], replica=0, turns=(0,)) for stages in libraries),
+            stages=tuple(
+                replace(stages[min(number, len(stages) - 1)], replica=0, replica_schedule=(0,)) for stages in libraries
+            ),
         )
-        for turn in range(max(map(len, libraries)))
+        for number in range(max(map(len, libraries)))
     )
 
 

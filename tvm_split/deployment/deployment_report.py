@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter
 from rpc_runtime.program.codecs import NONE
 from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program, StageSpec
-from rpc_runtime.program.turns import Recurrence
+from rpc_runtime.program.round_robin import Recurrence
 from rpc_runtime.transports.transport import uses_codecs
 from tvm_split.deployment.report_values import (
     Comparison,
@@ -171,7 +171,7 @@ class _Times:
         """
         groups: dict[Recurrence, list[StageSpec]] = defaultdict(list)
         for stage in stages:
-            groups[stage.own_turns].append(stage)
+            groups[stage.micro_batches].append(stage)
         medians = [
             _median([self.of_stages[stage.machine, stage.name, kind] for stage in members], schedule)
             for schedule, members in groups.items()
@@ -217,7 +217,7 @@ def _machine_report(
     return MachineReport(
         machine=machine,
         stages=names,
-        shares=tuple(stage.own_turns.share for stage in stages),
+        shares=tuple(stage.micro_batches.share for stage in stages),
         micro_batches=min((len(times.of_stages[machine, name, COMPUTE]) for name in names), default=0),
         compute=Comparison(predicted_seconds, times.of_machine(stages, COMPUTE), least),
         receive=_range(predicted.receive_seconds if predicted else None, times.of_machine(stages, RECEIVE), received),

@@ -82,8 +82,8 @@ def _sentences(result: SimulatedPlan) -> Iterator[str]:
         yield "Nothing takes any time"
     elif simulation.period_seconds is None and simulation.results == simulation.wanted:
         yield (
-            f"The schedule of the replicas repeats after {count_text(simulation.turns, 'result')}: a throughput needs "
-            f"--micro-batches {2 * simulation.turns}"
+            f"The schedule of the replicas repeats after {count_text(simulation.schedule_cycle, 'result')}: a "
+            f"throughput needs --micro-batches {2 * simulation.schedule_cycle}"
         )
     if simulation.single is not None:
         yield f"Latency alone: {_latency_text(simulation.single)}"

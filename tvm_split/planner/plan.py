@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 
 from rpc_runtime.program.codecs import CODECS
 from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.program.turns import cycle_of
+from rpc_runtime.program.round_robin import cycle_of
 from tvm_split.cluster.shared_cores import MOST_CORES
 from tvm_split.errors import PlanError
 from tvm_split.planner.prediction import Prediction
@@ -99,10 +99,11 @@ class Plan(Shown):
         for spec in self.inputs:
             _check_dtype(spec)
         try:
-            cycle_of(len(stage.turns) for stage in self.stages)
+            cycle_of(len(stage.replica_schedule) for stage in self.stages)
         except ValueError as error:
-            lengths = ", ".join(f"{stage.name} {len(stage.turns)}" for stage in self.stages if len(stage.turns) > 1)
-            raise PlanError(f"of {lengths} turns: {error}") from None
+            lengths = {stage.name: len(stage.replica_schedule) for stage in self.stages}
+            listed = ", ".join(f"{name} {length}" for name, length in lengths.items() if length > 1)
+            raise PlanError(f"round-robin schedules of the lengths {listed}: {error}") from None
 
     def machine(self, name: str) -> PlannedMachine:
         for machine in self.machines:
@@ -257,7 +258,7 @@ def _check_stage(stage: Stage) -> None:
             "make them 1"
         )
     try:
-        stage.turns  # noqa: B018  (refuses shares of which there are no turns)
+        stage.replica_schedule  # noqa: B018  (refuses shares that no schedule has)
     except ValueError as error:
         raise PlanError(f"{stage.name} on {short_list(list(map(repr, stage.machines)))}: {error}") from None
 

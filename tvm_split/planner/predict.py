@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rpc_runtime.program.round_robin import EVERY, Recurrence, micro_batches_of, schedule_by_share
 from rpc_runtime.program.routes import CLIENT
-from rpc_runtime.program.turns import EVERY, Recurrence, turns_by_share, turns_of
 from tvm_split.errors import PlanError
 from tvm_split.planner.baselines import baseline_stages
 from tvm_split.planner.evaluate import CLIENT_SET, Flow, flow_of, memory_shortage, pin_violations
@@ -169,7 +169,7 @@ def _links(problem: Problem, flow: Flow, profile: ClusterProfile | None) -> Iter
     shares = {step.machines: shares for step, shares in zip(flow.steps, flow.shares, strict=True)}
     for (sources, targets), size in flow.crossing.items():
         senders, receivers = (
-            _turns(problem, machines, shares.get(machines, (1.0,))) for machines in (sources, targets)
+            _micro_batches(problem, machines, shares.get(machines, (1.0,))) for machines in (sources, targets)
         )
         for (source, produced), (target, needed) in itertools.product(senders, receivers):
             when = produced & needed
@@ -181,9 +181,12 @@ def _links(problem: Problem, flow: Flow, profile: ClusterProfile | None) -> Iter
                 yield LinkPrediction(source, target, size * when.share, single, seconds * when.share, transport)
 
 
-def _turns(problem: Problem, machines: MachineSet, shares: Sequence[float]) -> list[tuple[str, Recurrence]]:
+def _micro_batches(problem: Problem, machines: MachineSet, shares: Sequence[float]) -> list[tuple[str, Recurrence]]:
     """Each machine of a set (or the client) with the micro-batches that it computes."""
     if machines == CLIENT_SET:
         return [(CLIENT, EVERY)]
-    turns = turns_by_share(shares)
-    return [(problem.machines[machine].name, turns_of(place, turns)) for place, machine in enumerate(machines)]
+    schedule = schedule_by_share(shares)
+    return [
+        (problem.machines[machine].name, micro_batches_of(replica, schedule))
+        for replica, machine in enumerate(machines)
+    ]

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from rpc_runtime.program.turns import turns_by_share
+from rpc_runtime.program.round_robin import schedule_by_share
 from tvm_split.cluster.shared_cores import MOST_CORES, SharedCores
 from tvm_split.units import LEAST_AMOUNT, MOST_AMOUNT, SLOWEST
 
@@ -224,13 +224,13 @@ class Stage:
         return self.machines[0]
 
     @cached_property
-    def turns(self) -> tuple[int, ...]:
-        """The round-robin schedule: ``machines[turns[s % len(turns)]]`` computes micro-batch ``s``.
+    def replica_schedule(self) -> tuple[int, ...]:
+        """The round-robin schedule: ``machines[schedule[s % len(schedule)]]`` computes micro-batch ``s``.
 
         Raises:
             ValueError: there is no round-robin schedule with these shares.
         """
-        return (0,) if self.sharding else turns_by_share(self.shares)
+        return (0,) if self.sharding else schedule_by_share(self.shares)
 
 
 @dataclass(frozen=True)

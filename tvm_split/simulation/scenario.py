@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.program.round_robin import schedule_by_share
 from rpc_runtime.program.routes import CLIENT, Route
-from rpc_runtime.program.turns import turns_by_share
 from rpc_runtime.transports.transport import memory_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
@@ -142,7 +142,8 @@ SimulatedTensor = tuple[str, float, str | None, Sequence[str | None]]
 def program_of(
     stages: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]], tensors: Iterable[SimulatedTensor]
 ) -> Program:
-    """The program of stages that are not compiled; ``stages`` has, in topological order, their machines and turns.
+    """The program of stages that are not compiled; ``stages`` has, in topological order, their machines and
+    round-robin schedules.
 
     A stage without inputs or outputs is connected to the client by a tensor of 1 byte.
     """
@@ -164,8 +165,10 @@ def program_of(
         inputs=made_by(None),
         outputs=taken_by(None),
         stages=tuple(
-            StageSpec(index, name, machine, (), "cpu", NOT_COMPILED, (), taken_by(name), made_by(name), replica, turns)
-            for index, (name, (machines, turns)) in enumerate(stages.items())
+            StageSpec(
+                index, name, machine, (), "cpu", NOT_COMPILED, (), taken_by(name), made_by(name), replica, schedule
+            )
+            for index, (name, (machines, schedule)) in enumerate(stages.items())
             for replica, machine in enumerate(machines)
         ),
     )
@@ -207,7 +210,7 @@ def scenario_of(prediction: Prediction) -> Scenario:
         for transfer in prediction.transfers
     }
     program = program_of(
-        {step.name: (step.machines, turns_by_share(step.shares)) for step in prediction.steps},
+        {step.name: (step.machines, schedule_by_share(step.shares)) for step in prediction.steps},
         ((tensor, size, source, takers[tensor]) for tensor, (size, source) in origins.items()),
     )
     cores = {machine.machine: machine.cores for machine in prediction.machines}
@@ -266,10 +269,10 @@ def with_measured_compute(scenario: Scenario, seconds: Mapping[str, float]) -> S
         if name not in machines:
             used = known_names(list(machines), name)
             raise PlanError(f"machine {name!r} was measured, and the plan does not use it; it uses {used}")
-        turns = {stage.name: stage.own_turns.share for stage in scenario.program.stages_on(name)}
+        shares = {stage.name: stage.micro_batches.share for stage in scenario.program.stages_on(name)}
         before = machines[name].stages
         expected = math.fsum(
-            (times.stream_seconds - times.transfer_seconds) * turns[of] for of, times in before.items()
+            (times.stream_seconds - times.transfer_seconds) * shares[of] for of, times in before.items()
         )
         ratio = measured / expected if expected > 0 else 1.0
         machines[name] = replace(

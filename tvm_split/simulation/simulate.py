@@ -13,8 +13,8 @@ from pydantic import Field, InstanceOf
 
 from rpc_runtime.client.dispatcher import default_in_flight
 from rpc_runtime.program.program import Program
+from rpc_runtime.program.round_robin import cycle_of
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
-from rpc_runtime.program.turns import cycle_of
 from tvm_split.errors import PlanError, required
 from tvm_split.observing.trace import Trace, trace_of
 from tvm_split.parameters import Count, Natural
@@ -32,7 +32,7 @@ MOST_MICRO_BATCHES = 100_000
 MOST_AHEAD = 5000
 """Most additional results to simulate until replicas that run ahead wait for the slowest one."""
 SINGLE_RUNS = 50
-"""Number of single runs if durations scatter; else the most, one for each turn."""
+"""Number of single runs if durations scatter; else the most, one for each micro-batch of the schedules."""
 SHOWN_MICRO_BATCHES = 12
 """Number of micro-batches whose trace is kept."""
 PERCENTILES = (50, 90, 99)
@@ -66,12 +66,12 @@ class Simulation(Shown):
 
     The stream is fed until the last requested result has come. Period, latencies and uses are those of the second half
     of the results, when the pipeline is full. ``period_seconds`` is None if there are fewer than two results, or that
-    half is shorter than ``turns``. ``single`` is the latency of micro-batches that run alone.
+    half is shorter than ``schedule_cycle``. ``single`` is the latency of micro-batches that run alone.
 
     Attributes:
         wanted: number of requested results.
         submitted, results: numbers of micro-batches; a submitted one without a result is in flight or lost.
-        turns: micro-batches after which all round-robin schedules repeat.
+        schedule_cycle: micro-batches after which all round-robin schedules repeat.
         in_flight: the most micro-batches in flight that the runtime, or the caller, allows.
         first_seconds: from the beginning to the first result; None if none came.
         seconds: from the beginning to the last result.
@@ -81,7 +81,7 @@ class Simulation(Shown):
     wanted: int
     submitted: int
     results: int
-    turns: int
+    schedule_cycle: int
     in_flight: int
     first_seconds: float | None
     seconds: float
@@ -122,15 +122,15 @@ def simulate(
     scenario = scenario_of_plan(scenario) if isinstance(scenario, Plan) else scenario
     required(Scenario, scenario, PlanError, "give a plan with a prediction, or its file")
     what_if.require_known(scenario)
-    turns = _turns(scenario.program)
+    cycle = _cycle(scenario.program)
     if micro_batches is None:
         # Fast replicas run ahead until the limit in flight is reached; only then do they wait for the slowest one.
-        ahead = (in_flight or default_in_flight(scenario.program)) if turns > 1 else 0
-        micro_batches = max(MICRO_BATCHES, 2 * turns, min(2 * ahead, MOST_AHEAD))
+        ahead = (in_flight or default_in_flight(scenario.program)) if cycle > 1 else 0
+        micro_batches = max(MICRO_BATCHES, 2 * cycle, min(2 * ahead, MOST_AHEAD))
     stream = _Run(scenario, what_if, in_flight, shown, streamed=True, on_progress=on_progress)
     stream.run(micro_batches, feeds=None)
     has_scatter = what_if.compute_scatter or what_if.link_scatter
-    return stream.result(_alone(scenario, what_if, SINGLE_RUNS if has_scatter else min(turns, SINGLE_RUNS)))
+    return stream.result(_alone(scenario, what_if, SINGLE_RUNS if has_scatter else min(cycle, SINGLE_RUNS)))
 
 
 def _alone(scenario: Scenario, what_if: WhatIf, runs: int) -> list[float]:
@@ -232,14 +232,14 @@ class _Run:
         done = self._client.done[: self._last]  # more results may come at the same time
         half = len(done) // 2
         # With replicas, only whole cycles of the round-robin schedules have a constant duration.
-        turns = _turns(self._client.program)
-        whole = (len(done) - max(half, 1)) // turns * turns
+        cycle = _cycle(self._client.program)
+        whole = (len(done) - max(half, 1)) // cycle * cycle
         first = len(done) - 1 - whole
         return Simulation(
             wanted=self._last,
             submitted=len(self._client.submitted),
             results=len(done),
-            turns=turns,
+            schedule_cycle=cycle,
             in_flight=self._limit,
             first_seconds=done[0] if done else None,
             seconds=done[-1] if done else 0.0,
@@ -294,9 +294,9 @@ class _Run:
                 link.is_cut = True
 
 
-def _turns(program: Program) -> int:
+def _cycle(program: Program) -> int:
     """The number of micro-batches after which the round-robin schedules of all stages repeat together."""
-    return cycle_of({len(stage.turns) for stage in program.stages})
+    return cycle_of({len(stage.replica_schedule) for stage in program.stages})
 
 
 def _latencies(seconds: list[float]) -> Latencies | None:

@@ -123,7 +123,7 @@ def check(program: Program, count: int, *parts: Any) -> None:
         joined.close()
     assert not joined.failures
     for stage in program.stages:
-        assert joined.executors[stage.machine].progress()[stage.name] <= stage.own_turns.count_before(count)
+        assert joined.executors[stage.machine].progress()[stage.name] <= stage.micro_batches.count_before(count)
     for batch, result in zip(batches, results, strict=True):
         expected = evaluate(program, batch)
         assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))

@@ -68,11 +68,11 @@ class ProgramMaker:
         )
         return output_specs if len(output_specs) != 1 else output_specs[0]
 
-    def replicate(self, machines: Sequence[str], turns: Sequence[int]) -> None:
-        """Replicate the last stage on all of these machines, with these turns."""
+    def replicate(self, machines: Sequence[str], schedule: Sequence[int]) -> None:
+        """Replicate the last stage on all of these machines, with this round-robin schedule."""
         stage = self.stages.pop()
         self.stages += [
-            replace(stage, machine=machine, replica=replica, turns=tuple(turns))
+            replace(stage, machine=machine, replica=replica, replica_schedule=tuple(schedule))
             for replica, machine in enumerate(machines)
         ]
 

@@ -23,11 +23,11 @@ def programs(draw: st.DrawFn, most_replicas: int = 1, machines: str = "ABC", blo
         stage_inputs = draw(st.lists(st.sampled_from(tensors), min_size=1, max_size=4, unique=True))
         stage_outputs = [tensor(f"t{index}.{place}") for place in range(draw(st.integers(1, 2)))]
         homes = draw(st.lists(st.sampled_from(machines), min_size=1, max_size=most_replicas, unique=True))
-        turns = [*range(len(homes)), *draw(st.lists(st.integers(0, len(homes) - 1), max_size=5))]
-        turns = draw(st.permutations(turns)) if len(homes) > 1 else [0]
+        schedule = [*range(len(homes)), *draw(st.lists(st.integers(0, len(homes) - 1), max_size=5))]
+        schedule = draw(st.permutations(schedule)) if len(homes) > 1 else [0]
         for replica, machine in enumerate(homes):
             ends = (tuple(stage_inputs), tuple(stage_outputs))
-            stages.append(StageSpec(index, f"s{index}", machine, (), "cpu", blob, (), *ends, replica, tuple(turns)))
+            stages.append(StageSpec(index, f"s{index}", machine, (), "cpu", blob, (), *ends, replica, tuple(schedule)))
         tensors += stage_outputs
     outputs = draw(st.lists(st.sampled_from(tensors), min_size=1, max_size=4))
     program = Program(tuple(inputs), tuple(outputs), tuple(stages))

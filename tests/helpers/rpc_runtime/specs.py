@@ -16,9 +16,9 @@ def stage(index: int, name: str, machine: str, inputs: str, outputs: str) -> Sta
     return StageSpec(index, name, machine, (), "cpu", BLOB, (), input_specs, output_specs)
 
 
-def replicas(stage: StageSpec, machines: str, turns: str) -> tuple[StageSpec, ...]:
-    """Return the stage's replicas on these machines, with turns such as ``"010"``."""
+def replicas(stage: StageSpec, machines: str, schedule: str) -> tuple[StageSpec, ...]:
+    """Return the stage's replicas on these machines, with a schedule such as ``"010"``."""
     return tuple(
-        replace(stage, machine=machine, replica=replica, turns=tuple(map(int, turns)))
+        replace(stage, machine=machine, replica=replica, replica_schedule=tuple(map(int, schedule)))
         for replica, machine in enumerate(machines)
     )

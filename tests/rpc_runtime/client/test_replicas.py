@@ -39,7 +39,7 @@ def skip_over_replicas(maker: ProgramMaker) -> Program:
 
 
 def lengths_without_a_common_divisor(maker: ProgramMaker) -> Program:
-    """Return a program that repeats after 143 micro-batches; a skipping tensor follows both lists of turns."""
+    """Return a program that repeats after 143 micro-batches; a skipping tensor follows both schedules."""
     first = maker.stage("one", A, [maker.input("x")], double)
     maker.replicate([A, B], [0, 1, 0, 0, 1, 0, 0, 1, 0, 0, 1])
     second = maker.stage("two", C, [first], lambda v: [op.negative(v)])
@@ -49,7 +49,7 @@ def lengths_without_a_common_divisor(maker: ProgramMaker) -> Program:
 
 
 def several_stages_on_a_machine(maker: ProgramMaker) -> Program:
-    """Return a program whose machines hold replicas of different stages; some need a tensor in some turns only."""
+    """Return a program whose machines hold replicas of different stages; some need a tensor only sometimes."""
     x = maker.input("x")
     first = maker.stage("one", A, [x], double)
     maker.replicate([A, B, C], [0, 1, 2, 1])
@@ -75,12 +75,12 @@ def test_each_replica_records_the_kernels_of_its_next_micro_batches(
         for event in pipeline.trace():
             if event.kind == KERNEL:
                 kernels.setdefault((event.stage, event.machine), set()).add(event.sequence)
-    expected = {(s.name, s.machine): {s.own_turns.nth(0), s.own_turns.nth(1)} for s in program.stages}
+    expected = {(s.name, s.machine): {s.micro_batches.nth(0), s.micro_batches.nth(1)} for s in program.stages}
     assert kernels == expected
 
 
 def without_replicas(program: Program) -> Program:
-    first = [replace(stage, turns=(0,)) for stage in program.stages if stage.replica == 0]
+    first = [replace(stage, replica_schedule=(0,)) for stage in program.stages if stage.replica == 0]
     return replace(program, stages=tuple(first))
 
 

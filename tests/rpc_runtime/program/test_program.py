@@ -18,10 +18,13 @@ def test_replicas_that_do_not_fit_together() -> None:
 
     refused((both[0], replace(both[1], machine="A")), "stage 'a' on 'A', 'A': .*different machines")
     refused((both[0], replace(both[1], outputs=())), "the same outputs, but these are .* on 'A' and .* on 'B'")
-    refused((both[0], replace(both[1], turns=(0, 1, 1))), r"the same turns, but these are \(0, 1\) on 'A'")
+    refused(
+        (both[0], replace(both[1], replica_schedule=(0, 1, 1))),
+        r"the same replica_schedule, but these are \(0, 1\) on 'A'",
+    )
     refused((both[0], replace(both[1], replica=0)), r"numbered \[0, 0\]")
-    refused(both[:1], r"numbered \[0\] and have the turns \[0, 1\]")
-    refused(replicas(both[0], "AB", "00"), "give each a turn")
+    refused(both[:1], r"numbered \[0\] and have the schedule \[0, 1\]")
+    refused(replicas(both[0], "AB", "00"), "name each in the schedule")
     refused(replicas(both[0], "AB", "01" * 8_193), "a period of 1 to 16384, not 16386")
     second_stage = stage(1, "b", "C", "y", "z")
     late = (*replicas(both[0], "AB", "0" * 126 + "1"), *replicas(second_stage, "CD", "0" * 130 + "1"))

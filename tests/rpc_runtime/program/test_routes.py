@@ -3,8 +3,8 @@
 import pytest
 
 from rpc_runtime.program.program import NO_BLOB, Program
+from rpc_runtime.program.round_robin import EVERY, Recurrence
 from rpc_runtime.program.routes import CLIENT, queue_depth
-from rpc_runtime.program.turns import EVERY, Recurrence
 from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
 
 
@@ -14,7 +14,7 @@ def skipping() -> Program:
     return Program((tensor("x"),), (tensor("y"), tensor("t"), tensor("x")), stages)
 
 
-def test_queue_depth_is_three_and_the_turns_of_the_route_in_the_window() -> None:
+def test_queue_depth_is_three_and_the_micro_batches_of_the_route_in_the_window() -> None:
     assert [queue_depth(EVERY, window) for window in (0, 2, 8)] == [3, 5, 11]
     assert [queue_depth(Recurrence(3, (0, 2)), window) for window in (0, 1, 2, 3, 4)] == [3, 4, 5, 5, 6]
 
@@ -68,8 +68,8 @@ def test_routes_of_a_replicated_stage() -> None:
 def test_routes_between_replicas_that_never_meet() -> None:
     first, second = stage(0, "a", "A", "x", "t"), stage(1, "b", "C", "t", "y")
     program = Program((tensor("x"),), (tensor("y"),), (*replicas(first, "AB", "01"), *replicas(second, "BC", "10")))
-    turns = {(r.tensor.name, r.source, r.destination): r.when for r in program.handovers}
-    assert turns == {
+    whens = {(r.tensor.name, r.source, r.destination): r.when for r in program.handovers}
+    assert whens == {
         ("x", CLIENT, "A"): Recurrence(2, (0,)),
         ("x", CLIENT, "B"): Recurrence(2, (1,)),
         ("t", "A", "C"): Recurrence(2, (0,)),

@@ -96,7 +96,7 @@ def change_stage(name: str, value: Any) -> Callable[[pb.LoadStagesRequest], None
         (lambda request: setattr(request.program.stages[0].library, "sha256", "../../etc/passwd"), "64 lowercase"),
         (lambda request: request.program.stages[0].inputs[0].shape.append(2**50), "at most"),
         (change_stage("replica", 7), r"stage 's' on 'A': the replicas are numbered \[7\]"),
-        (lambda request: request.program.stages[0].ClearField("turns"), "stage 's' on 'A'"),
+        (lambda request: request.program.stages[0].ClearField("replica_schedule"), "stage 's' on 'A'"),
         (lambda request: request.program.codecs.add(tensor="x", codec="none"), "this tensor does not take that route"),
         (lambda request: request.program.codecs.add(tensor="x", codec="zip"), "no codec 'zip'"),
         (lambda request: request.program.cuts.add(input="gone"), "unknown dtype|which is no other input"),

@@ -61,4 +61,4 @@ def test_a_plan_with_shards_in_all_its_forms(invoke, invoke_json, onnx_path, tmp
     assert json.loads(path.read_text()) == content["plan"]
     for shown in (invoke(*options).stdout, picture.read_text()):
         assert "machine-a 0.5 and machine-b 0.5 of the rows" in " ".join(shown.split())
-        assert "turns" not in shown
+        assert "schedule" not in shown

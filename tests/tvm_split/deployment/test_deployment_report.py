@@ -47,10 +47,10 @@ def compared(
 
 
 def unpredicted(program: Program, compute: Sequence[float] = (10, 6), measured: MeasuredRuns | None = None):
-    """Report a program without a prediction; a replica has events only in its own turns."""
-    turns = {(spec.machine, spec.name): spec.own_turns for spec in program.stages}
+    """Report a program without a prediction; a replica has events only for its own micro-batches."""
+    own = {(spec.machine, spec.name): spec.micro_batches for spec in program.stages}
     events = events_of(program, compute, count=21)
-    own_events = [event for event in events if event.sequence in turns[event.machine, event.stage]]
+    own_events = [event for event in events if event.sequence in own[event.machine, event.stage]]
     return report_of(plan_for(program), program, own_events, measured or streamed(21))
 
 
@@ -181,18 +181,18 @@ def test_a_machine_with_several_links_has_the_time_of_each():
     assert [measured[ends] for ends in ((A, B), (A, C), (B, C))] == [(1000, pytest.approx(0.002))] * 3
 
 
-def taking_turns(first: StageSpec, *turns: int) -> Program:
+def replicated(first: StageSpec, *schedule: int) -> Program:
     """A chain whose second stage has replicas on B and C."""
     second = stage(1, B, ("y",), ("z",))
     replicas = tuple(
-        dataclasses.replace(second, machine=machine, replica=replica, turns=turns)
+        dataclasses.replace(second, machine=machine, replica=replica, replica_schedule=schedule)
         for replica, machine in enumerate((B, C))
     )
     return Program((tensor("x"),), (tensor("z"),), (first, *replicas))
 
 
 def test_replicas_are_measured_by_their_share_of_the_stream():
-    report = unpredicted(taking_turns(stage(0, A, ("x",), ("y",)), 0, 1, 0), (3, 6, 12))
+    report = unpredicted(replicated(stage(0, A, ("x",), ("y",)), 0, 1, 0), (3, 6, 12))
     first, second, third = report.machines
     assert (first.shares, second.stages) == ((1.0,), ("stage_1",))
     assert (*second.shares, *third.shares) == pytest.approx((2 / 3, 1 / 3))

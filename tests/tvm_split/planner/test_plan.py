@@ -28,15 +28,17 @@ def planned() -> Plan:
     return Plan("Model", "throughput", "test", MACHINES, (first, REPLICATED))
 
 
-def test_turns_of_stages_that_never_meet_are_refused_together() -> None:
+def test_schedules_of_stages_that_never_meet_are_refused_together() -> None:
     machines = tuple(PlannedMachine(f"machine-{letter}", LLVM, 1) for letter in "abcdef")
     stages = tuple(
         Stage((f"machine-{first}", f"machine-{second}"), (layer,), (1 - 1 / length, 1 / length), f"stage_{layer}")
         for layer, (first, second), length in (("0", "ab", 59), ("1", "cd", 53), ("2", "ef", 47))
     )
-    assert math.lcm(*(len(stage.turns) for stage in stages[:2])) == 59 * 53
+    assert math.lcm(*(len(stage.replica_schedule) for stage in stages[:2])) == 59 * 53
     Plan("Model", "throughput", "by hand", machines, stages[:2])
-    words = "of stage_0 59, stage_1 53, stage_2 47 turns: turns repeat together after more than 16384 micro-batches"
+    words = (
+        "lengths stage_0 59, stage_1 53, stage_2 47: the schedules repeat together after more than 16384 micro-batches"
+    )
     with pytest.raises(PlanError, match=words):
         Plan("Model", "throughput", "by hand", machines, stages)
 
@@ -135,7 +137,7 @@ REPLICATED_CASES = [
         (_set("machines", []), "stage_1 has 0 machines and 2 shares"),
         (_set("shares", [0.67, 0]), r"stages.1.shares.1: .*greater than 0"),
         (_set("shares", [0.67, 1e308]), r"stages.1.shares.1: .*less than"),
-        (_set("shares", [0.67, 0.001]), "stage_1 on 'machine-b', 'machine-c': the share .* one turn"),
+        (_set("shares", [0.67, 0.001]), "stage_1 on 'machine-b', 'machine-c': the share .* one micro-batch"),
         (_set("weights", [1]), r"stages.1.weights: there is no such key"),
     )
 ]
@@ -184,6 +186,6 @@ def test_a_plan_with_shards_survives_its_file(tmp_path: Path) -> None:
     assert Plan.from_dict(content).stages[1].sharding == Sharding("channels", "fused")
 
 
-def test_machines_that_share_a_stage_take_no_turns() -> None:
+def test_a_sharded_stage_has_no_replica_schedule() -> None:
     uneven = dataclasses.replace(SHARED, shares=(0.999, 0.001))  # there is no round-robin schedule for these
-    assert dataclasses.replace(planned(), stages=(uneven,)).stages[0].turns == (0,)
+    assert dataclasses.replace(planned(), stages=(uneven,)).stages[0].replica_schedule == (0,)

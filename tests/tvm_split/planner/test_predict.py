@@ -81,7 +81,7 @@ def test_another_plan_is_held_against_the_best_bound():
     assert prediction.why_no_more_machines == ""
 
 
-def test_replicas_share_computing_and_links_by_turns():
+def test_replicas_share_computing_and_links_by_their_schedule():
     profile = chain_profile({A: [0.001, 0.008], B: [0.001, 0.012], C: [0.001, 0.024]}, **FAST)
     problem = chain_problem(profile, replicas=True)
     stages = (Stage((A,), ("layer_0",)), Stage((B, C), ("layer_1",), (2 / 3, 1 / 3)))

@@ -43,7 +43,7 @@ def planned(problem: Problem) -> tuple[Stage, ...]:
 
 @settings(max_examples=60)
 @given(SEEDS, st.integers(1, 6), st.integers(1, 4), st.booleans(), st.booleans(), st.sampled_from([0.0, 0.3]))
-@example(16939, 2, 4, False, True, 0.0)  # a replica whose share is too small for a turn
+@example(16939, 2, 4, False, True, 0.0)  # a replica whose share is too small for a schedule
 def test_no_stream_is_faster_than_the_busiest_machine_link_or_cores(
     seed: int, pieces: int, machines: int, is_chain: bool, replicas: bool, scatter: float
 ) -> None:
@@ -202,19 +202,19 @@ def replicas(*seconds: float) -> Scenario:
 def test_as_many_results_as_were_asked_for_and_no_rate_of_too_few(micro_batches: int) -> None:
     """Results of the fast replica wait for one of the slow replica, and come with it."""
     simulation = simulate(replicas(0.01, 0.59), micro_batches=micro_batches)
-    assert (simulation.wanted, simulation.results, simulation.turns) == (micro_batches, micro_batches, 60)
+    assert (simulation.wanted, simulation.results, simulation.schedule_cycle) == (micro_batches, micro_batches, 60)
     assert simulation.period_seconds is None
     assert simulation.micro_batches_per_second is None
 
 
 @pytest.mark.parametrize("micro_batches", [None, 120, 500])
-def test_after_all_turns_the_rate_is_that_of_the_replicas(micro_batches: int | None) -> None:
+def test_after_the_whole_schedule_the_rate_is_that_of_the_replicas(micro_batches: int | None) -> None:
     simulation = simulate(replicas(0.01, 0.59), micro_batches=micro_batches)
     assert simulation.results == (micro_batches or 2 * simulation.in_flight)
     assert simulation.period_seconds == pytest.approx(0.59 / 60, rel=1e-6)
 
 
-def test_no_more_results_than_turns_can_need() -> None:
+def test_no_more_results_than_schedules_can_need() -> None:
     with pytest.raises(InputError, match="micro_batches is 100001: must be less than or equal to 100000"):
         tvm_split.simulate(chain([0.01], [0.001] * 2), micro_batches=100_001)
 

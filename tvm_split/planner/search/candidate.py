@@ -8,7 +8,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from rpc_runtime.program.turns import DIVISIBLE, LONGEST, LONGEST_CYCLE, LONGEST_PER_REPLICA, whole_turns
+from rpc_runtime.program.round_robin import DIVISIBLE, LONGEST, LONGEST_CYCLE, LONGEST_PER_REPLICA, integer_weights
 from tvm_split.planner.evaluate import Flow, memory_shortage
 from tvm_split.planner.problem import TOLERANCE, Stage, objective_seconds
 from tvm_split.planner.search.instance import Instance
@@ -50,7 +50,7 @@ def fairest_weights(stages: Sequence[Sequence[float]], periods: Sequence[float] 
         stages: for each stage the shares of its replicas, which count in proportion.
         periods: the period of each stage if its replicas had exactly these shares; by default all are equal.
     """
-    exact = [turns for turns in map(whole_turns, stages) if turns is not None]
+    exact = [weights for weights in map(integer_weights, stages) if weights is not None]
     if len(exact) == len(stages) and math.lcm(*map(sum, exact)) <= LONGEST_CYCLE:
         return exact
     schedules = [_weighted_schedule(shares) for shares in stages]
@@ -99,7 +99,7 @@ def _weighted_schedule(shares: Sequence[float]) -> _Schedules:
     excess = numbers / parts[replicas]
     order = np.argsort(excess, kind="stable")[:longest]
     lengths = np.arange(1, longest + 1)
-    # `turns_by_share`, which turns the shares back into a schedule, tries only these lengths.
+    # `schedule_by_share`, which turns the shares back into a schedule, tries only these lengths.
     replica_counts = np.cumsum(numbers[order] == 1)
     is_tried = lengths <= np.maximum(LONGEST, LONGEST_PER_REPLICA * replica_counts)
     return _Schedules(len(parts), replicas[order], np.where(is_tried, excess[order] / lengths, math.inf))

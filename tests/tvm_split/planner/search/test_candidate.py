@@ -1,4 +1,4 @@
-"""Round-robin schedules: only replicas without a turn are left out, and predictions match the schedules."""
+"""Round-robin schedules: only replicas without a micro-batch are left out, and predictions match the schedules."""
 
 import dataclasses
 import itertools
@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from rpc_runtime.program.turns import DIVISIBLE, turns_by_share
+from rpc_runtime.program.round_robin import DIVISIBLE, schedule_by_share
 from tests.helpers.planner.oracle import best, chain_plans, judge
 from tests.helpers.planner.problems import random_problem
 from tests.helpers.planner.steps import evaluate_stages
@@ -20,15 +20,15 @@ SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 
 
 @given(st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=6))
-def test_replicas_that_are_too_rare_for_a_turn_are_left_out(speeds):
+def test_replicas_that_are_too_rare_for_the_schedule_are_left_out(speeds):
     shares = tuple(speed / math.fsum(speeds) for speed in speeds)
     stage = Stage(tuple(f"machine-{index}" for index in range(len(speeds))), ("layer_0",), shares)
     (scheduled,) = with_schedule_shares([stage])
     assert math.isclose(math.fsum(scheduled.shares), 1.0)
-    assert set(range(len(scheduled.machines))) == set(turns_by_share(scheduled.shares))
+    assert set(range(len(scheduled.machines))) == set(schedule_by_share(scheduled.shares))
     assert all(machine in stage.machines for machine in scheduled.machines)
-    counts = [scheduled.turns.count(replica) for replica in range(len(scheduled.machines))]
-    assert scheduled.shares == tuple(count / len(scheduled.turns) for count in counts)
+    counts = [scheduled.replica_schedule.count(replica) for replica in range(len(scheduled.machines))]
+    assert scheduled.shares == tuple(count / len(scheduled.replica_schedule) for count in counts)
     assert with_schedule_shares([scheduled]) == (scheduled,)
 
 
@@ -40,8 +40,8 @@ def test_more_replicas_are_never_slower(seconds, more):
 
 
 @given(SPEEDS)
-def test_no_turns_of_such_a_length_are_faster(speeds):
-    """For each length, giving each turn to the replica with the least excess is optimal."""
+def test_no_schedule_of_such_a_length_is_faster(speeds):
+    """For each length, giving each position to the replica with the least excess is optimal."""
     whole = math.fsum(speeds)
     (counts,) = fairest_weights([[speed / whole for speed in speeds]])
     excess = largest_excess(counts, speeds)
@@ -54,12 +54,12 @@ def test_no_turns_of_such_a_length_are_faster(speeds):
 
 
 def largest_excess(counts, speeds):
-    """The largest ratio of a replica's turns to its share of them."""
+    """The largest ratio of a replica's weight to its share of all weights."""
     return max(count / speed for count, speed in zip(counts, speeds, strict=True)) * math.fsum(speeds) / sum(counts)
 
 
 @given(st.lists(SPEEDS, min_size=2, max_size=6))
-def test_turns_of_several_stages_repeat_together_soon(stages):
+def test_schedules_of_several_stages_repeat_together_soon(stages):
     names = itertools.count()
     given_stages = [
         Stage(
@@ -68,20 +68,20 @@ def test_turns_of_several_stages_repeat_together_soon(stages):
         for speeds in stages
     ]
     scheduled = with_schedule_shares(given_stages)
-    assert math.lcm(*(len(stage.turns) for stage in scheduled)) <= DIVISIBLE
+    assert math.lcm(*(len(stage.replica_schedule) for stage in scheduled)) <= DIVISIBLE
     assert with_schedule_shares(scheduled) == scheduled
     for before, after in zip(given_stages, scheduled, strict=True):
         share_of = dict(zip(before.machines, before.shares, strict=True))
         assert max(part / share_of[name] for name, part in zip(after.machines, after.shares, strict=True)) < 1.1
 
 
-def test_the_slowest_stage_has_the_best_turns():
-    """Schedules of 31 and 29 turns would repeat together after 899."""
+def test_the_slowest_stage_has_the_best_schedule():
+    """Schedules of length 31 and 29 would repeat together after 899."""
     for periods, exact in (([1.0, 0.5], 0), ([0.5, 1.0], 1)):
         shares = [[1 / 31] * 31, [1 / 29] * 29]
-        turns = fairest_weights(shares, periods)
-        assert math.lcm(*map(sum, turns)) <= DIVISIBLE + 16 * 60
-        assert turns[exact] == (1,) * len(shares[exact])
+        weights = fairest_weights(shares, periods)
+        assert math.lcm(*map(sum, weights)) <= DIVISIBLE + 16 * 60
+        assert weights[exact] == (1,) * len(shares[exact])
 
 
 def period_of(seconds):
@@ -129,7 +129,7 @@ def test_the_value_lies_between_the_best_plans_with_any_shares_and_without_repli
         assert without is None or value <= without[0] * (1 + 1e-9)
 
 
-def test_a_longest_period_is_kept_by_the_turns():
+def test_a_longest_period_is_kept_by_the_schedule():
     """With shares of any size, the plan with the least latency only just satisfies the limit."""
     slow = one_piece([1.0, 1.37, 2.11, 3.05])
     least = 0.01 / (1 / 1.0 + 1 / 1.37)
@@ -141,7 +141,7 @@ def test_a_longest_period_is_kept_by_the_turns():
     assert judged is not None
 
 
-def test_a_longest_period_that_no_turns_keep():
+def test_a_longest_period_that_no_schedule_keeps():
     problem = one_piece([1.0, 1.37])
     best_of_all = 0.01 / (1 / 1.0 + 1 / 1.37)
     with pytest.raises(PlanError, match=r"replicas give a period of .*, the limit is"):

@@ -1,4 +1,4 @@
-"""Turns are proportional, even and deterministic; recurrences behave as the sets that they represent."""
+"""Schedules are proportional, even and deterministic; recurrences behave as the sets that they represent."""
 
 import collections
 import itertools
@@ -7,14 +7,14 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from rpc_runtime.program.turns import (
+from rpc_runtime.program.round_robin import (
     DIVISIBLE,
     LONGEST_CYCLE,
     Recurrence,
     cycle_of,
-    longest_turns,
-    turns_by_share,
-    turns_of,
+    longest_schedule,
+    micro_batches_of,
+    schedule_by_share,
 )
 
 shares = st.lists(st.floats(0.2, 1.0), min_size=1, max_size=6)
@@ -27,17 +27,17 @@ recurrences = st.integers(1, 24).flatmap(
 
 @given(shares)
 def test_each_replica_has_its_share_within_one_micro_batch(shares: list[float]) -> None:
-    turns = turns_by_share(shares)
-    assert turns == turns_by_share(shares)
-    assert len(turns) <= longest_turns(len(shares))
+    schedule = schedule_by_share(shares)
+    assert schedule == schedule_by_share(shares)
+    assert len(schedule) <= longest_schedule(len(shares))
     for replica, share in enumerate(shares):
-        count = turns.count(replica)
+        count = schedule.count(replica)
         assert count >= 1
-        assert abs(count - len(turns) * share / sum(shares)) < 1
+        assert abs(count - len(schedule) * share / sum(shares)) < 1
         given_so_far = 0
-        for place, turn in enumerate(turns * 2, 1):
-            given_so_far += turn == replica
-            assert abs(given_so_far - place * count / len(turns)) < 1
+        for place, computing in enumerate(schedule * 2, 1):
+            given_so_far += computing == replica
+            assert abs(given_so_far - place * count / len(schedule)) < 1
 
 
 @pytest.mark.parametrize(
@@ -48,34 +48,34 @@ def test_each_replica_has_its_share_within_one_micro_batch(shares: list[float]) 
         ([1.0, -1.0], "positive numbers"),
         ([1.0, float("nan")], "positive numbers"),
         ([1.0, float("inf")], "positive numbers"),
-        ([1.0, 0.001], "share 0.000999 of replica 1 is less than one turn of 60"),
+        ([1.0, 0.001], "share 0.000999 of replica 1 is less than one micro-batch of 60"),
     ],
 )
 def test_shares_that_cannot_be_dealt(shares: list[float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        turns_by_share(shares)
+        schedule_by_share(shares)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=400).filter(lambda counts: sum(counts) <= 20 * len(counts)))
-def test_whole_turns_are_met_exactly(counts: list[int]) -> None:
+def test_shares_of_whole_weights_are_met_exactly(counts: list[int]) -> None:
     """Shares that are exact for some length get the shortest such length, which nobody has to state."""
-    turns = turns_by_share([count / sum(counts) for count in counts])
-    assert len(turns) == sum(counts) // math.gcd(*counts)
-    turn_counts = collections.Counter(turns)
-    assert [turn_counts[replica] * sum(counts) for replica in range(len(counts))] == [
-        count * len(turns) for count in counts
+    schedule = schedule_by_share([count / sum(counts) for count in counts])
+    assert len(schedule) == sum(counts) // math.gcd(*counts)
+    weights = collections.Counter(schedule)
+    assert [weights[replica] * sum(counts) for replica in range(len(counts))] == [
+        count * len(schedule) for count in counts
     ]
 
 
 @given(st.lists(st.floats(0.1, 1.0), min_size=2, max_size=60))
 def test_other_shares_get_lengths_that_repeat_together(shares: list[float]) -> None:
-    length = len(turns_by_share(shares))
+    length = len(schedule_by_share(shares))
     assert DIVISIBLE % length == 0 or [share * length / sum(shares) for share in shares] == pytest.approx(
         [round(share * length / sum(shares)) for share in shares], rel=1e-9
     )
 
 
-def test_the_least_cycle_of_several_lists_of_turns() -> None:
+def test_the_least_cycle_of_several_schedules() -> None:
     assert cycle_of([]) == 1
     assert cycle_of([6, 10, 15]) == 30
     assert cycle_of([1 << 14, 1 << 3]) == LONGEST_CYCLE
@@ -111,7 +111,7 @@ def test_what_is_no_recurrence(period: int, remainders: tuple[int, ...]) -> None
         Recurrence(period, remainders)
 
 
-def test_a_replica_without_a_turn() -> None:
-    assert turns_of(1, (0, 1, 0)) == Recurrence(3, (1,))
+def test_a_replica_that_is_not_in_the_schedule() -> None:
+    assert micro_batches_of(1, (0, 1, 0)) == Recurrence(3, (1,))
     with pytest.raises(ValueError, match="not \\(\\)"):
-        turns_of(2, (0, 1, 0))
+        micro_batches_of(2, (0, 1, 0))

@@ -1,8 +1,8 @@
 """Weighted round-robin schedules: which replica of a stage computes which micro-batch.
 
-A schedule is periodic, and all machines know it before the run. The *turns* of a stage are a list of replica numbers:
-replica ``turns[s % len(turns)]`` computes micro-batch ``s``. Two thirds for replica 0 and one third for replica 1 are
-the turns ``0 1 0``::
+A schedule is a list of replica numbers that repeats, and all machines know it before the run: replica
+``schedule[s % len(schedule)]`` computes micro-batch ``s``. The *weight* of a replica is how often it is in the list.
+Two thirds for replica 0 and one third for replica 1 are the schedule ``0 1 0`` with the weights 2 and 1::
 
     micro-batch   0   1   2   3   4   5   6
     replica 0     a0  .   a2  a3  .   a5  a6
@@ -20,27 +20,27 @@ from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 
 LONGEST_CYCLE = 16_384
-"""Maximum number of micro-batches after which all turns of a program repeat: 16 turns for each of a thousand replicas.
+"""Maximum number of micro-batches after which all schedules of a program repeat: 16 each for a thousand replicas.
 
 A route between two replicated stages repeats after the least common multiple of both lengths. Its destinations are
 looked up in tables of that length.
 """
 DIVISIBLE = 840
-"""Shares that are not exact in whole turns get a length that divides this number (all lengths up to 8 do).
+"""Shares that no short schedule meets exactly get a length that divides this number (all lengths up to 8 do).
 
-So the turns of all such stages repeat together after at most this many micro-batches.
+So the schedules of all such stages repeat together after at most this many micro-batches.
 """
 LONGEST = 60
-"""Maximum length of turns for few replicas; a share of 1/60 is met exactly."""
+"""Maximum length of a schedule for few replicas; a share of 1/60 is met exactly."""
 LONGEST_PER_REPLICA = 32
-"""Maximum length of turns per replica, if that allows more than `LONGEST`.
+"""Maximum length of a schedule per replica, if that allows more than `LONGEST`.
 
-With many replicas an even share is already small, and results wait about as long for the slowest replica's turn.
+With many replicas an even share is already small, and results wait about as long for the slowest replica.
 """
 WHOLE = 1e-12
-"""Tolerance for shares that are exact in whole turns; the rounding error of computed shares is smaller."""
+"""Tolerance for shares that a schedule meets exactly; the rounding error of computed shares is smaller."""
 CLOSE = 0.01
-"""A shorter list of turns is preferred if it gives a replica at most this fraction more work than the best list."""
+"""A shorter schedule is preferred if it gives a replica at most this fraction more work than the best one."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Recurrence:
             )
 
     def __contains__(self, sequence: int) -> bool:
-        return sequence % self.period in self._places
+        return sequence % self.period in self._remainders
 
     @cached_property
-    def _places(self) -> frozenset[int]:
+    def _remainders(self) -> frozenset[int]:
         return frozenset(self.remainders)
 
     @property
@@ -74,8 +74,8 @@ class Recurrence:
 
     def nth(self, number: int) -> int:
         """Return the micro-batch that has ``number`` micro-batches of this set before it."""
-        rounds, place = divmod(number, len(self.remainders))
-        return rounds * self.period + self.remainders[place]
+        rounds, position = divmod(number, len(self.remainders))
+        return rounds * self.period + self.remainders[position]
 
     def count_before(self, sequence: int) -> int:
         """Return how many micro-batches of this set come before micro-batch ``sequence``."""
@@ -84,13 +84,13 @@ class Recurrence:
 
     def within(self, period: int) -> list[int]:
         """Return the micro-batches below ``period``, ascending; ``period`` is a multiple of this set's period."""
-        return [start + place for start in range(0, period, self.period) for place in self.remainders]
+        return [start + rest for start in range(0, period, self.period) for rest in self.remainders]
 
     def __and__(self, other: Recurrence) -> Recurrence | None:
         """Return the micro-batches that are in both, or None; raise `ValueError` if the period is too long."""
         period = cycle_of((self.period, other.period))
         rare, frequent = sorted((self, other), key=lambda recurrence: recurrence.share)
-        remainders = tuple(place for place in rare.within(period) if place in frequent)
+        remainders = tuple(sequence for sequence in rare.within(period) if sequence in frequent)
         return Recurrence(period, remainders) if remainders else None
 
     def __or__(self, other: Recurrence) -> Recurrence:
@@ -120,56 +120,58 @@ def cycle_of(periods: Iterable[int]) -> int:
         cycle = math.lcm(cycle, period)
         if cycle > LONGEST_CYCLE:
             raise ValueError(
-                f"turns repeat together after more than {LONGEST_CYCLE} micro-batches: give the stages with replicas "
-                "lists of turns whose lengths have common divisors, by shares that are multiples of one fraction"
+                f"the schedules repeat together after more than {LONGEST_CYCLE} micro-batches: give the stages with "
+                "replicas schedules whose lengths have common divisors, by shares that are multiples of one fraction"
             )
     return cycle
 
 
-def turns_of(replica: int, turns: Sequence[int]) -> Recurrence:
-    """Return the micro-batches of one replica; raise `ValueError` if it has no turn, or the turns are too long."""
-    is_valid = len(turns) <= LONGEST_CYCLE  # else Recurrence raises; do not cache it
-    return Recurrence(len(turns), _places(tuple(turns)).get(replica, ()) if is_valid else ())
+def micro_batches_of(replica: int, schedule: Sequence[int]) -> Recurrence:
+    """Return the micro-batches of one replica; raise `ValueError` if it has none, or the schedule is too long."""
+    is_valid = len(schedule) <= LONGEST_CYCLE  # else Recurrence raises; do not cache it
+    return Recurrence(len(schedule), _positions(tuple(schedule)).get(replica, ()) if is_valid else ())
 
 
 @lru_cache(maxsize=8)
-def _places(turns: tuple[int, ...]) -> Mapping[int, tuple[int, ...]]:
-    """Return each replica's positions in the turns; cached, since a thousand replicas may ask for theirs."""
+def _positions(schedule: tuple[int, ...]) -> Mapping[int, tuple[int, ...]]:
+    """Return each replica's positions in the schedule; cached, since a thousand replicas may ask for theirs."""
     by_replica: dict[int, list[int]] = {}
-    for place, replica in enumerate(turns):
-        by_replica.setdefault(replica, []).append(place)
-    return {replica: tuple(places) for replica, places in by_replica.items()}
+    for position, replica in enumerate(schedule):
+        by_replica.setdefault(replica, []).append(position)
+    return {replica: tuple(positions) for replica, positions in by_replica.items()}
 
 
-def longest_turns(replicas: int) -> int:
-    """Return the maximum length of turns for a number of replicas."""
+def longest_schedule(replicas: int) -> int:
+    """Return the maximum length of the schedule of a number of replicas."""
     return min(max(LONGEST, LONGEST_PER_REPLICA * replicas), LONGEST_CYCLE)
 
 
-def turns_by_share(shares: Sequence[float]) -> tuple[int, ...]:
-    """Return turns that give each replica its share of the micro-batches, as evenly as whole micro-batches allow.
+def schedule_by_share(shares: Sequence[float]) -> tuple[int, ...]:
+    """Return the schedule that gives each replica its share of the micro-batches as evenly as possible.
 
-    ``shares`` are positive weights. If some length up to `longest_turns` meets them exactly, the shortest such length
+    ``shares`` are positive numbers. If some length up to `longest_schedule` meets them exactly, the shortest of these
     is used. Otherwise the length is a divisor of `DIVISIBLE` up to that maximum, with the least excess of any replica
     over its share; of those within `CLOSE` of it, the shortest. Over this length each replica has its share to within
-    one micro-batch. At any time in a stream, its number of turns so far is within one of its part of the turns. (That
-    this can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest deadline first: Baruah et al. 1996,
+    one micro-batch. At any time in a stream, its micro-batches so far are within one of its part of them. (That this
+    can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest deadline first: Baruah et al. 1996,
     "Proportionate progress".)
 
     Raises:
-        ValueError: no shares, one that is not positive, or one too small for a single turn.
+        ValueError: no shares, one that is not positive, or one too small for a single micro-batch.
     """
     if not shares or not all(math.isfinite(share) and share > 0 for share in shares):
         raise ValueError(f"shares are positive numbers, one for each replica, not {list(shares)}")
-    exact = whole_turns(shares)
+    exact = integer_weights(shares)
     if exact is not None:
         return _interleave(exact)
     whole = math.fsum(shares)
-    lengths = [length for length in range(1, min(longest_turns(len(shares)), DIVISIBLE) + 1) if DIVISIBLE % length == 0]
+    lengths = [
+        length for length in range(1, min(longest_schedule(len(shares)), DIVISIBLE) + 1) if DIVISIBLE % length == 0
+    ]
     smallest = min(shares) / whole
     if smallest * lengths[-1] < 1 - 1e-9:
         raise ValueError(
-            f"the share {smallest:.3g} of replica {shares.index(min(shares))} is less than one turn of "
+            f"the share {smallest:.3g} of replica {shares.index(min(shares))} is less than one micro-batch of "
             f"{lengths[-1]}: leave that replica out, or give it a larger share"
         )
     candidates = [counts for length in lengths if all(counts := _apportion(shares, length))]
@@ -178,12 +180,12 @@ def turns_by_share(shares: Sequence[float]) -> tuple[int, ...]:
     return _interleave(next(counts for counts, most in zip(candidates, excess, strict=True) if most <= good_enough))
 
 
-def whole_turns(shares: Sequence[float]) -> tuple[int, ...] | None:
-    """Return each replica's number of turns for the shortest length that meets all shares exactly, or None.
+def integer_weights(shares: Sequence[float]) -> tuple[int, ...] | None:
+    """Return each replica's weight in the shortest schedule that meets all shares exactly, or None.
 
-    The length is at most `longest_turns`.
+    Its length is at most `longest_schedule`.
     """
-    maximum_length = longest_turns(len(shares))
+    maximum_length = longest_schedule(len(shares))
     whole, length, parts = math.fsum(shares), 1, []
     for share in shares:
         part = Fraction(share / whole).limit_denominator(maximum_length)
@@ -206,24 +208,24 @@ def _apportion(shares: Sequence[float], length: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _interleave(counts: Sequence[int]) -> tuple[int, ...]:
-    """Return turns with each replica as often as in ``counts``.
+def _interleave(weights: Sequence[int]) -> tuple[int, ...]:
+    """Return the schedule of these weights.
 
-    The n-th of a replica's c turns lies in the n-th of c equal intervals of the length.
+    The n-th position of a replica of weight w lies in the n-th of w equal intervals of the length.
     """
-    length = sum(counts)
-    placed = [0] * len(counts)
-    turns: list[int] = []
+    length = sum(weights)
+    placed = [0] * len(weights)
+    schedule: list[int] = []
     # waiting: (release time, replica). ready: (deadline, release time, replica), so that ties go to the longest wait.
-    waiting = [(0, replica) for replica in range(len(counts))]
+    waiting = [(0, replica) for replica in range(len(weights))]
     ready: list[tuple[int, int, int]] = []
-    for place in range(length):
-        while waiting and waiting[0][0] <= place:
+    for position in range(length):
+        while waiting and waiting[0][0] <= position:
             replica = heappop(waiting)[1]
-            count, number = counts[replica], placed[replica]
-            heappush(ready, (-(-(number + 1) * length // count), number * length // count, replica))
+            weight, number = weights[replica], placed[replica]
+            heappush(ready, (-(-(number + 1) * length // weight), number * length // weight, replica))
         replica = heappop(ready)[2]
         placed[replica] += 1
-        heappush(waiting, (-(-placed[replica] * length // counts[replica]), replica))
-        turns.append(replica)
-    return tuple(turns)
+        heappush(waiting, (-(-placed[replica] * length // weights[replica]), replica))
+        schedule.append(replica)
+    return tuple(schedule)
