@@ -16,7 +16,7 @@ of each micro-batch. (The annotated graph shows such a stage on its first machin
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import tvm
 from tvm import relax
@@ -110,7 +110,7 @@ def machine_modules(parts: Parts, outputs: Sequence[str], devices: Mapping[str, 
     functions: dict[str, dict[str, relax.Function]] = {}
     for stage, part in parts:
         for replica, machine in enumerate(stage.machines):
-            attributes = {"machine": machine}
+            attributes: dict[str, Any] = {"machine": machine}
             if len(stage.machines) > 1:
                 attributes |= {"replica": replica, "replica_schedule": list(stage.replica_schedule)}
             builder = Builder()

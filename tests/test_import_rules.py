@@ -132,10 +132,10 @@ def package_of(name: str, packages: set[str]) -> str | None:
     return name
 
 
-def test_the_planner_and_references_load_no_tvm() -> None:
+def test_placement_and_references_load_no_tvm() -> None:
     names = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for folder in ("planner", "simulation")
+        for folder in ("placement", "simulation")
         for path in files_of(f"tvm_split/{folder}")
         if path.stem != "__init__"
     ]

@@ -29,7 +29,7 @@ from tvm_split.compiler.verification import verify_bundle
 from tvm_split.errors import CompileWarning, OutputError, PlanError
 from tvm_split.model import Model
 from tvm_split.outputs import write_text
-from tvm_split.planner.plan import Plan
+from tvm_split.placement.plan import Plan
 from tvm_split.progress import StepProgress, says_progress
 from tvm_split.values import content_of
 

@@ -16,7 +16,7 @@ from relay_passes.ir import is_tensor_constant, main_function
 from rpc_runtime.program.program import TensorSpec
 from tvm_split.compiler.describe import describe, layer_graph
 from tvm_split.errors import PlanError
-from tvm_split.planner.graph import LayerGraph, ModelDescription
+from tvm_split.placement.graph import LayerGraph, ModelDescription
 from tvm_split.units import Shown
 
 

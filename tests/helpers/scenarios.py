@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 
 from rpc_runtime.program.routes import CLIENT
-from tvm_split.planner.predict import predict
-from tvm_split.planner.problem import Problem, Stage
-from tvm_split.planner.search.candidate import with_schedule_shares
-from tvm_split.planner.solution import solution_of
+from tvm_split.placement.predict import predict
+from tvm_split.placement.problem import Problem, Stage
+from tvm_split.placement.search.candidate import with_schedule_shares
+from tvm_split.placement.solution import solution_of
 from tvm_split.simulation.scenario import LinkTimes, MachineTimes, Scenario, StageTimes, program_of, scenario_of
 
 

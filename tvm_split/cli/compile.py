@@ -16,7 +16,7 @@ from tvm_split.cli.source import AskedMachines, MachineOptions, ModelOptions, lo
 from tvm_split.display.console import print_json, print_note, print_unwrapped, tuning_progress
 from tvm_split.display.view import as_json, print_parts, view, write
 from tvm_split.launchers.local import InProcess
-from tvm_split.planner.request import PlanRequest
+from tvm_split.placement.request import PlanRequest
 from tvm_split.progress import step_progress
 
 

@@ -17,9 +17,9 @@ from tvm_split.cli.source import AskedMachines, MachineOptions, ModelOptions, lo
 from tvm_split.deployment.deployment_report import read_measured
 from tvm_split.display.console import print_json, print_note, print_unwrapped
 from tvm_split.display.view import write
-from tvm_split.planner.problem import Problem
-from tvm_split.planner.problem_file import problem_to_dict
-from tvm_split.planner.request import SPLITTING, PlanRequest
+from tvm_split.placement.problem import Problem
+from tvm_split.placement.read_problem import problem_to_dict
+from tvm_split.placement.request import SPLITTING, PlanRequest
 
 MORE: dict[str, Any] = {"rich_help_panel": PlanRequest.PANEL}
 

@@ -23,7 +23,7 @@ from tvm_split.cli.options import WrongUseError, flags_named
 from tvm_split.display.console import print_note
 from tvm_split.errors import ClusterError, ModelImportError, NoExamplesError, OpenAxesError
 from tvm_split.frontends import file_suffixes, is_network
-from tvm_split.planner.request import PlanRequest
+from tvm_split.placement.request import PlanRequest
 from tvm_split.progress import step_progress
 from tvm_split.reached_workers import reached_workers, require_answers
 from tvm_split.units import count_text

@@ -34,7 +34,7 @@ from tvm_split.compiler.cuda_code import CudaNeeds
 from tvm_split.compiler.stage import Kernel
 from tvm_split.errors import BundleError
 from tvm_split.outputs import is_unfinished, written
-from tvm_split.planner.plan import Plan, with_machine_names
+from tvm_split.placement.plan import Plan, with_machine_names
 from tvm_split.units import Shown
 
 FORMAT = "tvm-split bundle"

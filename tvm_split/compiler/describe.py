@@ -22,7 +22,7 @@ from relay_passes.ir import (
 )
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import CLIENT
-from tvm_split.planner.graph import Call, LayerGraph, ModelDescription, Value
+from tvm_split.placement.graph import Call, LayerGraph, ModelDescription, Value
 
 if TYPE_CHECKING:
     from tvm_split.model import Model

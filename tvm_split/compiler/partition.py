@@ -18,10 +18,10 @@ from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import tvm_target
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.by_hand import why_unknown
-from tvm_split.planner.graph import LayerGraph
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Stage
+from tvm_split.placement.by_hand import why_unknown
+from tvm_split.placement.graph import LayerGraph
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.problem import Stage
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 from relay_passes.half_operands import OTHERS, HalfOperands
 from relay_passes.ir import bindings_of, main_function, operator_name
 from tvm_split.model import Model
-from tvm_split.planner.problem import Precision
+from tvm_split.placement.problem import Precision
 from tvm_split.units import short_list
 
 

@@ -26,8 +26,8 @@ from tvm_split.compiler.describe import size_bytes
 from tvm_split.compiler.partition import Partition, stages_of
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Stage
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.problem import Stage
 
 
 def partition(model: Model, plan: Plan) -> Partition:

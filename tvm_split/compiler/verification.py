@@ -34,8 +34,8 @@ from tvm_split.compiler.targets import host_target, runs_here, target_text
 from tvm_split.compiler.unusual import differs, with_unusual_values
 from tvm_split.errors import CompileWarning, VerificationError
 from tvm_split.model import Model, Reference
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Precision
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.problem import Precision
 
 
 def verify_bundle(

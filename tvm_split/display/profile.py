@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from tvm_split.display.view import Row, Table, View, as_json, view
-from tvm_split.planner.profile import ClusterProfile
+from tvm_split.placement.profile import ClusterProfile
 from tvm_split.profiling.cluster_profile import KernelProfile, MachineReport, ModelProfile
 from tvm_split.units import age_text, bytes_text, count_text, short_list
 

@@ -21,7 +21,7 @@ from tvm_split.units import ShownFields
 
 MODULES = {
     "tvm_split.cluster": "cluster",
-    "tvm_split.planner": "plan",
+    "tvm_split.placement": "plan",
     "tvm_split.compiler": "other",
     "tvm_split.deployment": "report",
     "tvm_split.findings": "findings",

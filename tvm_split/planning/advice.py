@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from tvm_split.planner.baselines import ONE_MACHINE
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Timed, objective_seconds
+from tvm_split.placement.baselines import ONE_MACHINE
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.problem import Timed, objective_seconds
 from tvm_split.planning.choose import MORE_MACHINES
 from tvm_split.units import number_text
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm_split.planner.evaluate import keeps_demands
-from tvm_split.planner.problem import Problem
-from tvm_split.planner.solution import Solution
+from tvm_split.placement.evaluate import keeps_demands
+from tvm_split.placement.problem import Problem
+from tvm_split.placement.solution import Solution
 from tvm_split.units import names_of, seconds_text
 
 RELAXATION = "the relaxation in which pieces are split freely and communication takes no time"

@@ -16,12 +16,12 @@ from tvm_split.compiler.targets import host_target, runs_here
 from tvm_split.compiler.verification import one_by_one, verification_inputs
 from tvm_split.compiling import compile
 from tvm_split.errors import PlanError
-from tvm_split.planner.plan import Plan, PlannedCodec
-from tvm_split.planner.predict import CodedLink, predict
-from tvm_split.planner.prediction import Prediction
-from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.request import PlanRequest
-from tvm_split.planner.solution import Solution
+from tvm_split.placement.plan import Plan, PlannedCodec
+from tvm_split.placement.predict import CodedLink, predict
+from tvm_split.placement.prediction import Prediction
+from tvm_split.placement.profile import ClusterProfile
+from tvm_split.placement.request import PlanRequest
+from tvm_split.placement.solution import Solution
 from tvm_split.planning.codec_trials import CodecTrial, CodecTrials
 from tvm_split.planning.planner import Planner
 from tvm_split.profiling.link_probing import probe_links

@@ -15,15 +15,15 @@ from tvm_split.compiler.precision import in_precision, precision_remarks
 from tvm_split.compiler.sharding import computed_shares
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.baselines import stages_of_equal_cost
-from tvm_split.planner.by_hand import named, stages_by_hand
-from tvm_split.planner.estimate import estimated_seconds
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.predict import predict
-from tvm_split.planner.problem import Objective, Problem, Stage
-from tvm_split.planner.request import PlanRequest, split_by_position
-from tvm_split.planner.solution import Solution
-from tvm_split.planner.strategy import require_strategy
+from tvm_split.placement.baselines import stages_of_equal_cost
+from tvm_split.placement.by_hand import named, stages_by_hand
+from tvm_split.placement.estimate import estimated_seconds
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.predict import predict
+from tvm_split.placement.problem import Objective, Problem, Stage
+from tvm_split.placement.request import PlanRequest, split_by_position
+from tvm_split.placement.solution import Solution
+from tvm_split.placement.strategy import require_strategy
 from tvm_split.planning.codecs import with_codecs
 from tvm_split.planning.planner import Planner
 from tvm_split.planning.problem_from_profile import require_known_pins
@@ -50,9 +50,9 @@ def plan(
 ) -> Plan:
     """Make the plan that decides which layers run on which machine.
 
-    With ``split`` and ``shards`` the user decides, in the source's own layer names; see `tvm_split.planner.by_hand` and
-    `tvm_split.Shard`. Otherwise the model's pieces and the links are measured on the cluster's machines, through their
-    workers. Then the best plan is searched, which may leave machines idle. Measurements are kept on disk.
+    With ``split`` and ``shards`` the user decides, in the source's own layer names; see `tvm_split.placement.by_hand`
+    and `tvm_split.Shard`. Otherwise the model's pieces and the links are measured on the cluster's machines, through
+    their workers. Then the best plan is searched, which may leave machines idle. Measurements are kept on disk.
 
     Args:
         model: what `load_model` returned, or the path of a model's file.

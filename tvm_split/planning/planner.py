@@ -13,16 +13,16 @@ from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import NoPlanError, PlanError
 from tvm_split.model import Model
-from tvm_split.planner.estimate import estimated_profile
-from tvm_split.planner.evaluate import keeps_demands
-from tvm_split.planner.graph import piece_edges
-from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.problem import Problem, Stage
-from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.request import PlanRequest
-from tvm_split.planner.search.bounds import division_bound
-from tvm_split.planner.solution import Solution, solution_of
-from tvm_split.planner.strategy import solve_by
+from tvm_split.placement.estimate import estimated_profile
+from tvm_split.placement.evaluate import keeps_demands
+from tvm_split.placement.graph import piece_edges
+from tvm_split.placement.plan import Plan, PlannedMachine
+from tvm_split.placement.problem import Problem, Stage
+from tvm_split.placement.profile import ClusterProfile
+from tvm_split.placement.request import PlanRequest
+from tvm_split.placement.search.bounds import division_bound
+from tvm_split.placement.solution import Solution, solution_of
+from tvm_split.placement.strategy import solve_by
 from tvm_split.planning.choose import RELAXATION, cannot_gain, choose, with_fewest_machines
 from tvm_split.planning.problem_from_profile import (
     in_layers,

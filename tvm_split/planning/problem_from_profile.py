@@ -13,13 +13,13 @@ from typing import TypeVar
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import memory_of
 from tvm_split.errors import PlanError
-from tvm_split.planner.by_hand import covers, named, why_unknown, with_independent_layers
-from tvm_split.planner.graph import LayerGraph
-from tvm_split.planner.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
-from tvm_split.planner.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, PieceTime, StreamingCost
-from tvm_split.planner.request import PlanRequest
-from tvm_split.planner.solution import Solution
-from tvm_split.planner.step_graph import lower
+from tvm_split.placement.by_hand import covers, named, why_unknown, with_independent_layers
+from tvm_split.placement.graph import LayerGraph
+from tvm_split.placement.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
+from tvm_split.placement.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, PieceTime, StreamingCost
+from tvm_split.placement.request import PlanRequest
+from tvm_split.placement.solution import Solution
+from tvm_split.placement.step_graph import lower
 from tvm_split.units import known_names
 
 BUFFERS = 3

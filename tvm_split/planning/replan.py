@@ -14,12 +14,12 @@ from tvm_split.compiler.precision import in_precision
 from tvm_split.deployment.deployment_report import read_measured
 from tvm_split.errors import PlanError, required
 from tvm_split.parameters import Share
-from tvm_split.planner.corrections import DEFAULT_THRESHOLD, Change, Measured, calibrated, change_to, corrections_of
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Stage
-from tvm_split.planner.request import SPLITTING, PlanRequest
-from tvm_split.planner.solution import Solution
-from tvm_split.planner.strategy import require_strategy
+from tvm_split.placement.corrections import DEFAULT_THRESHOLD, Change, Measured, calibrated, change_to, corrections_of
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.problem import Stage
+from tvm_split.placement.request import SPLITTING, PlanRequest
+from tvm_split.placement.solution import Solution
+from tvm_split.placement.strategy import require_strategy
 from tvm_split.planning.plan import finished
 from tvm_split.planning.planner import Planner, whole_layers
 from tvm_split.planning.problem_from_profile import require_known_pins

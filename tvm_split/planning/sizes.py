@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from tvm_split.errors import NoPlanError, PlanError
 from tvm_split.model import Model
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.prediction import Prediction
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.prediction import Prediction
 
 
 @dataclass(frozen=True)

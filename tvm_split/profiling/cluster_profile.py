@@ -20,9 +20,9 @@ from tvm_split.compiler.verification import verification_inputs
 from tvm_split.errors import ProfileError
 from tvm_split.model import Model
 from tvm_split.parameters import Count
-from tvm_split.planner.estimate import Roofline
-from tvm_split.planner.graph import piece_edges, pieces_of, pieces_of_kernels
-from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, StreamingCost
+from tvm_split.placement.estimate import Roofline
+from tvm_split.placement.graph import piece_edges, pieces_of, pieces_of_kernels
+from tvm_split.placement.profile import ClusterProfile, MachineProfile, ModelPiece, StreamingCost
 from tvm_split.profiling.kernel_timing import DEFAULT_TIMEOUT_SECONDS, time_kernels
 from tvm_split.profiling.kernels import KernelCall, TargetCode, shared_weight_bytes, target_code
 from tvm_split.profiling.link_probing import probe_links

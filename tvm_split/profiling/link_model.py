@@ -17,7 +17,7 @@ from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.build_cache import BlobFolder
 from tvm_split.compiler.stage import StageCompiler
-from tvm_split.planner.profile import StreamingCost
+from tvm_split.placement.profile import StreamingCost
 
 DISAGREEMENT = 2.0
 """Largest ratio between two undisturbed measurements of the same transfer."""

@@ -10,8 +10,8 @@ from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.transports.transport import memory_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.prediction import Prediction
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.prediction import Prediction
 from tvm_split.units import known_names
 from tvm_split.values import first_repeated
 

@@ -5,10 +5,10 @@ import json
 import onnx
 import pytest
 
-from tests.helpers.planner.bench_reports import report_of
+from tests.helpers.placement.bench_reports import report_of
 from tests.models.small_onnx_model import small_model
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.request import PlanRequest
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.request import PlanRequest
 
 A, B = "machine-a", "machine-b"
 ROWS = f"conv_1..conv_2:rows:{A}=0.5,{B}=0.5"

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.helpers.planner.bench_reports import report_of
-from tests.helpers.planner.problems import GOOD
-from tests.helpers.planner.profiles import A, B, chain_profile, planned
+from tests.helpers.placement.bench_reports import report_of
+from tests.helpers.placement.problems import GOOD
+from tests.helpers.placement.profiles import A, B, chain_profile, planned
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import partition
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.problem import Stage
+from tvm_split.placement.problem import Stage
 
 
 def model_of(write: Callable[..., Sequence[relax.Var]], layers: Mapping[str, str] | None = None) -> Model:

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, predicted
-from tvm_split.planner.by_hand import named
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.search import solve
+from tests.helpers.placement.profiles import A, B, chain_problem, chain_profile, predicted
+from tvm_split.placement.by_hand import named
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.search import solve
 from tvm_split.planning.advice import one_machine_advice
 from tvm_split.planning.choose import with_fewest_machines
 

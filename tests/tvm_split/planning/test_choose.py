@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from rpc_runtime.program.routes import CLIENT
-from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile
-from tests.helpers.planner.steps import evaluate_stages
-from tvm_split.planner.search import solve
+from tests.helpers.placement.profiles import A, B, chain_problem, chain_profile
+from tests.helpers.placement.steps import evaluate_stages
+from tvm_split.placement.search import solve
 from tvm_split.planning.choose import MARGIN, with_fewest_machines
 
 

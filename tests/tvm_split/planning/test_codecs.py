@@ -3,7 +3,7 @@
 from hypothesis import given, strategies as st
 
 from rpc_runtime.program.codecs import CODECS, NONE
-from tests.helpers.planner.predictions import machine_prediction, prediction
+from tests.helpers.placement.predictions import machine_prediction, prediction
 from tvm_split.planning.codec_trials import CodecTrial
 from tvm_split.planning.codecs import LEAST_GAIN, fastest, may_limit
 

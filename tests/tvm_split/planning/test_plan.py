@@ -16,8 +16,8 @@ from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.launchers.local import Local
-from tvm_split.planner.corrections import Measured
-from tvm_split.planner.request import PlanRequest
+from tvm_split.placement.corrections import Measured
+from tvm_split.placement.request import PlanRequest
 from tvm_split.planning.planner import Planner
 from tvm_split.planning.replan import replan
 from tvm_split.reached_workers import reached_workers

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.helpers.planner.profiles import A, B, chain_problem, chain_profile, graph_of
+from tests.helpers.placement.profiles import A, B, chain_problem, chain_profile, graph_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.problem import Pin, Stage
-from tvm_split.planner.profile import Bus, ClusterProfile, ModelPiece, StreamingCost
-from tvm_split.planner.search.instance import instance_of
+from tvm_split.placement.problem import Pin, Stage
+from tvm_split.placement.profile import Bus, ClusterProfile, ModelPiece, StreamingCost
+from tvm_split.placement.search.instance import instance_of
 from tvm_split.planning.problem_from_profile import stages_of_layers, stages_of_pieces, with_identical_averaged
 
 TWO = {A: [0.001, 0.002, 0.003], B: [0.002, 0.004, 0.006]}

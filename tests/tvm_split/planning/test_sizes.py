@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from tests.helpers.planner.predictions import machine_prediction, prediction
+from tests.helpers.placement.predictions import machine_prediction, prediction
 from tvm_split.errors import NoPlanError, PlanError
-from tvm_split.planner.plan import Plan
+from tvm_split.placement.plan import Plan
 from tvm_split.planning.sizes import plan_sizes
 
 PERIODS = {1: 0.010, 2: 0.016, 4: 0.036}

@@ -15,7 +15,7 @@ from tests.helpers.scripted_kernels import Noise, ScriptedKernels
 from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.launchers.local import InProcess
-from tvm_split.planner.profile import ClusterProfile
+from tvm_split.placement.profile import ClusterProfile
 from tvm_split.profiling import kernel_timing
 from tvm_split.profiling.cluster_profile import MachineReport, measured_pieces
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from tvm_split.errors import PlanError, last_line
-from tvm_split.planner.problem import Stage
+from tvm_split.placement.problem import Stage
 
 MOST_NAMED = 3
 """Most reasons for which candidates could not be built that are named."""

@@ -25,11 +25,11 @@ from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import computed_shares, partition
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.model import Model
-from tvm_split.planner.estimate import CORE
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Stage
-from tvm_split.planner.profile import ClusterProfile, PieceTime
-from tvm_split.planner.step_graph import Step, StepGraph, Transfer
+from tvm_split.placement.estimate import CORE
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.problem import Stage
+from tvm_split.placement.profile import ClusterProfile, PieceTime
+from tvm_split.placement.step_graph import Step, StepGraph, Transfer
 from tvm_split.planning.sharding.attempts import Attempts
 from tvm_split.profiling.kernel_timing import time_kernels
 from tvm_split.profiling.kernels import KernelCall, TargetCode, scheduled_calls, shared_weight_bytes, untimeable_in

@@ -16,14 +16,14 @@ from tvm_split.compiler.describe import tensors_in
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import partition
 from tvm_split.model import Model
-from tvm_split.planner.by_hand import named, with_independent_layers
-from tvm_split.planner.evaluate import shares_by_speed
-from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.problem import Axis, Problem, Sharding, Stage
-from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.search.instance import instance_of
-from tvm_split.planner.shard_search import Segment, ShardOption, blocks_of, rounded
-from tvm_split.planner.solution import STAGE_SECONDS
+from tvm_split.placement.by_hand import named, with_independent_layers
+from tvm_split.placement.evaluate import shares_by_speed
+from tvm_split.placement.plan import Plan, PlannedMachine
+from tvm_split.placement.problem import Axis, Problem, Sharding, Stage
+from tvm_split.placement.profile import ClusterProfile
+from tvm_split.placement.search.instance import instance_of
+from tvm_split.placement.shard_search import Segment, ShardOption, blocks_of, rounded
+from tvm_split.placement.solution import STAGE_SECONDS
 from tvm_split.planning.sharding.attempts import Attempts
 from tvm_split.planning.sharding.estimates import PartEstimates, transfers_of
 

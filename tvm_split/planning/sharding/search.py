@@ -1,6 +1,6 @@
 """Find sharded plans, estimate them, balance their shares, and measure the best few.
 
-Options (`ShardOptions`) are combined by dynamic programming (`planner.shard_search`). The results are evaluated and
+Options (`ShardOptions`) are combined by dynamic programming (`placement.shard_search`). The results are evaluated and
 balanced, and the best few are measured in their own shapes, unless the cluster is only estimated.
 """
 
@@ -12,13 +12,13 @@ from itertools import chain
 
 from tvm_split.cluster.cluster import Workers
 from tvm_split.model import Model
-from tvm_split.planner.evaluate import limit_violations, memory_shortage
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Problem, Stage
-from tvm_split.planner.profile import ClusterProfile
-from tvm_split.planner.request import PlanRequest
-from tvm_split.planner.shard_search import ShardOption, cheapest, lightened, rebalanced
-from tvm_split.planner.solution import Solution
+from tvm_split.placement.evaluate import limit_violations, memory_shortage
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.problem import Problem, Stage
+from tvm_split.placement.profile import ClusterProfile
+from tvm_split.placement.request import PlanRequest
+from tvm_split.placement.shard_search import ShardOption, cheapest, lightened, rebalanced
+from tvm_split.placement.solution import Solution
 from tvm_split.planning.sharding.attempts import Attempts
 from tvm_split.planning.sharding.estimates import PartEstimates, profile_parts
 from tvm_split.planning.sharding.options import ShardOptions, forbidden_machines, plan_to_rewrite

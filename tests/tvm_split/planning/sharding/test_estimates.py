@@ -9,10 +9,10 @@ from torch import nn
 
 import tvm_split
 from tests.models.torch_models import vgg
-from tvm_split.planner.corrections import calibrated
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.profile import ClusterProfile, Corrections
-from tvm_split.planner.request import PlanRequest
+from tvm_split.placement.corrections import calibrated
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.profile import ClusterProfile, Corrections
+from tvm_split.placement.request import PlanRequest
 from tvm_split.planning.planner import Planner
 from tvm_split.planning.sharding.estimates import PartEstimates, profile_parts
 

@@ -10,10 +10,10 @@ from torch import nn
 import tvm_split
 from relay_passes.sharding.rule import Operation, Rule
 from relay_passes.sharding.rules import RULES
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Stage
-from tvm_split.planner.request import PlanRequest
-from tvm_split.planner.solution import STAGE_SECONDS
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.problem import Stage
+from tvm_split.placement.request import PlanRequest
+from tvm_split.placement.solution import STAGE_SECONDS
 from tvm_split.planning.planner import Planner
 from tvm_split.planning.sharding.attempts import Attempts
 from tvm_split.planning.sharding.search import ShardSearch
