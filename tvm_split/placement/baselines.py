@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tvm_split.errors import PlanError
-from tvm_split.placement.by_hand import named, with_independent_layers
+from tvm_split.placement.by_hand import completed
 from tvm_split.placement.graph import LayerGraph
 from tvm_split.placement.problem import Problem, Stage
 
@@ -75,6 +75,5 @@ def stages_of_equal_cost(
         )
     costs = [sum(seconds[layer] for layer in unit) for unit in units]
     cuts = proportional_cuts(costs, [machine.threads for machine in machines])
-    parts = [list(itertools.chain(*units[start:end])) for start, end in itertools.pairwise(cuts)]
-    groups = with_independent_layers(graph, parts)
-    return named(Stage((machine.name,), tuple(group)) for machine, group in zip(machines, groups, strict=True))
+    layers = (tuple(itertools.chain(*units[start:end])) for start, end in itertools.pairwise(cuts))
+    return completed(graph, [Stage((machine.name,), part) for machine, part in zip(machines, layers, strict=True)])

@@ -191,6 +191,12 @@ def named(stages: Iterable[Stage]) -> tuple[Stage, ...]:
     return tuple(replace(stage, name=f"stage_{index}") for index, stage in enumerate(stages))
 
 
+def completed(graph: LayerGraph, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The stages with their names, and with the nearby layers that depend on no input."""
+    groups = with_independent_layers(graph, [list(stage.layers) for stage in stages])
+    return named(replace(stage, layers=tuple(group)) for stage, group in zip(stages, groups, strict=True))
+
+
 def _longest_match(layer: str, names: Mapping[str, str]) -> str | None:
     fitting = [name for name in names if covers(name, layer)]
     return max(fitting, key=len) if fitting else None

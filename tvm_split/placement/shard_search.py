@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise, product
+from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
 from rpc_runtime.program.routes import CLIENT
@@ -149,17 +149,10 @@ class ShardOption:
         return Layout(self.sharding.axis, self.machines, self.shares)
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Blocks from ``first`` to ``end`` (exclusive), on ``machine`` or sharded by an option.
-
-    With an option, ``machine`` is the one with the largest share.
-    """
-
-    first: int
-    end: int
-    machine: str
-    option: ShardOption | None = None
+def stage_of(blocks: Sequence[Block], first: int, end: int, layout: Layout, sharding: Sharding | None = None) -> Stage:
+    """The stage, without a name, of the blocks from ``first`` to ``end`` (exclusive) with this layout."""
+    layers = tuple(layer for block in blocks[first:end] for layer in block.layers)
+    return Stage(layout.machines, layers, layout.shares, sharding=sharding)
 
 
 def cheapest(
@@ -169,42 +162,42 @@ def cheapest(
     input_bytes: float,
     output_bytes: float,
     *,
-    all_shared: bool = False,
-) -> tuple[Segment, ...]:
-    """The segments with the least total seconds, of which at least one is sharded; empty if that is impossible.
+    all_sharded: bool = False,
+) -> tuple[Stage, ...]:
+    """The stages with the least total seconds, of which at least one is sharded; empty if that is impossible.
 
-    With ``all_shared``, every block for which there is an option is sharded.
+    With ``all_sharded``, every block for which there is an option is sharded.
     """
-    shareable = {
-        block for option in options for end in option.seconds for block in range(option.begin, end) if all_shared
+    shardable = {
+        block for option in options for end in option.seconds for block in range(option.begin, end) if all_sharded
     }
     start = _State(0, whole_on(CLIENT), False)
     best: dict[_State, float] = {start: 0.0}
-    reached_by: dict[_State, tuple[_State, Segment]] = {}
+    reached_by: ReachedBy = {}
     at: list[list[_State]] = [[start], *([] for _ in blocks)]
 
-    def reach(before: _State, segment: Segment, seconds: float) -> None:
-        held = whole_on(segment.machine) if segment.option is None else segment.option.layout
-        state = _State(segment.end, held, before.shared or segment.option is not None)
-        if segment.option is not None or before.held != held:
+    def reach(before: _State, end: int, held: Layout, sharding: Sharding | None, seconds: float) -> None:
+        state = _State(end, held, before.is_sharded or sharding is not None)
+        if sharding is not None or before.held != held:
             seconds += STAGE_SECONDS
         if state not in best:
             at[state.place].append(state)
         if seconds < best.get(state, math.inf):
-            best[state], reached_by[state] = seconds, (before, segment)
+            best[state], reached_by[state] = seconds, (before, sharding)
 
     for place in range(len(blocks)):
         alive = blocks[place - 1].bytes_after if place else input_bytes
         for before in at[place]:
             seconds_before = best[before]
-            for machine, seconds in ({} if place in shareable else blocks[place].seconds).items():
-                arrives = seconds_before + relayout_seconds(links, before.held, whole_on(machine), alive)
+            for machine, seconds in ({} if place in shardable else blocks[place].seconds).items():
+                whole = whole_on(machine)
+                arrives = seconds_before + relayout_seconds(links, before.held, whole, alive)
                 if not math.isinf(arrives):
-                    reach(before, Segment(place, place + 1, machine), arrives + seconds)
+                    reach(before, place + 1, whole, None, arrives + seconds)
             for option in options:
                 arrives = seconds_before + relayout_seconds(links, before.held, option.layout, alive)
                 for end, seconds in option.ends(place) if not math.isinf(arrives) else ():
-                    reach(before, Segment(place, end, option.layout.holder, option), arrives + seconds)
+                    reach(before, end, option.layout, option.sharding, arrives + seconds)
 
     def at_client(state: _State) -> float:
         """Seconds until the client has the results; parts are first gathered on the machine with the largest share."""
@@ -212,9 +205,8 @@ def cheapest(
         gathered = relayout_seconds(links, state.held, holder, output_bytes)
         return best[state] + gathered + relayout_seconds(links, holder, whole_on(CLIENT), output_bytes)
 
-    return _joined(
-        _segments_to(reached_by, min((state for state in at[-1] if state.shared), key=at_client, default=start))
-    )
+    last = min((state for state in at[-1] if state.is_sharded), key=at_client, default=start)
+    return _stages_to(blocks, reached_by, last)
 
 
 def relayout_seconds(links: Links, held: Layout, target: Layout, size: float) -> float:
@@ -252,22 +244,25 @@ def _touch(first: tuple[float, float], second: tuple[float, float]) -> bool:
 class _State(NamedTuple):
     place: int
     held: Layout
-    shared: bool
+    is_sharded: bool
 
 
-def _segments_to(reached_by: Mapping[_State, tuple[_State, Segment]], state: _State) -> list[Segment]:
-    segments: list[Segment] = []
+ReachedBy = dict[_State, tuple[_State, Sharding | None]]
+"""The state before each state, and how the blocks between them are sharded, if they are."""
+
+
+def _stages_to(blocks: Sequence[Block], reached_by: ReachedBy, state: _State) -> tuple[Stage, ...]:
+    """The stages on the way to a state; consecutive blocks of one machine, not sharded, are one."""
+    stages: list[Stage] = []
+    end = state.place
     while state in reached_by:
-        state, segment = reached_by[state]
-        segments.append(segment)
-    return segments[::-1]
-
-
-def _joined(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """The segments with consecutive unsharded ones of a machine as one."""
-    runs = groupby(segments, key=lambda segment: (segment.machine, segment.option and segment.first))
-    groups = [list(run) for _, run in runs]
-    return tuple(replace(group[0], end=group[-1].end) for group in groups)
+        before, sharding = reached_by[state]
+        _, sharding_before = reached_by.get(before, (before, None))
+        if sharding or sharding_before or before.held != state.held:
+            stages.append(stage_of(blocks, before.place, end, state.held, sharding))
+            end = before.place
+        state = before
+    return tuple(stages[::-1])
 
 
 def rounded(shares: Sequence[float]) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import memory_of
 from tvm_split.errors import PlanError
-from tvm_split.placement.by_hand import covers, named, why_unknown, with_independent_layers
+from tvm_split.placement.by_hand import completed, covers, why_unknown
 from tvm_split.placement.graph import LayerGraph
 from tvm_split.placement.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.placement.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, PieceTime, StreamingCost
@@ -135,9 +135,8 @@ def _pins(profile: ClusterProfile, pairs: Iterable[tuple[str, str]], forbidden: 
 def stages_of_layers(graph: LayerGraph, profile: ClusterProfile, stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """A solution's stages with layers in place of pieces, including nearby layers that depend on no input."""
     layers_of = {piece.name: piece.layers for piece in profile.pieces}
-    groups = [[layer for piece in stage.layers for layer in layers_of[piece]] for stage in stages]
-    completed = with_independent_layers(graph, groups)
-    return named(replace(stage, layers=tuple(group)) for stage, group in zip(stages, completed, strict=True))
+    layers = (tuple(layer for piece in stage.layers for layer in layers_of[piece]) for stage in stages)
+    return completed(graph, [replace(stage, layers=own) for stage, own in zip(stages, layers, strict=True)])
 
 
 def in_layers(graph: LayerGraph, profile: ClusterProfile, problem: Problem, solution: Solution) -> Solution:

@@ -1,8 +1,9 @@
-"""Blocks of small graphs, the cheapest segments compared with exhaustive search, and balanced shares."""
+"""Blocks of small graphs, the cheapest stages compared with exhaustive search, and balanced shares."""
 
 import itertools
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,10 +17,8 @@ from tvm_split.placement.problem import Evaluation, MachineLoad, ProblemLink, Sh
 from tvm_split.placement.profile import ModelPiece
 from tvm_split.placement.shard_search import (
     MOST_BLOCKS,
-    STAGE_SECONDS,
     Block,
     Layout,
-    Segment,
     ShardOption,
     blocks_of,
     cheapest,
@@ -27,8 +26,10 @@ from tvm_split.placement.shard_search import (
     rebalanced,
     relayout_seconds,
     rounded,
+    stage_of,
     whole_on,
 )
+from tvm_split.placement.solution import STAGE_SECONDS
 from tvm_split.placement.step_graph import StepGraph
 
 A, B, CLIENT = "a", "b", "client"
@@ -53,8 +54,8 @@ def halves(count: int, seconds: float, begin: int = 0) -> ShardOption:
 def test_what_comes_from_the_client_is_cut_along_pixels_only() -> None:
     """Sharded by rows, a machine computes longer but receives only half of the input."""
     by_rows, by_channels = halves(1, 7.0), replace(halves(1, 5.1), sharding=Sharding("channels", "fused"))
-    segments = cheapest(blocks(10.0), [by_rows, by_channels], links(20.0), 100.0, 0.0)
-    assert [segment.option for segment in segments] == [by_rows]
+    stages = cheapest(blocks(10.0), [by_rows, by_channels], links(20.0), 100.0, 0.0)
+    assert [stage.sharding for stage in stages] == [by_rows.sharding]
 
 
 def test_between_shared_stages_each_gets_what_it_lacks_from_who_has_it() -> None:
@@ -86,20 +87,25 @@ def test_blocks_that_no_machine_may_have() -> None:
 UNITS = 10
 
 
-def owners(segment: Segment | None) -> str | list[str]:
+def owners(stage: Stage | None) -> str | list[str]:
     """The machine that has each tenth of a value; one name if one machine has all of it."""
-    if segment is None:
+    if stage is None:
         return CLIENT
-    if segment.option is None:
-        return segment.machine
-    tenths = zip(segment.option.machines, segment.option.shares, strict=True)
+    if stage.sharding is None:
+        return stage.machine
+    tenths = zip(stage.machines, stage.shares, strict=True)
     return [machine for machine, share in tenths for _ in range(round(UNITS * share))]
 
 
 def cost(
-    segments: list[Segment], chain: list[Block], network: dict[tuple[str, str], ProblemLink], size: float, out: float
+    stages: Sequence[Stage],
+    chain: list[Block],
+    shared: list[ShardOption],
+    network: dict[tuple[str, str], ProblemLink],
+    size: float,
+    out: float,
 ) -> float:
-    """The seconds of consecutive segments, sharded by rows, in an independent implementation."""
+    """The seconds of consecutive stages, sharded by rows, in an independent implementation."""
 
     def wire(before: str | list[str], after: str | list[str], alive: float) -> float:
         has = [before] * UNITS if isinstance(before, str) else before
@@ -125,16 +131,19 @@ def cost(
         )
 
     total, last = 0.0, None
-    for segment in segments:
-        alive = chain[segment.first - 1].bytes_after if last else size
-        total += STAGE_SECONDS if segment.option is not None or owners(segment) != owners(last) else 0.0
-        total += wire(owners(last), owners(segment), alive)
-        if segment.option is None:
-            total += math.fsum(block.seconds[segment.machine] for block in chain[segment.first : segment.end])
+    first = 0
+    for stage in stages:
+        end = first + len(stage.layers)
+        alive = chain[first - 1].bytes_after if last else size
+        total += STAGE_SECONDS if stage.sharding is not None or owners(stage) != owners(last) else 0.0
+        total += wire(owners(last), owners(stage), alive)
+        if stage.sharding is None:
+            total += math.fsum(block.seconds[stage.machine] for block in chain[first:end])
         else:
-            total += math.fsum(segment.option.seconds[segment.end][segment.first - segment.option.begin :])
-        last = segment
-    holder = segments[-1].machine
+            fitting = [one for one in shared if one.begin <= first and one.shares == stage.shares]
+            total += min(math.fsum(option.seconds[end][first - option.begin :]) for option in fitting)
+        first, last = end, stage
+    holder = last.machines[last.shares.index(max(last.shares))] if last else CLIENT
     return total + wire(owners(last), holder, out) + wire(holder, CLIENT, out)
 
 
@@ -156,25 +165,25 @@ def test_no_other_way_is_cheaper(seed: int) -> None:
         seconds = {end: [scale * generator.uniform(0.5, 5) for _ in range(begin, end)] for end in ends}
         shared.append(ShardOption(FUSED, (A, B), pair, begin, seconds))
     network = links(generator.choice((50.0, 1000.0)) / scale, scale * generator.choice((0.0, 0.5)))
-    segments = cheapest(chain, shared, network, 100.0, 50.0)
+    stages = cheapest(chain, shared, network, 100.0, 50.0)
     least = math.inf
     for cuts in itertools.product((False, True), repeat=count - 1):
         bounds = [0, *(n + 1 for n, cut in enumerate(cuts) if cut), count]
         options = [
             [
                 *(
-                    Segment(*span, machine)
+                    stage_of(chain, *span, whole_on(machine))
                     for machine in (A, B)
                     if all(machine in b.seconds for b in chain[slice(*span)])
                 ),
-                *(Segment(*span, option.layout.holder, option) for option in shared if option.begin <= span[0]),
+                *(stage_of(chain, *span, option.layout, FUSED) for option in shared if option.begin <= span[0]),
             ]
             for span in itertools.pairwise(bounds)
         ]
         for chosen in itertools.product(*options):
-            if any(segment.option for segment in chosen):
-                least = min(least, cost(list(chosen), chain, network, 100.0, 50.0))
-    assert cost(list(segments), chain, network, 100.0, 50.0) == pytest.approx(least)
+            if any(stage.sharding for stage in chosen):
+                least = min(least, cost(chosen, chain, shared, network, 100.0, 50.0))
+    assert cost(stages, chain, shared, network, 100.0, 50.0) == pytest.approx(least)
 
 
 def graph_with(edges: list[tuple[int, int]], count: int) -> LayerGraph:

@@ -16,13 +16,13 @@ from tvm_split.compiler.describe import tensors_in
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import partition
 from tvm_split.model import Model
-from tvm_split.placement.by_hand import named, with_independent_layers
+from tvm_split.placement.by_hand import completed
 from tvm_split.placement.evaluate import shares_by_speed
 from tvm_split.placement.plan import Plan, PlannedMachine
 from tvm_split.placement.problem import Axis, Problem, Sharding, Stage
 from tvm_split.placement.profile import ClusterProfile
 from tvm_split.placement.search.instance import instance_of
-from tvm_split.placement.shard_search import Segment, ShardOption, blocks_of, rounded
+from tvm_split.placement.shard_search import ShardOption, blocks_of, rounded, stage_of, whole_on
 from tvm_split.placement.solution import STAGE_SECONDS
 from tvm_split.planning.sharding.attempts import Attempts
 from tvm_split.planning.sharding.estimates import PartEstimates, transfers_of
@@ -123,11 +123,11 @@ class ShardOptions:
 
     def _plan_around(self, option: ShardOption, end: int) -> tuple[Plan, int]:
         """A plan that shards an option's blocks up to ``end``, and the position of the sharded stage."""
-        ends = ((0, option.begin), (end, len(self.blocks)))
-        holder = option.layout.holder
-        around = [Segment(*span, holder) for span in ends if span[0] < span[1]]
-        segments = sorted([*around, Segment(option.begin, end, holder, option)], key=lambda segment: segment.first)
-        return plan_to_rewrite(self._model, self._problem, self.stages(segments)), int(option.begin > 0)
+        holder, stage = whole_on(option.layout.holder), partial(stage_of, self.blocks)
+        sharded = stage(option.begin, end, option.layout, option.sharding)
+        around = [stage(0, option.begin, holder), sharded, stage(end, len(self.blocks), holder)]
+        stages = completed(self._model.graph, [one for one in around if one.layers])
+        return plan_to_rewrite(self._model, self._problem, stages), int(option.begin > 0)
 
     def _looked_ahead(self, option: ShardOption, end: int) -> list[float] | None:
         """The seconds of each block without exchanges, estimated without rewriting; None if they cannot be sharded."""
@@ -194,22 +194,6 @@ class ShardOptions:
     def _link_seconds(self, source: str, end: str, size: float) -> float:
         link = self._links.get((source, end))
         return float("inf") if link is None else link.latency_seconds + size / link.bytes_per_second
-
-    def stages(self, segments: Sequence[Segment]) -> tuple[Stage, ...]:
-        """The stages of layers that segments stand for; none without segments."""
-        if not segments:
-            return ()
-        groups = [
-            [layer for block in self.blocks[segment.first : segment.end] for layer in block.layers]
-            for segment in segments
-        ]
-        whole = with_independent_layers(self._model.graph, groups)
-        return named(
-            Stage((segment.machine,), tuple(layers))
-            if segment.option is None
-            else Stage(segment.option.machines, tuple(layers), segment.option.shares, sharding=segment.option.sharding)
-            for segment, layers in zip(segments, whole, strict=True)
-        )
 
 
 def plan_to_rewrite(model: Model, problem: Problem, stages: tuple[Stage, ...]) -> Plan:

@@ -12,6 +12,7 @@ from itertools import chain
 
 from tvm_split.cluster.cluster import Workers
 from tvm_split.model import Model
+from tvm_split.placement.by_hand import completed
 from tvm_split.placement.evaluate import limit_violations, memory_shortage
 from tvm_split.placement.plan import Plan
 from tvm_split.placement.problem import Problem, Stage
@@ -148,7 +149,8 @@ class ShardSearch:
             if plans and self.attempts.is_late():
                 break
             links = self._problem.link_of
-            stages = options.stages(cheapest(options.blocks, some, links, inputs, outputs, all_shared=all_sharded))
+            stages = cheapest(options.blocks, some, links, inputs, outputs, all_sharded=all_sharded)
+            stages = completed(self._model.graph, stages) if stages else ()
             if not stages or stages in plans:
                 continue
             # Runs of blocks that can be sharded one by one may not be possible together.
