@@ -121,9 +121,9 @@ class Model(Shown):
     @cached_property
     def graph(self) -> LayerGraph:
         """The graph of layers and their dependencies."""
-        return layer_graph(self)
+        return layer_graph(self.module, self.layers, self.empty_layers)
 
     @cached_property
     def description(self) -> ModelDescription:
         """The description of the model that planners use."""
-        return describe(self)
+        return describe(self.name, self.module, self.layers, self.graph)

@@ -1,10 +1,7 @@
 """Describe a model's layers (dependencies, operations, weights) as plain data, so that planners import no TVM."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
@@ -24,56 +21,52 @@ from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.planner.graph import Call, LayerGraph, ModelDescription, Value
 
-if TYPE_CHECKING:
-    from tvm_split.model import Model
 
-
-def describe(model: Model) -> ModelDescription:
+def describe(name: str, module: tvm.IRModule, layers: Mapping[str, str], graph: LayerGraph) -> ModelDescription:
     """Return a model's layer graph with the calls and the weight bytes of each layer."""
-    costs: dict[str, list[Call]] = {layer: [] for layer in model.layer_names}
-    weights = dict.fromkeys(model.layer_names, 0)
-    for name, work, moved in calls(model.module):
-        if name in model.layers:
-            costs[model.layers[name]].append(Call(work, moved))
-    for binding in bindings_of(main_function(model.module)):
-        layer = model.layers.get(binding.var.name)
+    costs: dict[str, list[Call]] = {layer: [] for layer in graph.layers}
+    weights = dict.fromkeys(graph.layers, 0)
+    for variable, work, moved in calls(module):
+        if variable in layers:
+            costs[layers[variable]].append(Call(work, moved))
+    for binding in bindings_of(main_function(module)):
+        layer = layers.get(binding.var.name)
         if layer is not None and isinstance(binding.value, relax.Call):
             constants = [operand for operand in binding.value.args if is_tensor_constant(operand)]
             weights[layer] += sum(size_bytes(constant.ty) for constant in constants)
-    return ModelDescription(
-        model.name, model.graph, {layer: tuple(of_layer) for layer, of_layer in costs.items()}, weights
-    )
+    return ModelDescription(name, graph, {layer: tuple(of_layer) for layer, of_layer in costs.items()}, weights)
 
 
-def layer_graph(model: Model) -> LayerGraph:
-    """Build the graph of a model's layers. A model caches it as ``model.graph``."""
-    function = main_function(model.module)
-    bindings = [binding for binding in bindings_of(function) if binding.var.name in model.layers]
+def layer_graph(module: tvm.IRModule, layers: Mapping[str, str], empty_layers: Mapping[str, str]) -> LayerGraph:
+    """Build the graph of a model's layers; the arguments are a `Model`'s fields."""
+    layer_names = tuple(dict.fromkeys(layers.values()))
+    function = main_function(module)
+    bindings = [binding for binding in bindings_of(function) if binding.var.name in layers]
     inputs = {parameter.name for parameter in function.params}
     returned = {getattr(field, "name", "") for field in returned_fields(function)}
     depends_on_input = set(inputs)
     consumers: dict[str, set[str]] = {}
-    predecessors: dict[str, set[str]] = {layer: set() for layer in model.layer_names}
+    predecessors: dict[str, set[str]] = {layer: set() for layer in layer_names}
     for binding in bindings:
-        layer = model.layers[binding.var.name]
+        layer = layers[binding.var.name]
         for used in used_variables(binding.value):
             if used.name in depends_on_input:
                 depends_on_input.add(binding.var.name)
-            if used.name in inputs or used.name in model.layers:
+            if used.name in inputs or used.name in layers:
                 consumers.setdefault(used.name, set()).add(layer)
-            if model.layers.get(used.name, layer) != layer:
-                predecessors[layer].add(model.layers[used.name])
+            if layers.get(used.name, layer) != layer:
+                predecessors[layer].add(layers[used.name])
     # A returned tensor must be made by some stage, so its layer counts even if it depends on no input.
-    dependent = {layer for name, layer in model.layers.items() if name in depends_on_input or name in returned}
-    independent = frozenset(model.layer_names) - dependent
+    dependent = {layer for name, layer in layers.items() if name in depends_on_input or name in returned}
+    independent = frozenset(layer_names) - dependent
     return LayerGraph(
-        layers=model.layer_names,
+        layers=layer_names,
         predecessors={layer: frozenset(before - independent) for layer, before in predecessors.items()},
         independent=independent,
         values=tuple(
             Value(
                 size_bytes(binding.var.ty),
-                model.layers[name],
+                layers[name],
                 # A value that depends on no input is not transferred: each stage computes it again.
                 frozenset(consumers.get(name, ()) if name in depends_on_input else ()),
                 name,
@@ -88,7 +81,7 @@ def layer_graph(model: Model) -> LayerGraph:
             for parameter in function.params
             if (name := parameter.name)
         ),
-        empty_layers=model.empty_layers,
+        empty_layers=empty_layers,
     )
 
 
