@@ -38,6 +38,32 @@ MUTUAL_TYPES = {
 """By module, its imports under ``TYPE_CHECKING`` that close a cycle. No entry may be added: move what both need."""
 
 
+FLOORS = """
+    cli
+    display
+    api demo tuning
+    planning
+    shard_planning
+    link_codecs deployment
+    compiling profiling simulation dashboard pictures
+    arguments observing
+    compiler frontends
+    model reached_workers
+    planner launchers ssh
+    cluster
+    parameters
+    values worker_kit
+    outputs findings
+    units errors progress
+"""
+"""What lies in `tvm_split`, packages and modules; each imports only what stands on lower lines."""
+UPWARD = {
+    ("units", "display"): "a value's repr is its view's title",
+    ("planner", "model"): "a type only",
+}
+"""Imports against the order of `FLOORS`, with the reason."""
+
+
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
@@ -66,6 +92,17 @@ def test_a_folder_imports_only_what_it_may(folder: str) -> None:
     for path in files_of(folder):
         wrong = {name for name in imports_of(path) if forbidden.match(name)}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_packages_of_tvm_split_import_only_lower_ones() -> None:
+    floors = {name: floor for floor, line in enumerate(FLOORS.split("\n")) for name in line.split()}
+    for path in files_of("tvm_split"):
+        home = path.relative_to(ROOT / "tvm_split").with_suffix("").parts[0]
+        if home not in ("__init__", "__main__"):
+            assert home in floors, f"give tvm_split.{home} a line of FLOORS"
+            imported = {name.split(".")[1] for name in imports_of(path) if name.startswith("tvm_split.")} - {home}
+            wrong = {name for name in imported if floors[name] <= floors[home] and (home, name) not in UPWARD}
+            assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}, which FLOORS has not below {home}"
 
 
 def test_frameworks_are_named_only_by_frontends_and_the_demo() -> None:

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 from tvm import relax
 
+from relay_passes.costs import size_bytes
 from relay_passes.ir import dependent_names, main_function, operations_of, returned_fields, used_variables
 from relay_passes.sharding.direct_joins import Place, range_of, with_direct_joins
 from relay_passes.sharding.emit import shard
 from relay_passes.sharding.ranges import computed_shares as shares_of
 from relay_passes.sharding.region import Region, ShardError, part_name
-from tvm_split.compiler.describe import size_bytes
 from tvm_split.compiler.partition import Partition, stages_of
 from tvm_split.errors import PlanError
 from tvm_split.model import Model

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
+from relay_passes.costs import tensors_in
 from relay_passes.ir import main_function, operations_of, operator_name, shape_of
 from tvm_split.cluster.cluster import Workers
-from tvm_split.compiler.describe import tensors_in
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import partition
 from tvm_split.model import Model
