@@ -216,7 +216,8 @@ def load_model(
 
     ``example_inputs`` is a tuple of tensors or arrays, a single one, or a dict by name. ``batch`` binds an open first
     axis, ``dimensions`` binds open sizes by name, and the other open sizes come from ``example_inputs``. ``name`` is
-    the name of the Model. One network is imported at a time; other threads wait.
+    the name of the Model. One network is imported at a time; other threads wait. Not thread-safe otherwise: meanwhile
+    no other thread may call layers of the same framework, since classes of nnx and Keras are patched.
 
     Raises:
         ModelImportError: the file is unreadable, the kind of source is unknown, the framework is not installed,
