@@ -11,7 +11,7 @@ from relay_passes import communication
 from relay_passes.boundary_layouts import in_common_layouts
 from relay_passes.ir import main_function, shape_of
 from relay_passes.partition import Computation, output_names, partition, verify_partition
-from relay_passes.sharding.direct_joins import range_of
+from relay_passes.sharding.direct_gathers import range_of
 from rpc_runtime.program.program import InputCut, TensorSpec
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import tvm_target

@@ -75,7 +75,7 @@ class ShardPlan:
         shared = [stage for stage in self.stages if stage.sharding]
         how = dict.fromkeys(f"{stage.sharding.axis} ({stage.sharding.exchange})" for stage in shared if stage.sharding)
         machines = dict.fromkeys(machine for stage in shared for machine in stage.machines)
-        return f"{names_of(list(how))} shared by {names_of(list(machines))}"
+        return f"{names_of(list(how))} sharded over {names_of(list(machines))}"
 
     def compared(self, why: str) -> ComparedPlan:
         return ComparedPlan.of(self.words, self.stages, self.evaluation, why)
