@@ -29,7 +29,7 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.messages import message_of, value_of
-from tvm_split.compiler.build_cache import BlobFolder
+from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.cuda_code import CudaNeeds
 from tvm_split.compiler.stage import Kernel
 from tvm_split.errors import BundleError

@@ -21,16 +21,16 @@ from tvm_split.display.console import STDOUT, print_json
 MODULES = {
     "tvm_split.cluster": "cluster",
     "tvm_split.planner": "plan",
-    "tvm_split.compiler": "other",
+    "tvm_split.compiler": "bundle",
     "tvm_split.deployment": "report",
     "tvm_split.findings": "findings",
     "tvm_split.profiling": "profile",
-    "tvm_split.model": "other",
+    "tvm_split.model": "bundle",
     "tvm_split.observing": "trace",
     "tvm_split.simulation": "simulate",
-    "tvm_split.tuning": "other",
+    "tvm_split.tuning": "tuning",
     "tvm_split.units": "fields",
-    "tvm_split.worker_kit": "other",
+    "tvm_split.worker_kit": "worker_kit",
 }
 """The package of a value's class, with the module of this package that registers its view."""
 Row = Sequence[str | Text]

@@ -20,7 +20,8 @@ from rpc_runtime.program.program import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.blocks import without_symbol
 from schedules.tuning import TuningDatabase
-from tvm_split.compiler.build_cache import BlobFolder, keep, key_of, recall
+from tvm_split.compiler.blob_folder import BlobFolder
+from tvm_split.compiler.build_cache import keep, key_of, recall
 from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
 from tvm_split.model import Model
 
