@@ -66,7 +66,7 @@ def _owned_by_results(steps: Steps, contents: Contents, axis_name: str) -> Owned
     Results of the region are divided by the shares. Other values are divided at the same relative positions as the last
     result. So the parts of successive values fit when strides make them shorter. These positions are coarse if the
     result has few indices. Where they miss the shares of a longer value by more than `SHARE_TOLERANCE`, that value is
-    divided by the shares. A slice keeps the owners of its operand. A machine may own nothing of a value that is no
+    divided by the shares. A slice keeps the owners of its operand. A machine may own nothing of a value that is not a
     result: it receives or computes the indices that it reads.
 
     Raises:

@@ -188,7 +188,7 @@ def frontend_of(source: Any, example_inputs: Any = None) -> Frontend:
     shown = repr(str(source)) if isinstance(source, str | Path) else f"a {kind.__module__}.{kind.__qualname__}"
     titles = ", ".join(frontend.title for _, frontend in FRONTENDS.items())
     raise ModelImportError(
-        f"{shown} is no model that can be imported. Give one of these: {titles}; files end in "
+        f"{shown} is not a model that can be imported. Give one of these: {titles}; files end in "
         f"{', '.join(file_suffixes())}. Other files (checkpoints, TorchScript) hold no exported graph: load them in "
         "their framework and give the network"
     )

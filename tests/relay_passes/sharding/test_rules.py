@@ -109,7 +109,7 @@ def test_what_windows_cannot_do_is_refused() -> None:
     )
     assert "in the mode 'reflect'" in refusal(lambda x: op.nn.pad(x, [0, 0, 0, 0, 1, 1, 0, 0], "reflect"))
     message = refusal(lambda x: op.nn.conv2d(x, weights(2, 8, 1, 1), data_layout="NHWC"), "columns")
-    assert "'C' of its layout NHWC is no axis of its windows" in message
+    assert "'C' of its layout NHWC is not an axis of its windows" in message
 
 
 @pytest.mark.parametrize("axis", INDICES)
