@@ -15,11 +15,11 @@ from rpc_runtime.program.program import Program, RouteCodec, StageSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.tuning import TuningDatabase
 from tvm_split.arguments import ModelLike, PlanLike, as_model, as_plan
-from tvm_split.compiler.build_cache import BlobFolder, keep, key_of, recall
+from tvm_split.compiler.blob_folder import BlobFolder
+from tvm_split.compiler.build_cache import keep, key_of, recall
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, needs_of
-from tvm_split.compiler.describe import tensor_spec
-from tvm_split.compiler.partition import Partition
+from tvm_split.compiler.partition import Partition, tensor_spec
 from tvm_split.compiler.precision import in_precision
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of

@@ -125,7 +125,7 @@ def _sizes(
     try:
         sizes = [int(size) for size in batches.split(",")]
     except ValueError:
-        raise WrongUseError(f"{batches!r} is no list of numbers such as 1,2,4", "--batches") from None
+        raise WrongUseError(f"{batches!r} is not a list of numbers such as 1,2,4", "--batches") from None
     results = plan_sizes(
         sizes,
         lambda size: replace(shapes, batch=size).load(source),

@@ -9,11 +9,10 @@ from tvm import relax
 
 from relay_passes import communication
 from relay_passes.boundary_layouts import in_common_layouts
-from relay_passes.ir import main_function
+from relay_passes.ir import main_function, shape_of
 from relay_passes.partition import Computation, output_names, partition, verify_partition
-from relay_passes.sharding.direct_joins import range_of
-from rpc_runtime.program.program import InputCut
-from tvm_split.compiler.describe import tensor_spec
+from relay_passes.sharding.direct_gathers import range_of
+from rpc_runtime.program.program import InputCut, TensorSpec
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import tvm_target
 from tvm_split.errors import PlanError
@@ -90,6 +89,11 @@ class Partition:
     def machine_modules(self) -> dict[str, tvm.IRModule]:
         """Return the work of each machine, with receive and send."""
         return communication.machine_modules(self.parts, self.outputs, self._devices)
+
+
+def tensor_spec(name: str, tensor: relax.TensorType) -> TensorSpec:
+    """Return name, shape and dtype of a tensor type with a static shape."""
+    return TensorSpec(name, shape_of(tensor), str(tensor.dtype))
 
 
 def stages_of(model: Model, plan: Plan) -> dict[str, int]:

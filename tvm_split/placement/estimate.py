@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rpc_runtime.program.routes import CLIENT
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, cores_by_address, shared_cores
 from tvm_split.cluster.machine import Machine
-from tvm_split.cluster.shared_cores import cores_by_address, shared_cores
 from tvm_split.placement.graph import ModelDescription
 from tvm_split.placement.profile import (
     SHORTEST_SECONDS,

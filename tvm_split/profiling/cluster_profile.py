@@ -11,8 +11,7 @@ from typing import Any
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.execution.kernel_timer import undisturbed_seconds
 from tvm_split.arguments import BundleLike, ModelLike, as_bundle, as_model
-from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.shared_cores import shared_cores
+from tvm_split.cluster.cluster import Cluster, shared_cores
 from tvm_split.compiler.stage import Kernel
 from tvm_split.compiler.targets import runs_here
 from tvm_split.compiler.tuning_folder import open_database

@@ -15,7 +15,7 @@ from relay_passes.ir import new_function
 from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
-from tvm_split.compiler.build_cache import BlobFolder
+from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.placement.profile import StreamingCost
 

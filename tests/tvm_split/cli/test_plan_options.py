@@ -120,7 +120,7 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
         (["--pin", "conv_1"], "--pin: 'conv_1' is not LAYER=MACHINE"),
         (["--maximum-machines", "0"], "--maximum-machines"),
         (["--refresh"], "--estimate, --refresh: an estimate measures nothing"),
-        (["--batches", "1,two"], "--batches: '1,two' is no list of numbers"),
+        (["--batches", "1,two"], "--batches: '1,two' is not a list of numbers"),
         (["--batches", "2,2"], "different whole numbers"),
         (["--batches", "1,2", "--batch", "2"], "--batch, --batches"),
         (["--batches", "1,2", "--write-problem", "p.json"], "--batches, --write-problem"),

@@ -149,7 +149,7 @@ def test_each_machine_gets_its_rows_of_the_input_and_those_beside() -> None:
     ],
 )
 def test_what_cannot_be_shared_says_what_to_do(stage: Stage, message: str) -> None:
-    with pytest.raises(PlanError, match=rf"^stage_0 on machine-a, machine-b cannot be shared: .*{message}"):
+    with pytest.raises(PlanError, match=rf"^stage_0 on machine-a, machine-b cannot be sharded: .*{message}"):
         partition(model_of(chain), planned(stage))
 
 
@@ -191,14 +191,12 @@ def test_layers_that_are_executed_in_turns_are_refused_by_name() -> None:
         return [emit(op.exp(first), "second"), between]
 
     model = model_of(turns, {"first": "block", "second": "block"})
-    with pytest.raises(
-        PlanError, match=r"layer 'other' is executed between 'block' and 'block'; put it into the shard"
-    ):
+    with pytest.raises(PlanError, match=r"layer 'other' is executed between 'block' and 'block'; shard it too"):
         partition(model, planned(shared("rows", "block"), whole(C, "other")))
     parted(model, shared("rows", "block", "other"))
 
 
 def test_machines_whose_parts_would_have_the_same_names_are_refused() -> None:
     plan = planned(shared("rows", "conv1", "relu", "conv2", "last", shares={A: 0.5, "machine_a": 0.5}))
-    with pytest.raises(PlanError, match=r"stage_0 is shared by 'machine-a' and 'machine_a', .* rename one"):
+    with pytest.raises(PlanError, match=r"stage_0 is sharded over 'machine-a' and 'machine_a', .* rename one"):
         partition(model_of(chain), plan)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tvm import relax, tirx
 
 import schedules
+from relay_passes.costs import calls, size_bytes
 from relay_passes.ir import (
     dependent_names,
     is_tensor_constant,
@@ -20,7 +21,6 @@ from relay_passes.ir import (
 from relay_passes.partition import Computation
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.cluster.cluster import Workers
-from tvm_split.compiler.describe import calls, size_bytes
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import computed_shares, partition
 from tvm_split.compiler.tuning_folder import open_database

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
+from relay_passes.costs import tensors_in
 from relay_passes.ir import main_function, operations_of, operator_name, shape_of
-from tvm_split.compiler.describe import tensors_in
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import partition
 from tvm_split.model import Model
@@ -36,12 +36,7 @@ OPTIONS_SHARE = 0.6
 
 
 class ShardOptions:
-    """The options of a model on the machines of a problem.
-
-    Attributes:
-        blocks: the model as consecutive blocks; a sharded stage begins and ends at a block.
-        attempts: what could not be built, and when the time is over.
-    """
+    """The options of a model on the machines of a problem."""
 
     def __init__(
         self, model: Model, profile: ClusterProfile, problem: Problem, estimates: PartEstimates, attempts: Attempts

@@ -1,11 +1,12 @@
-"""Direct joins: send parts of a value straight from the machines that made them to the machines that need them.
+"""Direct gathers: send shards of a value straight from the machines that made them to the machines that need them.
 
-    before    b ─▶ join on a ─▶ b, c          after    join on a ◀─ b      join on b ◀─ a      join on c ◀─ a, b
+    before    b ─▶ gather on a ─▶ b, c        after    gather on a ◀─ b    gather on b ◀─ a    gather on c ◀─ a, b
 
-Requires: a whole graph with sharded regions. Slices and joins (gathers, sums) have no place, all other operations have
-one.
-Ensures: every place that uses a join computes it, in the same order. A place that uses only a slice of it receives the
-pieces of that slice from the machines that have them. A join that is read in one place is unchanged.
+A *gather* makes a whole value of its shards: it concatenates them, or adds up partial sums.
+
+Requires: a whole graph with sharded regions. Slices and gathers have no place, all other operations have one.
+Ensures: every place that uses a gather computes it, in the same order. A place that uses only a slice of it receives
+the pieces of that slice from the machines that have them. A gather that is read in one place is unchanged.
 """
 
 from collections.abc import Collection, Mapping
@@ -66,28 +67,28 @@ class Place:
     level: int = 0
 
 
-def with_direct_joins(
-    module: tvm.IRModule, places: Mapping[str, Place], keepers: Mapping[str, Place], of_inputs: Collection[str]
+def with_direct_gathers(
+    module: tvm.IRModule, places: Mapping[str, Place], holders: Mapping[str, Place], of_inputs: Collection[str]
 ) -> tuple[tvm.IRModule, Mapping[str, Place], Mapping[str, str]]:
-    """Return the graph in which every place computes the joins that it uses, in the first of its stages that does.
+    """Return the graph in which every place computes the gathers that it uses, in the first of its stages that does.
 
     Also return the place of each of its operations, and the original variable of those that are new.
 
-    ``places`` has every operation except slices and joins, and ``keepers`` has the places that compute returned joins.
+    ``places`` has every operation except slices and gathers, and ``holders`` the places that compute returned gathers.
     ``of_inputs`` are slices of parameters that become parameters, so that a client sends a machine only the slice that
     it needs. A parameter whose readers are all among them is removed. Other slices are computed where their operand is.
     """
-    return _Spreading(module, places, keepers, of_inputs).spread()
+    return _DirectGathers(module, places, holders, of_inputs).run()
 
 
-class _Spreading:
+class _DirectGathers:
     _builder: relax.BlockBuilder
 
     def __init__(
         self,
         module: tvm.IRModule,
         places: Mapping[str, Place],
-        keepers: Mapping[str, Place],
+        holders: Mapping[str, Place],
         of_inputs: Collection[str],
     ) -> None:
         self._module = module
@@ -97,22 +98,22 @@ class _Spreading:
         self._of_inputs = [binding for name, binding in bindings.items() if name in of_inputs]
         self._bindings = {name: binding for name, binding in bindings.items() if name not in of_inputs}
         self._returned = [field.name for field in returned_fields(self._function)]
-        self._keepers = {name: keepers[name] for name in self._returned if name in keepers}
+        self._holders = {name: holders[name] for name in self._returned if name in holders}
         self._taken = set(names_of(self._function))
         ranges = {name: range_of(binding) for name, binding in self._bindings.items() if name not in places}
-        joins = {name for name, slice_range in ranges.items() if slice_range is None}
+        gathers = {name for name, slice_range in ranges.items() if slice_range is None}
         self._ranges = {
-            name: slice_range for name, slice_range in ranges.items() if slice_range and slice_range.source in joins
+            name: slice_range for name, slice_range in ranges.items() if slice_range and slice_range.source in gathers
         }
-        self._lazy = joins.union(self._ranges)
-        """Names of the slices and joins that are computed where they are used."""
+        self._unplaced = gathers.union(self._ranges)
+        """Names of the slices and gathers, which are computed where they are used."""
         self._users = self._first_users()
         self._emitted: dict[str, relax.Expr] = {}
         self._made: dict[tuple[str, tuple[str, ...]], relax.Expr] = {}
         self._pieces: dict[SliceRange, relax.Expr] = {}
         self._source_of: dict[str, str] = {}
 
-    def spread(self) -> tuple[tvm.IRModule, Mapping[str, Place], Mapping[str, str]]:
+    def run(self) -> tuple[tvm.IRModule, Mapping[str, Place], Mapping[str, str]]:
         readers = (read.name for binding in self._bindings.values() for read in used_variables(binding.value))
         used, sliced_inputs = {*self._returned, *readers}, {binding.value.args[0].name for binding in self._of_inputs}
         remaining = [param for param in self._function.params if param.name in used or param.name not in sliced_inputs]
@@ -124,27 +125,27 @@ class _Spreading:
     def _emit(self, builder: relax.BlockBuilder) -> list[relax.Expr]:
         self._builder = builder
         for name, binding in self._bindings.items():
-            if name in self._keepers:
-                self._read(name, self._keepers[name].machines)
-            elif name not in self._lazy:
+            if name in self._holders:
+                self._read(name, self._holders[name].machines)
+            elif name not in self._unplaced:
                 if name not in self._places:
                     self._places[name] = self._places[binding.value.args[0].name]
                 self._emitted[name] = emit_again(builder, binding, self._read_by(binding.value, self._places[name]))
         return [
-            self._read(name, self._keepers[name].machines if name in self._keepers else ()) for name in self._returned
+            self._read(name, self._holders[name].machines if name in self._holders else ()) for name in self._returned
         ]
 
     def _first_users(self) -> Mapping[str, dict[tuple[str, ...], Place]]:
-        """Return the first place that uses each lazy variable on each group of machines, in the order of the stages."""
-        first_users: dict[str, dict[tuple[str, ...], Place]] = {name: {} for name in self._lazy}
+        """Return the first place that uses each unplaced variable, by group of machines, in the order of stages."""
+        first_users: dict[str, dict[tuple[str, ...], Place]] = {name: {} for name in self._unplaced}
         for name, binding in reversed(self._bindings.items()):
             place = self._places.get(name)
             users = first_users.get(name, {}) if place is None else {place.machines: place}
-            if name in self._keepers:
-                users.setdefault(self._keepers[name].machines, self._keepers[name])
+            if name in self._holders:
+                users.setdefault(self._holders[name].machines, self._holders[name])
             for read in used_variables(binding.value):
                 first = first_users.get(read.name, {})
-                for machines, user in users.items() if read.name in self._lazy else ():
+                for machines, user in users.items() if read.name in self._unplaced else ():
                     first[machines] = min(first.get(machines, user), user, key=lambda place: place.stage)
         return first_users
 
@@ -153,8 +154,8 @@ class _Spreading:
         return {read.name: self._read(read.name, place.machines) for read in used_variables(value)}
 
     def _read(self, name: str, machines: tuple[str, ...]) -> relax.Expr:
-        """Return the variable that ``machines`` read; emit a lazy one on first use."""
-        if name not in self._lazy:
+        """Return the variable that ``machines`` read; emit an unplaced one on first use."""
+        if name not in self._unplaced:
             return self._emitted[name]
         key = name, machines
         if key not in self._made:
@@ -168,7 +169,7 @@ class _Spreading:
         return self._made[key]
 
     def _range(self, slice_range: SliceRange, name: str, place: Place) -> relax.Expr | None:
-        """Return a range of a join, concatenated from its parts; None if the join is no concatenation of parts."""
+        """Return a range of a gather, concatenated from its shards; None if the gather does not concatenate shards."""
         value = self._bindings[slice_range.source].value
         parts = value.args[0].fields if operator_name(value) == "relax.concat" else ()
         if not parts or not all(isinstance(part, relax.Var) and part.name in self._emitted for part in parts):
@@ -205,5 +206,5 @@ class _Spreading:
 
     def _name(self, name: str, machines: tuple[str, ...]) -> str:
         """Return a variable's name on ``machines``: the original name if it is returned there, or emitted first."""
-        is_own = self._keepers[name].machines == machines if name in self._keepers else name not in self._source_of
+        is_own = self._holders[name].machines == machines if name in self._holders else name not in self._source_of
         return name if is_own else free_name(part_name(f"{name}_whole", "_".join(machines)), self._taken)
