@@ -8,9 +8,10 @@ import grpc
 from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.registry import PluginError
-from rpc_runtime.transports.grpc import Stream
+from rpc_runtime.transports.carrier import Carrier, Pending
 from rpc_runtime.transports.link_end import LinkEnd
-from rpc_runtime.transports.transport import FALLBACK, TRANSPORTS, Carrier, Opening, Pending, offered, transport_named
+from rpc_runtime.transports.stream import Stream
+from rpc_runtime.transports.transport import FALLBACK, TRANSPORTS, Opening, offered, transport_named
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint, error_of, explained, open_channel
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, error_text, parsed
