@@ -140,7 +140,9 @@ def ranked() -> tuple[str, ...]:
     """Return the names of the transports that `AUTO` offers, the best first; warn of plug-ins that are broken."""
     ranks: dict[str, int] = {}
     for name, kind in TRANSPORTS.items():
-        with contextlib.suppress(PluginError):
+        with contextlib.suppress(PluginError), TRANSPORTS.blamed(name):
+            if not isinstance(kind.rank, int | None):
+                raise TypeError(f"its rank is {kind.rank!r}, not a whole number or None")
             if kind.rank is not None and transport_named(name):
                 ranks[name] = kind.rank
     return tuple(sorted(ranks, key=lambda name: -ranks[name]))
