@@ -80,6 +80,8 @@ class Dispatcher:
     for.
     """
 
+    device = None
+
     def __init__(
         self,
         program: Program,

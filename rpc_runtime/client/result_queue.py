@@ -7,7 +7,7 @@ import numpy as np
 
 from rpc_runtime.program.program import Program, TensorSpec
 from rpc_runtime.program.runner import Array, Bytes, Outputs
-from rpc_runtime.transports.transport import Slot
+from rpc_runtime.transports.carrier import Slot
 
 
 def array_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:

@@ -15,25 +15,29 @@ Nothing synchronizes the whole device: each step waits only for what it needs. M
 This module manages order and memory; the calls to the device are in `cuda_calls`.
 """
 
+import contextlib
+import ctypes
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import tvm
 
+from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.cuda_calls import CudaCalls, Mark, memory_at
+from rpc_runtime.execution.cuda_code import installed_folders
 from rpc_runtime.execution.cuda_runtime import runtime_library
-from rpc_runtime.execution.loaded_stage import TensorSlot, find_device, size_of, tensor_slot
+from rpc_runtime.execution.loaded_stage import TensorSlot, find_device, first_line, size_of, tensor_slot
 from rpc_runtime.processes import do_all
 from rpc_runtime.program.program import StageSpec, TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Bytes
+from rpc_runtime.transports.carrier import Slot
 from rpc_runtime.transports.link_end import Station
-from rpc_runtime.transports.transport import Slot
 
 Tensor = Any
 
@@ -47,13 +51,14 @@ class Uploaded:
 
 
 class DeviceTransfers:
-    """Reused memory for the transfers of one device. ``make_tensor`` allocates device memory. Thread-safe.
+    """Reused memory for the transfers of one device, the links' `Device`. Thread-safe.
 
     Call ``close`` at the end: it waits for uploads in flight, whose memory must not be freed before.
     """
 
     def __init__(self, calls: CudaCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> None:
-        self.calls, self.make_tensor = calls, make_tensor
+        self.calls, self._make_tensor = calls, make_tensor
+        self.library = nvidia_library
         self._lock = threading.Lock()
         self._under_way: dict[Mark, tuple[Uploaded, Tensor]] = {}
         """Uploaded tensors with their sources, by event, until `give_back`."""
@@ -73,7 +78,7 @@ class DeviceTransfers:
             if self._closed:
                 return None
             free = self._on_device[tensor.name]
-            uploaded = free.pop() if free else Uploaded(self.make_tensor(tensor), self.calls.mark())
+            uploaded = free.pop() if free else Uploaded(self._make_tensor(tensor), self.calls.mark())
             self._under_way[uploaded.mark] = uploaded, value
             self.calls.upload(value.data_ptr(), uploaded.tensor.data_ptr(), tensor.size_bytes, uploaded.mark)
         return uploaded
@@ -119,6 +124,17 @@ class DeviceTransfers:
         self.download(value, data, mark)
         return memory_at(data.ctypes.data, size_bytes, self._on_host[size_bytes].append, (data, mark))
 
+    def memory(self, tensor: TensorSpec) -> tuple[int, Uploaded]:
+        """Allocate device memory for a tensor that a link receives into it."""
+        try:
+            memory = self._make_tensor(tensor)
+        except Exception as error:
+            raise WorkerError(f"the GPU has no memory for tensor {tensor.name!r}: {first_line(error)}") from error
+        return self.address(memory), Uploaded(memory, self.calls.mark())
+
+    def address(self, value: Tensor) -> int:
+        return int(value.data_ptr())
+
     def begin(self, inputs: Sequence[Tensor | Uploaded]) -> list[Tensor]:
         """Return a stage's inputs on the device; kernels launched from now on wait for their uploads."""
         for value in inputs:
@@ -144,12 +160,12 @@ class _Slot(TensorSlot):
 class UploadingStation:
     """Wraps the station of a machine with a GPU: uploads each received tensor at once.
 
-    Tensors received by NCCL are on the device already.
+    Tensors received in the memory of the device are there already.
     """
 
     def __init__(self, station: Station, transfers: DeviceTransfers) -> None:
         self._station, self._transfers = station, transfers
-        self.lock = station.lock
+        self.lock, self.device = station.lock, transfers
         self.moved, self.transferred, self.widened = station.moved, station.transferred, station.widened
         self.room_locked, self.starves_locked = station.room_locked, station.starves_locked
 
@@ -166,6 +182,19 @@ class UploadingStation:
             release()
 
         self._station.deliver(route, sequence, uploaded, release_both)
+
+
+@cache
+def nvidia_library(name: str, file: str) -> ctypes.CDLL:
+    """Load a library of the system or of pip's package ``nvidia-NAME``, once per process.
+
+    Raises:
+        WorkerError: it is not found.
+    """
+    for path in (file, *(str(folder / "lib" / file) for folder in installed_folders(name))):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(path)
+    raise WorkerError(f"NVIDIA's library {file} is not found: pip install nvidia-{name}-cu13")
 
 
 def overlapping_transfers(stages: Sequence[StageSpec]) -> DeviceTransfers | None:

@@ -25,6 +25,8 @@ class StageExecutor:
     If a stage raises, ``on_failure(stage, error)`` is called once, from the computing thread; no stage runs after that.
     """
 
+    device = None
+
     def __init__(
         self,
         lock: threading.Lock,

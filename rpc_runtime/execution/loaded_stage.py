@@ -20,7 +20,7 @@ from rpc_runtime.execution.cuda_runtime import load_cuda
 from rpc_runtime.program.events import now
 from rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.program.runner import Bytes
-from rpc_runtime.transports.transport import ALIGNMENT_BYTES, Slot
+from rpc_runtime.transports.carrier import ALIGNMENT_BYTES, Slot
 
 Tensor = Any
 """A ``tvm.runtime.Tensor``; TVM has no type annotations."""

@@ -1,36 +1,58 @@
 """Base class of both ends of a link: closing, the next message to send, and liveness of the other end.
 
-A carrier (`transport`) takes messages in one of two ways. A carrier with its own thread iterates over `LinkEnd.frames`
+A carrier (`carrier`) takes messages in one of two ways. A carrier with its own thread iterates over `LinkEnd.frames`
 there. Shared memory takes them by `LinkEnd.drain` in the thread that produced them, which calls `flush` after it
 released the station's lock; this avoids waking another thread.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from rpc_runtime.program.codecs import Codec, codec_of, require_available
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Bytes
+from rpc_runtime.transports.carrier import Carrier, MakeSlot, Slot
 from rpc_runtime.transports.credits import ReceiveWindow, SendWindow
 from rpc_runtime.transports.liveness import LinkTimeouts, Liveness
-from rpc_runtime.transports.transport import MakeSlot, Slot
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame
-
-if TYPE_CHECKING:
-    from rpc_runtime.transports.nccl import MakeNccl
-    from rpc_runtime.transports.transport import Carrier
 
 Window = TypeVar("Window", SendWindow, ReceiveWindow)
 
 HEARTBEAT = control_frame(FrameKind.HEARTBEAT)
+
+
+class Device(Protocol):
+    """A machine's GPU, for transports that send from its memory and receive into it."""
+
+    @property
+    def calls(self) -> Any:
+        """CUDA's calls, `rpc_runtime.execution.cuda_calls.CudaCalls`; transports do not import that package."""
+
+    def library(self, name: str, file: str) -> ctypes.CDLL:
+        """Load a library of the system or of pip's package ``nvidia-NAME``, once per process.
+
+        Raises:
+            WorkerError: it is not found.
+        """
+
+    def memory(self, tensor: TensorSpec) -> tuple[int, Any]:
+        """Allocate memory for a tensor; return its address and the value to deliver to the station.
+
+        Raises:
+            WorkerError: there is no memory.
+        """
+
+    def address(self, value: Any) -> int:
+        """Return the address of the memory of a value that the station sends."""
 
 
 class Station(Protocol):
@@ -38,6 +60,10 @@ class Station(Protocol):
 
     @property
     def lock(self) -> threading.Lock: ...
+
+    @property
+    def device(self) -> Device | None:
+        """The GPU that computes what is sent and received; None if its tensors are in host memory."""
 
     def moved(self) -> None:
         """Note that a tensor or a part of one was sent or received."""
@@ -88,8 +114,7 @@ class LinkEnd(ABC):
     """One end of a link.
 
     Each end sends at least one frame per heartbeat interval. A worker does not require this of a client: there, one
-    call into C may hold the GIL for longer, and only gRPC can answer meanwhile. ``nccl`` makes the NCCL device of the
-    station's GPU; it is None if the stages run on no GPU.
+    call into C may hold the GIL for longer, and only gRPC can answer meanwhile.
 
     Raises:
         WorkerError: a package that the codec of a route needs is missing in this process.
@@ -100,16 +125,8 @@ class LinkEnd(ABC):
     _tensors: Mapping[int, LinkTensor[Any]]
     """By the index of their route."""
 
-    def __init__(
-        self,
-        station: Station,
-        routes: Sequence[Route],
-        make_slot: MakeSlot,
-        nccl: MakeNccl | None,
-        timeouts: LinkTimeouts,
-    ) -> None:
+    def __init__(self, station: Station, routes: Sequence[Route], make_slot: MakeSlot, timeouts: LinkTimeouts) -> None:
         require_available(routes)
-        self.nccl = nccl
         self.routes = tuple(routes)
         self.timeouts = timeouts
         self.station = station
@@ -122,14 +139,14 @@ class LinkEnd(ABC):
         self._liveness = None if CLIENT in ends else Liveness(timeouts)
         self._carrier: Carrier | None = None
         self._has_slots = False
-        self._draining = False
-        self._waits = False
-        self._also: list[bytes] = []
+        self._is_draining = False
+        self._sender_sleeps = False
+        self._carrier_frames: list[bytes] = []
 
     @property
     def copies_apart(self) -> bool:
         """Whether sending includes copies from a GPU, which the computing thread should not wait for."""
-        return self.nccl is not None and not self.receives
+        return self.station.device is not None and not self.receives
 
     def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
         """Return a slot of this end over memory that both ends share."""
@@ -138,7 +155,7 @@ class LinkEnd(ABC):
     def say(self, frame: bytes) -> None:
         """Send a frame of the carrier itself, before all other messages."""
         with self._lock:
-            self._also.append(frame)
+            self._carrier_frames.append(frame)
             self._wake_locked()
         self.flush()
 
@@ -175,9 +192,9 @@ class LinkEnd(ABC):
             with self._lock:
                 while (message := self._begin_locked()) is None and not self._closed:
                     begin = time.monotonic()
-                    self._waits = True
+                    self._sender_sleeps = True
                     has_come = self._wake.wait(self.timeouts.beat_seconds)
-                    self._waits = False
+                    self._sender_sleeps = False
                     if not has_come:
                         self.require_life(begin)
                         message = Message((HEARTBEAT,))
@@ -197,10 +214,10 @@ class LinkEnd(ABC):
             Exception: a tensor cannot be copied; the link then sends nothing more.
         """
         with self._lock:
-            if self._draining:
+            if self._is_draining:
                 return
             message = self._begin_locked()
-            self._draining = message is not None
+            self._is_draining = message is not None
         while message is not None:
             for frame in message.frames:
                 send(frame)
@@ -209,7 +226,7 @@ class LinkEnd(ABC):
                     return
                 message.sent_locked()
                 message = self._begin_locked()
-                self._draining = message is not None
+                self._is_draining = message is not None
 
     def flush(self) -> None:
         """Notify the carrier that there may be a message. For any thread, without the lock."""
@@ -218,14 +235,14 @@ class LinkEnd(ABC):
 
     def _wake_locked(self) -> None:
         """Wake the sending thread, because there may be a message. The caller then calls `flush`."""
-        if self._waits:
+        if self._sender_sleeps:
             self._wake.notify()
 
     def _begin_locked(self) -> Message | None:
         if self._closed:
             return None
-        if self._also:
-            frames, self._also = self._also, []
+        if self._carrier_frames:
+            frames, self._carrier_frames = self._carrier_frames, []
             return Message(frames)
         return self._next_locked()
 

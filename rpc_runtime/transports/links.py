@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +25,10 @@ from rpc_runtime.program.events import RECEIVE, SEND, now
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Bytes
+from rpc_runtime.transports.carrier import MakeSlot, Slot
 from rpc_runtime.transports.credits import Departure, Grants, Outbox, ReceiveWindow, SendWindow
 from rpc_runtime.transports.link_end import LinkEnd, LinkTensor, Message, Station
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
-from rpc_runtime.transports.transport import MakeSlot, Slot
 from rpc_runtime.wire.framing import (
     Frame,
     FrameFlag,
@@ -38,9 +38,6 @@ from rpc_runtime.wire.framing import (
     shared_tensor_frame,
     tensor_frames,
 )
-
-if TYPE_CHECKING:
-    from rpc_runtime.transports.nccl import MakeNccl
 
 
 @dataclass(slots=True)
@@ -62,10 +59,9 @@ class OutgoingLink(LinkEnd):
         routes: Sequence[Route],
         as_bytes: Callable[[Any], Bytes],
         make_slot: MakeSlot,
-        nccl: MakeNccl | None = None,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
-        super().__init__(station, routes, make_slot, nccl, timeouts)
+        super().__init__(station, routes, make_slot, timeouts)
         self._outbox = Outbox(routes)
         self._tensors: dict[int, _Sending] = {
             route.index: _Sending(route, self._outbox.window(route.index)) for route in routes
@@ -176,12 +172,11 @@ class IncomingLink(LinkEnd):
         station: Station,
         routes: Sequence[Route],
         make_slot: MakeSlot,
-        nccl: MakeNccl | None = None,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
         *,
         reuse: bool,
     ) -> None:
-        super().__init__(station, routes, make_slot, nccl, timeouts)
+        super().__init__(station, routes, make_slot, timeouts)
         self._grants = Grants(routes)
         self._tensors: dict[int, _Receiving] = {
             route.index: _Receiving(route, self._grants.window(route.index)) for route in routes

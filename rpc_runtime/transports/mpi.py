@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
-from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable, failure_of
+from rpc_runtime.transports.carrier import Carrier, OnEnd, Pending, failure_of
+from rpc_runtime.transports.transport import Opening, Transport, Unusable
 from rpc_runtime.wire.framing import CHUNK_BYTES, HEADER, decode
 
 JOIN_SECONDS = 60.0

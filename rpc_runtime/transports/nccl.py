@@ -8,7 +8,7 @@
 
 An NCCL operation occupies its GPU until the other end has begun it, too. Calls that synchronize the whole device (to
 free memory, to lock pages) wait for it. So with two operations in flight, two GPUs can deadlock. Therefore each process
-has one lock (``turn``), and a transfer takes the locks of both ends. It takes first the lock of the GPU whose name is
+has one ``transfer_lock``, and a transfer takes the locks of both ends. It takes first the lock of the GPU whose name is
 smaller; this global lock order prevents deadlock.
 
     sender first      lock of sender ▸ ncclSend ▸ header ──▶ lock of receiver ▸ ncclRecv
@@ -35,18 +35,10 @@ from typing import Any
 from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
-from rpc_runtime.transports.link_end import HEARTBEAT
-from rpc_runtime.transports.transport import (
-    NOT_OF_THE_HOST,
-    Carrier,
-    OnEnd,
-    Opening,
-    Pending,
-    Slot,
-    Transport,
-    Unusable,
-    failure_of,
-)
+from rpc_runtime.transports.carrier import DEVICE_ONLY, Carrier, OnEnd, Pending, Slot, failure_of
+from rpc_runtime.transports.link_end import HEARTBEAT, Device
+from rpc_runtime.transports.nccl_calls import UNIQUE_ID_BYTES, CudaNccl, version_text
+from rpc_runtime.transports.transport import Opening, Transport, Unusable
 from rpc_runtime.wire.framing import CHUNK_BYTES, Frame, FrameKind, control_frame
 
 logger = logging.getLogger(__name__)
@@ -54,37 +46,13 @@ logger = logging.getLogger(__name__)
 SLOWEST_BYTES_PER_SECOND = CHUNK_BYTES / 4
 STALL_SECONDS = 30.0
 """Limit for a transfer that both ends have begun, added to its time on the slowest link; the first also connects."""
-TURN_SECONDS = 300.0
+QUEUE_SECONDS = 300.0
 """Limit for other transfers of the GPU to end."""
 GRACE_SECONDS = 1.0
 """Time that a transfer in flight may still take when a link is closed; usually the other end is alive."""
 ABORT_SECONDS = 2.0
 REST_SECONDS = 100e-6
-UNIQUE_ID_BYTES = 128
-"""``NCCL_UNIQUE_ID_BYTES``."""
 _END = struct.Struct(f"<I{UNIQUE_ID_BYTES}s")
-
-
-CudaNccl = Any
-"""NCCL on a station's GPU, `rpc_runtime.execution.nccl_calls.CudaNccl`, which needs TVM: this package does not."""
-MakeNccl = Callable[[], CudaNccl]
-"""Returns the NCCL device; the first call loads NCCL's library. Raises `WorkerError` if it cannot be used."""
-
-
-def nccl_of(make: MakeNccl | None) -> CudaNccl:
-    """Return NCCL on the GPU of a link's station.
-
-    Raises:
-        WorkerError: the station has no GPU, or NCCL's library cannot be used.
-    """
-    if make is None:
-        raise WorkerError("its stages are on no GPU")
-    return make()
-
-
-def version_text(number: int) -> str:
-    """Format NCCL's version number: 22703 is 2.27.3."""
-    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
 @dataclass(frozen=True)
@@ -123,8 +91,8 @@ class Nccl(Transport):
     connect_seconds = 60.0
 
     def offer(self, opening: Opening) -> bytes:
-        device = nccl_of(opening.link.nccl)
-        return NcclEnd(device.version, device.gpu).to_bytes()
+        nccl = CudaNccl(_device_of(opening))
+        return NcclEnd(nccl.version, nccl.gpu).to_bytes()
 
     def answer(self, opening: Opening, offer: bytes) -> tuple[bytes, Pending]:
         carrier = self._carrier(opening, NcclEnd.from_bytes(offer), calls=False)
@@ -140,8 +108,14 @@ class Nccl(Transport):
         return carrier
 
     def _carrier(self, opening: Opening, peer: NcclEnd, *, calls: bool) -> NcclCarrier:
-        device, kind = nccl_of(opening.link.nccl), _Receiving if opening.link.receives else _Sending
-        return kind(opening, device, peer, self.connect_seconds, calls=calls)
+        kind = _Receiving if opening.link.receives else _Sending
+        return kind(opening, _device_of(opening), peer, self.connect_seconds, calls=calls)
+
+
+def _device_of(opening: Opening) -> Device:
+    if (device := opening.link.station.device) is None:
+        raise WorkerError("its stages are on no GPU")
+    return device
 
 
 class NcclCarrier(Carrier):
@@ -154,9 +128,10 @@ class NcclCarrier(Carrier):
     _kept: Any = None
     """The value that is being sent: its memory must not be reused meanwhile."""
 
-    def __init__(self, opening: Opening, nccl: CudaNccl, peer: NcclEnd, join_seconds: float, *, calls: bool) -> None:
+    def __init__(self, opening: Opening, device: Device, peer: NcclEnd, join_seconds: float, *, calls: bool) -> None:
+        nccl = CudaNccl(device)
         _require_fit(nccl, peer)
-        self._link, self._stream, self._nccl, self._join_seconds = opening.link, opening.stream, nccl, join_seconds
+        self._link, self._stream, self._device, self._join_seconds = opening.link, opening.stream, device, join_seconds
         self._is_first = nccl.gpu < peer.gpu
         self._slots = {
             route.index: [self._slot(route.tensor) for _ in range(route.depth)] for route in self._link.routes
@@ -166,7 +141,7 @@ class NcclCarrier(Carrier):
         """The handshake data that the caller needs to join this end."""
         self._communicator = nccl.communicator(unique_id, int(calls))
         self._at_work = threading.Lock()
-        self._has_turn = False
+        self._transfer_lock, self._holds_lock = nccl.transfer_lock, False
         self._latest = math.inf
         self._closer = threading.Thread(target=self._end, name="nccl-end", daemon=True)
 
@@ -213,25 +188,25 @@ class NcclCarrier(Carrier):
             logger.warning("NCCL is still ending a communicator, and transfers of its GPU wait for that")
 
     def _slot(self, tensor: TensorSpec) -> Slot:
-        address, value = self._nccl.memory(tensor) if self._link.receives else (0, None)
-        return _Slot(NOT_OF_THE_HOST, value, self, tensor.size_bytes, address)
+        address, value = self._device.memory(tensor) if self._link.receives else (0, None)
+        return _Slot(DEVICE_ONLY, value, self, tensor.size_bytes, address)
 
-    def _turn(self) -> Iterator[bytes]:
+    def _lock(self) -> Iterator[bytes]:
         """Take the process's lock for one transfer; yield heartbeats while waiting."""
-        take = partial(self._nccl.turn.acquire, blocking=False)
-        yield from self._until(take, TURN_SECONDS, "for other transfers of its GPU")
-        self._has_turn = True
+        take = partial(self._transfer_lock.acquire, blocking=False)
+        yield from self._until(take, QUEUE_SECONDS, "for other transfers of its GPU")
+        self._holds_lock = True
 
     def _transferred(self, size_bytes: int) -> Iterator[bytes]:
         """Wait for the transfer that was begun, then release the lock; yield heartbeats while waiting."""
-        waits = TURN_SECONDS if self._is_first else STALL_SECONDS
+        waits = QUEUE_SECONDS if self._is_first else STALL_SECONDS
         seconds = size_bytes / SLOWEST_BYTES_PER_SECOND + waits
         yield from self._until(self._communicator.is_done, seconds, f"for {size_bytes} bytes to pass")
-        self._end_turn()
+        self._unlock()
 
-    def _end_turn(self) -> None:
-        self._has_turn = False
-        self._nccl.turn.release()
+    def _unlock(self) -> None:
+        self._holds_lock = False
+        self._transfer_lock.release()
 
     def _until(self, is_so: Callable[[], bool], seconds: float, what: str) -> Iterator[bytes]:
         """Wait until ``is_so()``; yield a heartbeat once per heartbeat interval.
@@ -268,8 +243,8 @@ class NcclCarrier(Carrier):
             self._latest = -math.inf
             self._slots.clear()
             self._kept = None
-            if self._has_turn:
-                self._end_turn()
+            if self._holds_lock:
+                self._unlock()
             self._at_work.release()
 
 
@@ -295,9 +270,9 @@ class _Sending(NcclCarrier):
             if not self._is_first:
                 self._awaits_ready = True
                 yield header
-                yield from self._until(lambda: not self._awaits_ready, TURN_SECONDS, "for the receiver")
-            yield from self._turn()
-            self._communicator.send(self._nccl.address(value), size_bytes)
+                yield from self._until(lambda: not self._awaits_ready, QUEUE_SECONDS, "for the receiver")
+            yield from self._lock()
+            self._communicator.send(self._device.address(value), size_bytes)
             if self._is_first:
                 yield header
             yield from self._transferred(size_bytes)
@@ -338,7 +313,7 @@ class _Receiving(NcclCarrier):
             WorkerUnavailableError: the transfer fails or takes too long, or this end was closed.
         """
         with self._at_work:
-            for _ in self._turn():
+            for _ in self._lock():
                 pass
             self._communicator.receive(address, size_bytes)
             if self._is_first:
@@ -371,13 +346,13 @@ class _Slot(Slot):
             self.carrier.fetch(self.address, self.size_bytes)
 
 
-def _require_fit(device: CudaNccl, peer: NcclEnd) -> None:
-    if device.version != peer.version:
+def _require_fit(nccl: CudaNccl, peer: NcclEnd) -> None:
+    if nccl.version != peer.version:
         raise Unusable(
-            f"both ends need the same NCCL, this one has {version_text(device.version)}, the other one "
+            f"both ends need the same NCCL, this one has {version_text(nccl.version)}, the other one "
             f"{version_text(peer.version)}"
         )
-    if device.gpu == peer.gpu:
+    if nccl.gpu == peer.gpu:
         raise Unusable("both ends are on the same GPU, and NCCL needs one for each")
 
 

@@ -1,5 +1,23 @@
-"""Opens links: the caller and the called end choose a transport over a gRPC call, and each starts its carrier."""
+"""Opens links: the caller and the called end choose a transport over a gRPC call, and each starts its carrier.
 
+The messages are drawn in `transport`. Each end has two threads here, and its carrier may have more:
+
+- One of gRPC sends: `LinkCall._frames` and `LinkAnswer.frames` wait for the states below, then yield frames.
+- One reads: `_read` makes the steps to CHOSEN, OPEN and REFUSED, and then passes frames to the stream.
+
+========  ====================================================  ====================================================
+state     the caller                                            the called end
+========  ====================================================  ====================================================
+OFFERED   sent Hello, waits for ACCEPT                          sent ACCEPT, waits for CHOICE
+CHOSEN    has connected; sends CHOICE, starts its carrier       received CHOICE; its carrier is ready and starts
+OPEN      the carrier carries the link                          the carrier carries the link
+REFUSED   no transport connects; sends an empty CHOICE          received an empty CHOICE, ends without a failure
+OVER      the link was closed, or a thread failed: any thread may enter this state, and none leaves it
+========  ====================================================  ====================================================
+"""
+
+import contextlib
+import enum
 import threading
 from collections.abc import Callable, Iterator
 
@@ -8,9 +26,10 @@ import grpc
 from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.registry import PluginError
-from rpc_runtime.transports.grpc import Stream
+from rpc_runtime.transports.carrier import Carrier, Pending
 from rpc_runtime.transports.link_end import LinkEnd
-from rpc_runtime.transports.transport import FALLBACK, TRANSPORTS, Carrier, Opening, Pending, offered, transport_named
+from rpc_runtime.transports.stream import Stream
+from rpc_runtime.transports.transport import FALLBACK, TRANSPORTS, Opening, offered, transport_named
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint, error_of, explained, open_channel
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, error_text, parsed
@@ -21,6 +40,37 @@ LAST_WORD_SECONDS = 1.0
 JOIN_SECONDS = 5.0
 MAXIMUM_OFFERS = 32
 """Limit of the transports in a greeting: each unknown name makes the worker look through its installed packages."""
+
+State = enum.Enum("State", "OFFERED CHOSEN OPEN REFUSED OVER")
+
+
+class Progress:
+    """The state of one end, for which its threads wait, and the first error."""
+
+    def __init__(self) -> None:
+        self.state = State.OFFERED
+        self.error: TvmSplitError | None = None
+        self._changed = threading.Condition()
+
+    def enter(self, state: State, error: TvmSplitError | None = None) -> State:
+        """Enter a state, unless the link is OVER; return the state before."""
+        with self._changed:
+            before, self.error = self.state, self.error or error
+            if before is not State.OVER:
+                self.state = state
+                self._changed.notify_all()
+        return before
+
+    def wait_for_end_of(self, *states: State, seconds: float | None = None) -> bool:
+        """Wait until the state is none of these; return False after a timeout."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.state not in states, seconds)
+
+
+def _close(transport: str, part: Carrier | Pending) -> None:
+    """Close what a transport has made; if that fails, a plug-in is named in a warning, because the link has ended."""
+    with contextlib.suppress(PluginError), TRANSPORTS.blamed(transport):
+        part.close()
 
 
 class LinkCall:
@@ -43,23 +93,19 @@ class LinkCall:
     ) -> None:
         self._endpoint = endpoint
         self._on_broken = on_broken
-        self._answered = threading.Event()
-        self._chosen = threading.Event()
-        self._telling = threading.Lock()
-        self._choice = pb.Choice()
+        self._progress = Progress()
         self._stream = Stream(link, lambda: bool(self._call.is_active()))
         self._opening = Opening(link, hello.deployment, endpoint.machine, self._stream)
+        self._transport = ""
+        """The name of the transport of the carrier; empty until one is chosen."""
         self._carrier: Carrier = self._stream
-        self._accepted = False
-        self._over = False
-        self._error: TvmSplitError | None = None
         self._hello = hello
         self._reasons: list[str] = []
         self._offer()
         self._channel = open_channel(endpoint.address, endpoint.tls)
         metadata = ((HELLO_KEY, hello.SerializeToString()), *(token.metadata if token else ()))
         method = self._channel.stream_stream(LINK_PATH, request_serializer=None, response_deserializer=None)
-        self._call = method(self._say(), metadata=metadata)
+        self._call = method(self._frames(), metadata=metadata)
         name = f"link-{hello.source}-{hello.destination}"
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
@@ -70,24 +116,25 @@ class LinkCall:
         Raises:
             TvmSplitError: the worker has refused the link, cannot be reached, or did not answer in time.
         """
-        if not self._answered.wait(timeout_seconds):
+        if not self._progress.wait_for_end_of(State.OFFERED, State.CHOSEN, State.REFUSED, seconds=timeout_seconds):
             raise DeadlineError(f"{self._endpoint} did not accept a data stream within {timeout_seconds:g} seconds")
-        if self._error is not None:
-            raise self._error
+        if self._progress.error is not None:
+            raise self._progress.error
 
     @property
     def statistics(self) -> LinkStatistics:
         """The transport that carries the open link, and why better ones were not used."""
         ends = (self._hello.source, self._hello.destination)
-        return LinkStatistics(*ends, self._choice.transport, "; ".join(self._reasons))
+        return LinkStatistics(*ends, self._transport, "; ".join(self._reasons))
 
     def close(self) -> None:
         """End the link. Idempotent."""
+        self._progress.enter(State.OVER, WorkerUnavailableError(f"the link to {self._endpoint} was closed"))
         self._end()
         self._channel.close()
         if self._thread is not threading.current_thread():
             self._thread.join(JOIN_SECONDS)
-        self._carrier.close()
+        _close(self._transport or FALLBACK, self._carrier)
 
     def _offer(self) -> None:
         hello = self._hello
@@ -97,32 +144,29 @@ class LinkCall:
                     hello.offers.append(pb.Offer(transport=name, offer=transport_named(name).offer(self._opening)))
             except (WorkerError, PluginError) as error:
                 self._reasons.append(str(error))
-        self._offered = [offer.transport for offer in hello.offers]
-        if not self._offered:
+        if not hello.offers:
             raise WorkerError(
                 f"the link from {hello.source!r} to {hello.destination!r} cannot be opened by "
                 f"{self._endpoint.transport}: {'; '.join(self._reasons)}"
             )
 
     def _end(self) -> None:
-        self._over = True
         self._call.cancel()
         self._stream.close()
-        self._chosen.set()
 
-    def _say(self) -> Iterator[bytes]:
-        self._chosen.wait()
-        if self._over:
+    def _frames(self) -> Iterator[bytes]:
+        self._progress.wait_for_end_of(State.OFFERED)
+        if self._progress.state is State.OVER:
             return
-        yield control_frame(FrameKind.CHOICE, self._choice.SerializeToString())
-        if not self._choice.transport:
+        yield control_frame(FrameKind.CHOICE, pb.Choice(transport=self._transport).SerializeToString())
+        if not self._transport:
             return
         try:
             yield from self._stream.frames()
         except WorkerUnavailableError as error:
-            self._broken(WorkerUnavailableError(f"{self._endpoint}: {error}"))
+            self._fail(WorkerUnavailableError(f"{self._endpoint}: {error}"))
         except Exception as error:  # gRPC itself reports only that the iterator raised
-            self._error = WorkerError(f"sending to {self._endpoint} failed: {error!r}")
+            self._fail(WorkerError(f"sending to {self._endpoint} failed: {error!r}"))
             raise
 
     def _read(self) -> None:
@@ -133,33 +177,31 @@ class LinkCall:
             error = WorkerUnavailableError(f"{self._endpoint} ended a data stream")
         except grpc.RpcError as status:
             error = error_of(status, self._endpoint)
-            if isinstance(error, WorkerUnavailableError) and not (self._accepted or self._over):
+            if isinstance(error, WorkerUnavailableError) and self._progress.state not in (State.OPEN, State.OVER):
                 error = explained(error, self._endpoint)
         except TvmSplitError as wrong:
             error = type(wrong)(f"{self._endpoint}: {wrong}")
         except Exception as unexpected:
             error = WorkerError(f"{self._endpoint}: {unexpected!r}")
-        self._broken(error)
-        self._carrier.close()
+        self._fail(error)
+        _close(self._transport or FALLBACK, self._carrier)
 
-    def _broken(self, error: TvmSplitError) -> None:
-        with self._telling:
-            was_over, self._error = self._over, self._error or error
-            self._end()
-            self._answered.set()
-        if self._accepted and not was_over:
-            self._on_broken(self._endpoint.machine, self._error)
+    def _fail(self, error: TvmSplitError) -> None:
+        before = self._progress.enter(State.OVER, error)
+        self._end()
+        if before is State.OPEN:
+            self._on_broken(self._endpoint.machine, error)
 
     def _carrier_ended(self, error: TvmSplitError | None) -> None:
         if error is None:
             self._stream.wait_closed(LAST_WORD_SECONDS)  # the stream may report the reason
             error = WorkerUnavailableError("its end of the link was closed")
-        self._broken(type(error)(f"{self._endpoint}: {error}"))
+        self._fail(type(error)(f"{self._endpoint}: {error}"))
 
     def _take(self, frame: Frame) -> None:
         if frame.kind is FrameKind.ERROR:
             raise ProtocolError(error_text(frame))
-        if self._accepted:
+        if self._progress.state is not State.OFFERED:
             self._stream.receive(frame)
         elif frame.kind is FrameKind.ACCEPT:
             self._choose(parsed(pb.Accept, frame))
@@ -169,33 +211,38 @@ class LinkCall:
     def _choose(self, accept: pb.Accept) -> None:
         self._reasons += [refused.reason for refused in accept.refused]
         name, carrier = accept.answer.transport, None
-        if name:
-            if name not in self._offered:
-                raise ProtocolError(f"a worker that was offered {', '.join(self._offered)} answers with {name!r}")
-            try:
-                with TRANSPORTS.blamed(name, WorkerError, ProtocolError):
-                    carrier = transport_named(name).connect(self._opening, accept.answer.offer)
-                    if not isinstance(carrier, Carrier):
-                        raise TypeError(f"connect returned {carrier!r}, which is no Carrier")
-            except (WorkerError, PluginError) as error:
-                if not self._call.is_active():
-                    return  # the stream reports the reason, which is read next
-                self._reasons.append(str(error))
-                name, carrier = (FALLBACK, self._stream) if FALLBACK in self._offered else ("", None)
-        if carrier is None:  # an empty choice makes the other end close the stream without reporting a failure
-            self._error = WorkerError(
-                f"{self._endpoint} cannot be joined by {self._endpoint.transport}: {'; '.join(self._reasons)}"
-            )
-            self._chosen.set()
+        try:
+            carrier = self._connected(accept.answer) if name else None
+        except (WorkerError, PluginError) as error:
+            if not self._call.is_active():
+                return  # the stream reports the reason, which is read next
+            self._reasons.append(str(error))
+            if FALLBACK in [offer.transport for offer in self._hello.offers]:
+                name, carrier = FALLBACK, self._stream
+        if carrier is None:
+            reasons = "; ".join(self._reasons)
+            text = f"{self._endpoint} cannot be joined by {self._endpoint.transport}: {reasons}"
+            self._progress.enter(State.REFUSED, WorkerError(text))
             return
         if name == self._endpoint.transport == FALLBACK:
             self._reasons.append(f"the link's transport is {name}")
-        self._carrier, self._choice.transport = carrier, name
-        self._chosen.set()
-        carrier.start(self._carrier_ended)
+        self._carrier, self._transport = carrier, name
+        self._progress.enter(State.CHOSEN)
+        with TRANSPORTS.blamed(name, TvmSplitError):
+            carrier.start(self._carrier_ended)
         self._stream.leave()
-        self._accepted = True
-        self._answered.set()
+        self._progress.enter(State.OPEN)
+
+    def _connected(self, answer: pb.Offer) -> Carrier:
+        """Return the carrier of the transport that the worker accepts."""
+        name, offers = answer.transport, [offer.transport for offer in self._hello.offers]
+        if name not in offers:
+            raise ProtocolError(f"a worker that was offered {', '.join(offers)} answers with {name!r}")
+        with TRANSPORTS.blamed(name, WorkerError, ProtocolError):
+            carrier = transport_named(name).connect(self._opening, answer.offer)
+            if not isinstance(carrier, Carrier):
+                raise TypeError(f"connect returned {carrier!r}, not a Carrier")
+        return carrier
 
 
 class LinkAnswer:
@@ -209,16 +256,15 @@ class LinkAnswer:
         self._link = link
         self._peer = peer
         self._on_end = on_end
-        self._chosen = threading.Event()
-        self._error: ProtocolError | None = None
-        self._stream = Stream(link, lambda: not self._over and not self._refused and not link.closed)
+        self._progress = Progress()
+        self._stream = Stream(link, self._is_alive)
         self._carrier: Carrier | None = None
         self._pending: Pending | None = None
-        self._ending = threading.Lock()
-        self._over = False
-        self._refused = False
         self._hello, self._accept = hello, pb.Accept()
         self._choice_seconds = link.timeouts.choice_seconds
+
+    def _is_alive(self) -> bool:
+        return self._progress.state not in (State.REFUSED, State.OVER) and not self._link.closed
 
     def frames(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the frames to send until the link is closed; a thread reads ``requests`` meanwhile.
@@ -231,9 +277,9 @@ class LinkAnswer:
             self._answer()
             yield control_frame(FrameKind.ACCEPT, self._accept.SerializeToString())
             threading.Thread(target=self._read, args=(requests,), name=f"read-{self._peer}", daemon=True).start()
-            if not self._chosen.wait(self._choice_seconds):
+            if not self._progress.wait_for_end_of(State.OFFERED, State.CHOSEN, seconds=self._choice_seconds):
                 raise ProtocolError(f"the caller has not chosen a transport within {self._choice_seconds:g} seconds")
-            if self._refused:
+            if self._progress.state is State.REFUSED:
                 return
             if self._stream.carries:
                 yield from self._stream.frames()
@@ -246,16 +292,15 @@ class LinkAnswer:
             self._on_end(error)
             raise
         finally:
-            if not self._refused:
+            if self._progress.enter(State.OVER) is not State.REFUSED:
                 self._on_end(WorkerUnavailableError("the data stream was closed"))
-            with self._ending:
-                self._over = True
-            for part in (self._carrier, self._pending, self._stream):
+            for part in (self._carrier, self._pending):
                 if part is not None:
-                    part.close()
-        if self._error is not None:
-            yield error_frame(str(self._error))
-            raise self._error
+                    _close(self._accept.answer.transport, part)
+            self._stream.close()
+        if self._progress.error is not None:
+            yield error_frame(str(self._progress.error))
+            raise self._progress.error
 
     def _answer(self) -> None:
         """Prepare the first possible transport; accept it, with the reasons against the ones before it."""
@@ -278,11 +323,11 @@ class LinkAnswer:
         error: Exception | None = None
         try:
             for frame in map(decode, requests):
-                if self._chosen.is_set():
+                if self._progress.state is not State.OFFERED:
                     self._stream.receive(frame)
                     continue
                 self._choose(frame)
-                if self._refused:
+                if self._progress.state is State.REFUSED:
                     return
         except grpc.RpcError:
             error = WorkerUnavailableError(f"the connection to {self._peer!r} broke")
@@ -295,30 +340,28 @@ class LinkAnswer:
             raise ProtocolError(f"a caller begins with CHOICE, not with {frame.kind.name}")
         name = parsed(pb.Choice, frame).transport
         if not name:
-            self._refused = True
-            self._chosen.set()
+            self._progress.enter(State.REFUSED)
             return
-        carrier = self._chosen_pending(name).accept()
-        with self._ending:
-            self._carrier, is_late = carrier, self._over
-        if is_late:  # `frames` has ended and will not close this carrier
-            carrier.close()
-            return
-        carrier.start(self._ended)
-        self._chosen.set()
+        pending = self._chosen_pending(name)
+        with TRANSPORTS.blamed(name, TvmSplitError):
+            carrier = self._carrier = pending.accept()
+            if self._progress.enter(State.CHOSEN) is State.OVER:  # `frames` may have ended before it saw this carrier
+                carrier.close()
+                return
+            carrier.start(self._ended)
+        self._progress.enter(State.OPEN)
 
     def _chosen_pending(self, name: str) -> Pending:
         if self._pending is not None and name == self._accept.answer.transport:
             return self._pending
         if name == FALLBACK and name in [offer.transport for offer in self._hello.offers]:
             if self._pending is not None:
-                self._pending.close()
+                _close(self._accept.answer.transport, self._pending)
             return self._stream
         raise ProtocolError(f"the caller chose the transport {name!r}, which it was not offered")
 
     def _ended(self, error: Exception | None) -> None:
-        if self._error is None and isinstance(error, ProtocolError):
-            self._error = error  # later errors, by another way, are consequences
+        # Only its violation of the protocol is reported to the peer; other errors are known there.
+        self._progress.enter(State.OVER, error if isinstance(error, ProtocolError) else None)
         self._on_end(error or WorkerUnavailableError(f"{self._peer!r} ended its data stream"))
         self._link.close()
-        self._chosen.set()

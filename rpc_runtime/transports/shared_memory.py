@@ -29,18 +29,9 @@ from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerUnavailableEr
 from rpc_runtime.hardware import boot_id, memory_domain
 from rpc_runtime.program.routes import Route
 from rpc_runtime.program.runner import Bytes
+from rpc_runtime.transports.carrier import ALIGNMENT_BYTES, Carrier, OnEnd, Pending, Slot, failure_of
 from rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd
-from rpc_runtime.transports.transport import (
-    ALIGNMENT_BYTES,
-    Carrier,
-    OnEnd,
-    Opening,
-    Pending,
-    Slot,
-    Transport,
-    Unusable,
-    failure_of,
-)
+from rpc_runtime.transports.transport import Opening, Transport, Unusable
 from rpc_runtime.wire.framing import HEADER, MAXIMUM_TEXT_BYTES, decode
 
 SECRET_BYTES = 32

@@ -14,67 +14,28 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-
-from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
-from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.program.routes import Route
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.errors import WorkerError
 from rpc_runtime.registry import PluginError, Registry
+from rpc_runtime.transports.carrier import Carrier, Pending
 
 if TYPE_CHECKING:
-    from rpc_runtime.transports.grpc import Stream
     from rpc_runtime.transports.link_end import LinkEnd
+    from rpc_runtime.transports.stream import Stream
 
 AUTO = "auto"
 """Selects the transport of the highest rank that can connect the two ends."""
 FALLBACK = "grpc"
 """The transport that connects any two ends, over the stream itself."""
 
-OnEnd = Callable[[TvmSplitError | None], None]
-
 
 class Unusable(WorkerError):
     """A transport cannot connect these two ends; the message is the reason."""
-
-
-ALIGNMENT_BYTES = 64
-"""Alignment at which TVM uses memory without a copy."""
-NOT_OF_THE_HOST: Bytes = np.empty(0, np.uint8)
-"""The ``data`` of a slot that is not in host memory; it is never written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Memory for one tensor: ``data`` is written to, ``value`` is delivered to the station."""
-
-    data: Bytes
-    value: Any
-
-    def copy_in(self, value: Any) -> None:
-        """Copy a tensor of the same kind into this slot."""
-        self.data[:] = flat_bytes(value)
-
-    def send(self, value: Any, header: bytes) -> Iterator[bytes]:
-        """Transfer a tensor to the other end; yield the frames to send: the ``header``, and possibly heartbeats."""
-        self.copy_in(value)
-        yield header
-
-    def wait(self) -> None:
-        """Wait until the announced tensor has arrived in this slot."""
-
-
-class MakeSlot(Protocol):
-    """Makes a slot in memory suited to its station, or over ``memory``: 64-byte-aligned, of the tensor's size."""
-
-    def __call__(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot: ...
 
 
 @dataclass(frozen=True)
@@ -85,54 +46,6 @@ class Opening:
     deployment: str
     peer: str
     stream: Stream
-
-
-class Carrier(ABC):
-    """Sends the frames of one end of a link to the other end, and passes received frames to the link.
-
-    It takes the frames to send from `LinkEnd.frames` in a thread of its own, or from `LinkEnd.drain` in `wake`.
-    """
-
-    def slots(self, route: Route) -> Sequence[Slot]:
-        """Return ``route.depth`` slots in memory that both ends share, or () if tensors are sent in frames."""
-        return ()
-
-    def accept(self) -> Carrier:
-        """Return itself: a carrier that is ready before the caller chooses is its own `Pending`."""
-        return self
-
-    @abstractmethod
-    def start(self, on_end: OnEnd) -> None:
-        """Open the link by `LinkEnd.open` and pass received frames to it. Call once.
-
-        ``on_end(error)`` is called at most once, if the link ends without `close`; None: the other end closed it.
-
-        Raises:
-            TvmSplitError: the two ends cannot be connected after all; the link has then failed.
-        """
-
-    def wake(self) -> None:  # noqa: B027  (most have a thread that waits)
-        """Note that there may be a message to send. Called by any thread, without the link's lock; must not raise."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the link and join its threads, for 5 s at most. Idempotent; may be called before `start`."""
-
-
-class Pending(Protocol):
-    """What a called end has prepared for a caller that has not chosen a transport yet."""
-
-    def accept(self) -> Carrier:
-        """Return the carrier, after the caller has chosen this transport.
-
-        Raises:
-            TvmSplitError: the caller does not connect.
-        """
-        ...
-
-    def close(self) -> None:
-        """Free what `accept` did not take. Idempotent."""
-        ...
 
 
 class Transport(ABC):
@@ -209,13 +122,6 @@ TRANSPORTS: Registry[type[Transport]] = Registry(
 )
 
 
-def failure_of(error: Exception) -> TvmSplitError:
-    """Return the failure of a link for any error in one of its threads."""
-    if isinstance(error, TvmSplitError):
-        return error
-    return WorkerUnavailableError(str(error)) if isinstance(error, OSError) else WorkerError(f"{error!r}")
-
-
 @cache
 def transport_named(name: str) -> Transport:
     """Return this process's instance of a transport.
@@ -234,7 +140,9 @@ def ranked() -> tuple[str, ...]:
     """Return the names of the transports that `AUTO` offers, the best first; warn of plug-ins that are broken."""
     ranks: dict[str, int] = {}
     for name, kind in TRANSPORTS.items():
-        with contextlib.suppress(PluginError):
+        with contextlib.suppress(PluginError), TRANSPORTS.blamed(name):
+            if not isinstance(kind.rank, int | None):
+                raise TypeError(f"its rank is {kind.rank!r}, not a whole number or None")
             if kind.rank is not None and transport_named(name):
                 ranks[name] = kind.rank
     return tuple(sorted(ranks, key=lambda name: -ranks[name]))

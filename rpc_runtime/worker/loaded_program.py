@@ -16,7 +16,6 @@ from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingSta
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.kernel_timer import KernelTimer
 from rpc_runtime.execution.loaded_stage import LoadedStage, Tensor, WeightCache, size_of, tensor_bytes, tensor_slot
-from rpc_runtime.execution.nccl_calls import own_nccl
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import do_all
 from rpc_runtime.program.events import FAILURE, LINK_ENDED, MOST_KERNEL_RUNS, SHOWN_LETTERS, Measured, Recorder
@@ -24,12 +23,11 @@ from rpc_runtime.program.measurements import KernelSet, LinkStatistics
 from rpc_runtime.program.program import BlobSpec, StageSpec
 from rpc_runtime.program.routes import CLIENT, MachineProgram
 from rpc_runtime.program.runner import Bytes
+from rpc_runtime.transports.carrier import MakeSlot
 from rpc_runtime.transports.link_end import Station
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.liveness import LinkTimeouts
-from rpc_runtime.transports.nccl import MakeNccl
 from rpc_runtime.transports.opening import LinkCall
-from rpc_runtime.transports.transport import MakeSlot
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.framing import MAXIMUM_LETTERS
@@ -238,15 +236,13 @@ class LoadedProgram:
         station: Station = executor
         as_bytes: Callable[[Tensor], Bytes] = tensor_bytes
         make_slot: MakeSlot = tensor_slot
-        nccl: MakeNccl | None = None
         if self._transfers is not None:
-            nccl = partial(own_nccl, self._transfers.calls, self._transfers.make_tensor)
             station = UploadingStation(executor, self._transfers)
             as_bytes, make_slot = self._transfers.bytes_of, self._transfers.slot
         for machine, routes in program.by_destination.items():
-            self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, nccl, self._timeouts)
+            self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, self._timeouts)
         for machine, routes in program.by_source.items():
-            self._incoming[machine] = IncomingLink(station, routes, make_slot, nccl, self._timeouts, reuse=True)
+            self._incoming[machine] = IncomingLink(station, routes, make_slot, self._timeouts, reuse=True)
         executor.start(self._outgoing, self._incoming)
         self._executor = executor
         return program

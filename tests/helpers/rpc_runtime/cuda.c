@@ -21,7 +21,7 @@ enum cudaMemcpyKind { cudaMemcpyHostToHost };
 #endif
 
 enum { COPY, RECORD, WAIT, CALL, END };
-enum { NO_MEMORY = 2, NOT_READY = 600, MOST_AREAS = 4096 };
+enum { NO_MEMORY = 2, NOT_READY = 600, MOST_AREAS = 4096, MOST_STREAMS = 1024 };
 
 struct CUevent_st { long recorded, reached; };
 
@@ -41,12 +41,12 @@ struct CUstream_st { Work *first, **last; pthread_t thread; int started, doing, 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct CUstream_st null_stream;
-static cudaStream_t streams[64];
+static cudaStream_t streams[MOST_STREAMS];
 static int slow_microseconds = 2000, busy_at_most, failing, meets, met;
 
 static int busy(void) {
     int found = null_stream.doing;
-    for (int i = 0; i < 64; i++) found += streams[i] && streams[i]->doing;
+    for (int i = 0; i < MOST_STREAMS; i++) found += streams[i] && streams[i]->doing;
     return found;
 }
 
@@ -152,7 +152,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
         pthread_join(stream->thread, 0);
     }
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < 64; i++) if (streams[i] == stream) streams[i] = 0;
+    for (int i = 0; i < MOST_STREAMS; i++) if (streams[i] == stream) streams[i] = 0;
     pthread_mutex_unlock(&lock);
     free(stream);
     return 0;

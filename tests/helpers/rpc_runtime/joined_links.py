@@ -36,6 +36,7 @@ class Idle:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.device: Any = None
         self.starving = False
 
     def moved(self) -> None: ...
@@ -137,10 +138,10 @@ ANSWERS, CALLS = "0000:02:00.0", "0000:01:00.0"
 
 def _on_a_gpu(link: LinkEnd, transport: str, bus: str) -> None:
     """Give an end of a link over NCCL a GPU, unless it has one."""
-    if transport == "nccl" and link.nccl is None:
-        from tests.helpers.rpc_runtime.nccl_ends import nccl_at  # needs TVM
+    if transport == "nccl" and link.station.device is None:
+        from tests.helpers.rpc_runtime.nccl_ends import ArrayDevice  # needs TVM
 
-        link.nccl = nccl_at(bus)
+        link.station.device = ArrayDevice(bus)
 
 
 class Answering:

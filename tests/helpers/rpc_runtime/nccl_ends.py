@@ -9,47 +9,46 @@ import ctypes
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rpc_runtime.execution.cuda_calls import CudaCalls, memory_at
-from rpc_runtime.execution.nccl_calls import CudaNccl, NcclLibrary
 from rpc_runtime.program.program import TensorSpec
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled, compiled_nccl
 
 FOLDER_VARIABLE = "TVM_SPLIT_TEST_STAND_INS"
 
 
-class ArrayNccl(CudaNccl):
-    """NCCL for numpy arrays."""
+class ArrayDevice:
+    """The GPU at a bus id, with numpy arrays as values; the next communicator is made on the one used last."""
 
-    def memory(self, tensor: TensorSpec) -> tuple[int, Any]:
-        address, uploaded = super().memory(tensor)
-        return address, uploaded.tensor
+    def __init__(self, bus: str) -> None:
+        self.calls = _calls()
+        self._bus = bus
+
+    def library(self, name: str, file: str) -> ctypes.CDLL:
+        device().standInAt(self._bus.encode())
+        return _copied(file, self._bus)
+
+    def memory(self, tensor: TensorSpec) -> tuple[int, np.ndarray]:
+        memory = _array(tensor)
+        return self.address(memory), memory
 
     def address(self, value: np.ndarray) -> int:
         return int(value.ctypes.data)
 
 
-def nccl_at(bus: str) -> Callable[[], CudaNccl]:
-    """Return what gives a link's end NCCL on the GPU at a bus id, on which the next communicator is made."""
-
-    def give() -> CudaNccl:
-        device().standInAt(bus.encode())
-        return _nccl(bus)
-
-    return give
+@cache
+def _calls() -> CudaCalls:
+    return CudaCalls(device())
 
 
 @cache
-def _nccl(bus: str) -> CudaNccl:
+def _copied(file: str, bus: str) -> ctypes.CDLL:
     folder = stand_ins()
-    copy = shutil.copy(folder / "libnccl.so.2", folder / f"{bus}-{os.getpid()}.so")
-    return ArrayNccl(NcclLibrary(ctypes.CDLL(copy)), CudaCalls(device()), _array)
+    return ctypes.CDLL(shutil.copy(folder / file, folder / f"{bus}-{os.getpid()}.so"))
 
 
 @cache

@@ -11,9 +11,9 @@ from rpc_runtime.program.codecs import CODECS
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
+from rpc_runtime.transports.carrier import Carrier, OnEnd, Slot
 from rpc_runtime.transports.credits import MOST_MORE
 from rpc_runtime.transports.links import OutgoingLink
-from rpc_runtime.transports.transport import Carrier, OnEnd, Slot
 from rpc_runtime.wire.framing import (
     CHUNK_BYTES,
     HEADER,

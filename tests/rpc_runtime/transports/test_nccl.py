@@ -17,15 +17,15 @@ from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableErro
 from rpc_runtime.execution.cuda_calls import CudaCalls
 from rpc_runtime.execution.cuda_code import installed_folders
 from rpc_runtime.execution.cuda_runtime import load_cuda
-from rpc_runtime.execution.nccl_calls import LIBRARY, OLDEST, NcclCommunicator, NcclLibrary
-from rpc_runtime.transports.grpc import Stream
-from rpc_runtime.transports.nccl import UNIQUE_ID_BYTES, Nccl, NcclEnd
+from rpc_runtime.transports.nccl import Nccl, NcclEnd
+from rpc_runtime.transports.nccl_calls import LIBRARY, OLDEST, UNIQUE_ID_BYTES, NcclCommunicator, NcclLibrary
+from rpc_runtime.transports.stream import Stream
 from rpc_runtime.transports.transport import Opening, Unusable
 from rpc_runtime.wire.framing import FrameKind, control_frame, shared_tensor_frame
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled_nccl
 from tests.helpers.rpc_runtime.joined_links import ANSWERS, DEPLOYMENT, Receiver, Sender, joined, send_all, values
 from tests.helpers.rpc_runtime.link_peer import one_route
-from tests.helpers.rpc_runtime.nccl_ends import device, nccl_at
+from tests.helpers.rpc_runtime.nccl_ends import ArrayDevice, device
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 SIZE = 300_000
@@ -61,7 +61,7 @@ def test_three_gpus_that_send_in_a_ring_both_ways_wait_for_each_other_and_not_fo
         threads = []
         for source, target in (*pairwise(buses), *pairwise(reversed(buses))):
             receiver, sender = Receiver([ROUTE]), Sender([ROUTE])
-            receiver.link.nccl, sender.link.nccl = nccl_at(target), nccl_at(source)
+            receiver.device, sender.device = ArrayDevice(target), ArrayDevice(source)
             links.enter_context(joined("nccl", receiver.link, sender.link))
             receivers.append(receiver)
             threads.append(threading.Thread(target=send_all, args=(sender, [ROUTE], 10)))
@@ -81,9 +81,9 @@ def test_what_is_no_end_is_refused(size: int) -> None:
 
 
 def opening() -> Opening:
-    link = Receiver([ROUTE]).link
-    link.nccl = nccl_at(ANSWERS)
-    return Opening(link, DEPLOYMENT, "the caller", Stream(link, lambda: True))
+    receiver = Receiver([ROUTE])
+    receiver.device = ArrayDevice(ANSWERS)
+    return Opening(receiver.link, DEPLOYMENT, "the caller", Stream(receiver.link, lambda: True))
 
 
 def test_ends_that_nccl_cannot_join() -> None:

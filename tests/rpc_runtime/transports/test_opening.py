@@ -4,7 +4,7 @@ import socket
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -134,6 +134,7 @@ def test_a_secret_that_comes_too_late_leaves_nothing() -> None:
 
 BROKEN = """
 from rpc_runtime.errors import InputError
+from rpc_runtime.transports.carrier import Carrier
 from rpc_runtime.transports.transport import Transport
 
 class Whole(Transport):
@@ -143,6 +144,12 @@ class Whole(Transport):
     def connect(self, opening, answer): return opening.stream
 
 def fails(*arguments): raise InputError("no such card")
+def divides(*arguments): 1 / 0
+
+class Wrapped(Carrier):
+    def __init__(self, opening): self.stream = opening.stream
+    def start(self, on_end): self.stream.start(on_end)
+    def close(self): self.stream.close()
 
 Constructor = type("Constructor", (Whole,), {"__init__": fails})
 Joins = type("Joins", (Whole,), {"rank": 100, "joins": fails, "answer": lambda *_: None})
@@ -151,6 +158,15 @@ NoBytes = type("NoBytes", (Whole,), {"offer": lambda *_: "text"})
 Answer = type("Answer", (Whole,), {"answer": fails})
 Connect = type("Connect", (Whole,), {"connect": fails})
 NoCarrier = type("NoCarrier", (Whole,), {"connect": lambda *_: None})
+Rank = type("Rank", (Whole,), {"rank": "high"})
+
+def unranked(name, **broken):
+    kind = type(name, (Wrapped,), broken)
+    answers, connects = lambda self, opening, _: (b"", kind(opening)), lambda self, opening, _: kind(opening)
+    return type(name, (Whole,), {"rank": None, "answer": answers, "connect": connects})
+
+Start, Accept = unranked("Start", start=divides), unranked("Accept", accept=divides)
+Close = unranked("Close", close=divides)
 """
 FAILING = {
     "Constructor": "no such card",
@@ -159,6 +175,7 @@ FAILING = {
     "Answer": "no such card",
     "Connect": "no such card",
     "NoCarrier": "connect returned None",
+    "Start": "ZeroDivisionError",
 }
 """Classes whose links cannot be opened, with the reason."""
 
@@ -169,7 +186,7 @@ def broken_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     package = tmp_path / "fast_cards-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: fast-cards\nVersion: 1.0\n")
-    entries = "".join(f"{name} = fast_cards:{name}\n" for name in (*FAILING, "Joins"))
+    entries = "".join(f"{name} = fast_cards:{name}\n" for name in (*FAILING, "Joins", "Rank", "Accept", "Close"))
     (package / "entry_points.txt").write_text(f"[tvm_split.transports]\n{entries}")
     (tmp_path / "fast_cards.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -190,6 +207,25 @@ def test_a_broken_package_is_named_where_its_transport_is_requested(name: str) -
 
 
 @pytest.mark.usefixtures("broken_package")
+def test_a_broken_package_is_named_at_the_called_end_and_when_it_is_closed() -> None:
+    route, named = one_route(8), "'{}' of the package 'fast-cards' failed: ZeroDivisionError"
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("always")
+        with closing(Answering(Receiver([route]).link)) as answering:
+            with (
+                suppress(TvmSplitError),
+                closing(Calling(answering.endpoint, Sender([route]).link, "Accept")) as calling,
+            ):
+                calling.ended.wait(PATIENCE_SECONDS)
+            assert named.format("Accept") in str(answering.ends[0])
+        sender, receiver = Sender([route]), Receiver([route])
+        with closing(Answering(receiver.link)) as answering, closing(Calling(answering.endpoint, sender.link, "Close")):
+            send_all(sender, [route], 3)
+            assert receiver.wait(3)
+    assert any(named.format("Close") in str(warning.message) for warning in issued)
+
+
+@pytest.mark.usefixtures("broken_package")
 def test_auto_goes_on_without_the_transports_of_a_broken_package() -> None:
     """It warns of each once, although several links are opened."""
     route = one_route(8)
@@ -207,7 +243,7 @@ def test_auto_goes_on_without_the_transports_of_a_broken_package() -> None:
                 assert receiver.wait(3)
     texts = Counter(str(warning.message) for warning in issued if warning.category is PluginWarning)
     assert set(texts.values()) == {1}
-    for name in ("Answer", "Connect", "Constructor", "Joins", "Offer"):
+    for name in ("Answer", "Connect", "Constructor", "Joins", "Offer", "Rank"):
         assert any(f"'{name}' of the package 'fast-cards'" in text for text in texts)
 
 

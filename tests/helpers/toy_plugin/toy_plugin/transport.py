@@ -7,8 +7,9 @@ import struct
 import threading
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.transports.carrier import Carrier, OnEnd, Pending, failure_of
 from rpc_runtime.transports.link_end import LinkEnd
-from rpc_runtime.transports.transport import Carrier, OnEnd, Opening, Pending, Transport, Unusable, failure_of
+from rpc_runtime.transports.transport import Opening, Transport, Unusable
 from rpc_runtime.wire.framing import CHUNK_BYTES, HEADER, decode
 
 LENGTH = struct.Struct("<I")

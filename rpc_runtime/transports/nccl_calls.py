@@ -9,20 +9,16 @@ This module was written without a GPU and has not run on one.
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.execution.cuda_calls import CudaCalls
-from rpc_runtime.execution.cuda_code import installed_folders
-from rpc_runtime.execution.device_transfers import Tensor, Uploaded
-from rpc_runtime.execution.loaded_stage import first_line
 from rpc_runtime.hardware import boot_id
-from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.transports.nccl import UNIQUE_ID_BYTES, version_text
+from rpc_runtime.transports.link_end import Device
 
 LIBRARY = "libnccl.so.2"
+UNIQUE_ID_BYTES = 128
+"""``NCCL_UNIQUE_ID_BYTES``."""
 OLDEST = 21800
 """Oldest supported version: older ones abort communicators with a dead rank differently (NVIDIA/nccl#863)."""
 SUCCESS, IN_PROGRESS = 0, 7
@@ -31,6 +27,11 @@ BYTES = 0
 """``ncclInt8``."""
 MAGIC, LAYOUT, UNDEFINED = 0xCAFEBEEF, 21700, -(2**31)
 """Constants of ``ncclConfig_t``. The layout is given as a version; later versions treat missing fields as undefined."""
+
+
+def version_text(number: int) -> str:
+    """Format NCCL's version number: 22703 is 2.27.3."""
+    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
 class _UniqueId(ctypes.Structure):
@@ -65,7 +66,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 class NcclLibrary:
-    """NCCL's functions. ``turn`` is the lock that a transfer holds: `transports.nccl` says why only one may run.
+    """NCCL's functions. ``transfer_lock`` is held by a transfer: `transports.nccl` says why only one may run.
 
     Raises:
         WorkerError: the library lacks functions or is too old.
@@ -83,7 +84,7 @@ class NcclLibrary:
         self._last_words.argtypes, self._last_words.restype = (_pointer,), ctypes.c_char_p
         version = ctypes.c_int()
         self.call("ncclGetVersion", ctypes.byref(version))
-        self.version, self.turn = version.value, threading.Lock()
+        self.version, self.transfer_lock = version.value, threading.Lock()
         if self.version < OLDEST:
             raise WorkerError(
                 f"{library._name} is NCCL {version_text(self.version)}, and {version_text(OLDEST)} or newer is needed"
@@ -114,7 +115,7 @@ class NcclCommunicator:
     Each method raises a `WorkerError` if NCCL has failed; `send` and `receive` require `is_ready`.
     """
 
-    def __init__(self, nccl: NcclLibrary, cuda: CudaCalls, unique_id: bytes, rank: int) -> None:
+    def __init__(self, nccl: NcclLibrary, cuda: Any, unique_id: bytes, rank: int) -> None:
         self._nccl, self._cuda, self._peer = nccl, cuda, 1 - rank
         self._stream, self._mark, self._is_marked = cuda.stream(), cuda.mark(), True
         self._handle = ctypes.c_void_p()
@@ -163,61 +164,27 @@ class NcclCommunicator:
 
 
 class CudaNccl:
-    """NCCL on this process's GPU, whose memory ``make_tensor`` allocates. Thread-safe.
+    """NCCL on a GPU. Thread-safe; the first one loads NCCL's library.
 
-    ``gpu`` is a globally unique name of the GPU, ``turn`` the lock of this process for one transfer at a time.
+    ``gpu`` is a globally unique name of the GPU, ``transfer_lock`` the lock of this process for one transfer at a time.
     `unique_id` returns the id by which two ranks find each other; this process then listens for them.
+
+    Raises:
+        WorkerError: the library is not found or cannot be used.
     """
 
-    def __init__(self, library: NcclLibrary, calls: CudaCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> None:
-        self._library, self._calls, self._make_tensor = library, calls, make_tensor
-        self.version, self.turn, self.unique_id = library.version, library.turn, library.unique_id
-        self.gpu = f"{boot_id()} {calls.bus_identity()}"
+    def __init__(self, device: Device) -> None:
+        with _LOADING:
+            self._library = _functions_of(device.library("nccl", LIBRARY))
+        self.version, self.transfer_lock = self._library.version, self._library.transfer_lock
+        self.unique_id, self._calls = self._library.unique_id, device.calls
+        self.gpu = f"{boot_id()} {self._calls.bus_identity()}"
 
     def communicator(self, unique_id: bytes, rank: int) -> NcclCommunicator:
         """Return a new communicator, which is not ready yet."""
         return NcclCommunicator(self._library, self._calls, unique_id, rank)
 
-    def memory(self, tensor: TensorSpec) -> tuple[int, Uploaded]:
-        """Allocate GPU memory for a tensor; return its address and the value to deliver to a station."""
-        try:
-            memory = self._make_tensor(tensor)
-        except Exception as error:
-            raise WorkerError(f"the GPU has no memory for tensor {tensor.name!r}: {first_line(error)}") from error
-        return self.address(memory), Uploaded(memory, self._calls.mark())
 
-    def address(self, value: Tensor) -> int:
-        return int(value.data_ptr())
-
-
-def own_nccl(calls: CudaCalls, make_tensor: Callable[[TensorSpec], Tensor]) -> CudaNccl:
-    """Return NCCL on this process's GPU; the first call loads NCCL's library. Raises as `nccl_library`."""
-    with _LOADING:
-        return CudaNccl(nccl_library(), calls, make_tensor)
-
-
+_functions_of = cache(NcclLibrary)
 # `cache` alone lets two threads that call at once load twice: two links would have two locks for one GPU.
 _LOADING = threading.Lock()
-
-
-@cache
-def nccl_library() -> NcclLibrary:
-    """Load NCCL's library once per process.
-
-    Raises:
-        WorkerError: the library is not found or cannot be used.
-    """
-    for place in _places():
-        try:
-            library = ctypes.CDLL(place)
-        except OSError:
-            continue
-        return NcclLibrary(library)
-    raise WorkerError(f"NCCL's library, {LIBRARY}, is not found: pip install nvidia-nccl-cu13")
-
-
-def _places() -> Iterator[str]:
-    """Yield places of NCCL's library: the system's, and pip's."""
-    yield LIBRARY
-    for folder in installed_folders("nccl"):
-        yield str(folder / "lib" / LIBRARY)
