@@ -294,10 +294,10 @@ def _with_shards(
                 raise PlanError(f"layer {layer!r} is in {shard_of[layer]} and in {shard}; end one before the other")
     for machine, name in ((machine, name) for machine, names in split.items() for name in names):
         places = _places(graph, name, f"split gives machine {machine!r} the")
-        takers = [shard_of.get(graph.layers[place]) for place in places]
-        if None not in takers:
+        consumers = [shard_of.get(graph.layers[place]) for place in places]
+        if None not in consumers:
             raise PlanError(
-                f"split gives machine {machine!r} the layer {name!r}, which is in {takers[0]}; take it out of the "
+                f"split gives machine {machine!r} the layer {name!r}, which is in {consumers[0]}; take it out of the "
                 "split, which is for the other layers, or end the shard before it"
             )
     owners: dict[str, Shard | str] = {}

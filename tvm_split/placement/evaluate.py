@@ -138,17 +138,17 @@ class Flow:
         """Number of tensors that pass links, for each step and, last, for the client."""
         self.sizes = [0.0] * len(self._placements)
         """The bytes of these tensors."""
-        self.crossing: dict[tuple[MachineSet, MachineSet], float] = {}
+        self.sent_bytes: dict[tuple[MachineSet, MachineSet], float] = {}
         """The bytes that pass from one set of machines to another."""
         for source, targets, size in transfers:
             target = targets[0] if targets else CLIENT_NUMBER
             ends = self._placements[source], self._placements[target]
             if ends[0] != ends[1]:
-                self.crossing[ends] = self.crossing.get(ends, 0.0) + size
+                self.sent_bytes[ends] = self.sent_bytes.get(ends, 0.0) + size
                 for end in (source, target):
                     self.counts[end] += 1
                     self.sizes[end] += size
-        self._speeds = {ends: links(*ends) for ends in self.crossing}
+        self._speeds = {ends: links(*ends) for ends in self.sent_bytes}
 
     @cached_property
     def machines(self) -> tuple[int, ...]:
@@ -190,7 +190,7 @@ class Flow:
                 uses[machine].steps.append(step)
                 uses[machine].compute += share * duration
                 uses[machine].share = max(uses[machine].share, share)
-        for (sources, targets), size in self.crossing.items():
+        for (sources, targets), size in self.sent_bytes.items():
             stream = size * self._speeds[sources, targets][1]
             for machine in sources:
                 if machine != CLIENT_NUMBER:
@@ -275,8 +275,8 @@ class Flow:
         for placement in dict.fromkeys(step.machines for step in self.steps):
             names, uses = self._names(placement), [self._uses[machine] for machine in placement]
             together = " together (replicas)" if len(placement) > 1 else ""
-            senders = [source for source, target in self.crossing if target == placement]
-            receivers = [target for source, target in self.crossing if source == placement]
+            senders = [source for source, target in self.sent_bytes if target == placement]
+            receivers = [target for source, target in self.sent_bytes if source == placement]
             yield max(use.compute for use in uses), f"compute of {names}{together}"
             yield max(use.receive for use in uses), f"receiving on {names}{self._over(senders, 'from')}"
             yield max(use.send for use in uses), f"sending on {names}{self._over(receivers, 'to')}"

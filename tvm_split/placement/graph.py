@@ -151,8 +151,8 @@ def piece_edges(graph: LayerGraph, pieces: Sequence[Sequence[str]]) -> tuple[Edg
     edges: dict[tuple[str, str, str], Edge] = {}
     for value in (*graph.inputs, *graph.values):
         source = piece_of.get(value.producer, CLIENT)
-        takers = sorted({piece_of[layer] for layer in value.consumers if layer in piece_of})
-        for destination in [*takers, *([CLIENT] if value.is_output else [])]:
+        consumers = sorted({piece_of[layer] for layer in value.consumers if layer in piece_of})
+        for destination in [*consumers, *([CLIENT] if value.is_output else [])]:
             if source != destination:
                 edge = Edge(source, destination, float(value.size_bytes), value.name)
                 edges[source, destination, value.name] = edge

@@ -167,7 +167,7 @@ def _links(problem: Problem, flow: Flow, profile: ClusterProfile | None) -> Iter
     """One prediction for each pair of machines that transfer; for replicas it follows their round-robin schedules."""
     carried = {(link.source, link.destination): link.transport for link in profile.links} if profile else {}
     shares = {step.machines: shares for step, shares in zip(flow.steps, flow.shares, strict=True)}
-    for (sources, targets), size in flow.crossing.items():
+    for (sources, targets), size in flow.sent_bytes.items():
         senders, receivers = (
             _micro_batches(problem, machines, shares.get(machines, (1.0,))) for machines in (sources, targets)
         )

@@ -52,20 +52,20 @@ class CodecTrials:
     def __init__(self, program: Program, blob_path: Callable[[str], Path], inputs: Sequence[np.ndarray]) -> None:
         self._inputs = inputs
         self._codecs: Mapping[str, str] = {}
-        self.crossing: dict[str, np.ndarray] = {}
+        self.transferred: dict[str, np.ndarray] = {}
         """Transferred tensors without codecs, by name."""
         self._pipeline = InProcessRunner(program, blob_path, crossing=self._cross)
         self._outputs = self._pipeline.run(inputs)
 
     def _cross(self, route: Route, array: np.ndarray) -> np.ndarray:
         name = route.tensor.name
-        self.crossing.setdefault(name, array)
+        self.transferred.setdefault(name, array)
         codec = self._codecs.get(name, NONE)
         return array if codec == NONE else passed(codec, route.tensor, array)
 
     def trial(self, tensor: TensorSpec, codec: str) -> CodecTrial:
         """Return sizes, times and, for a lossy codec, the output error of one codec on one transferred tensor."""
-        array = self.crossing[tensor.name]
+        array = self.transferred[tensor.name]
         coded = CODECS[codec](tensor)
         data = flat_bytes(array)
         encoded = coded.to_wire(data)

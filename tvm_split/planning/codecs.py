@@ -189,15 +189,15 @@ class _Choosing:
 
     def choose(self, routes: Mapping[Route, Link]) -> Choices:
         """Choose a codec (or none) for each route; the lossy ones together keep to the allowed output error."""
-        crossing = {route: link for route, link in routes.items() if route.tensor.name in self._trials.crossing}
+        transferred = {route: link for route, link in routes.items() if route.tensor.name in self._trials.transferred}
         named = {
             route: self._trial(route, fitting(link.codec, route.tensor))
-            for route, link in crossing.items()
+            for route, link in transferred.items()
             if link.codec != AUTO_CODEC
         }
         refused: set[tuple[str, str]] = set()
         while True:
-            free = {route: self._fastest(route, refused) for route in crossing if route not in named}
+            free = {route: self._fastest(route, refused) for route in transferred if route not in named}
             lossy = {trial.tensor: trial for trial in free.values() if CODECS[trial.codec].is_lossy}
             together = self._trials.output_error({name: trial.codec for name, trial in lossy.items()})
             if not lossy or together <= self._largest_error:

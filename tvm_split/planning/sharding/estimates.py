@@ -197,7 +197,7 @@ def transfers_of(placed: Partition) -> tuple[Transfer, ...]:
     stages, stage_of = placed.plan.stages, placed.stage_of
     sizes = {parameter.name: size_bytes(parameter.ty) for parameter in function.params}
     dependent = dependent_names(function)
-    takers: dict[str, dict[str, dict[str, None]]] = {}
+    consumers: dict[str, dict[str, dict[str, None]]] = {}
     for binding in operations_of(function):
         sizes[binding.var.name] = size_bytes(binding.var.ty)
         if binding.var.name not in dependent:
@@ -205,14 +205,14 @@ def transfers_of(placed: Partition) -> tuple[Transfer, ...]:
         stage = stages[stage_of[binding.var.name]]
         for used in used_variables(binding.value):
             if used.name in dependent and stage_of.get(used.name) != stage_of[binding.var.name]:
-                takers.setdefault(used.name, {}).setdefault(stage.machine, {})[stage.name] = None
+                consumers.setdefault(used.name, {}).setdefault(stage.machine, {})[stage.name] = None
     for field in returned_fields(function):
         if getattr(field, "name", None) in stage_of:
-            takers.setdefault(field.name, {})[CLIENT] = {}
+            consumers.setdefault(field.name, {})[CLIENT] = {}
     return tuple(
         Transfer(name, stages[stage_of[name]].name if name in stage_of else CLIENT, tuple(names), float(sizes[name]))
         for name in sizes
-        for names in takers.get(name, {}).values()
+        for names in consumers.get(name, {}).values()
     )
 
 
@@ -260,8 +260,8 @@ def profile_parts(
     With ``attempts``, a plan whose parts cannot be built gives None instead of an error. Other arguments, and errors,
     are those of `time_kernels`.
     """
-    makers = [(plan, partial(_ScheduledPlan, model, plan, open_database(database))) for plan in plans]
-    made = [attempts.built(plan.stages, make) if attempts else make() for plan, make in makers]
+    attempted = [(plan, partial(_ScheduledPlan, model, plan, open_database(database))) for plan in plans]
+    made = [attempts.built(plan.stages, make) if attempts else make() for plan, make in attempted]
     scheduled = [plan for plan in made if plan is not None]
     if not scheduled:
         return (None,) * len(plans)
