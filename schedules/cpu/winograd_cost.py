@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent, slowdown
-from schedules.cpu.winograd_lowering import Winograd
 from schedules.cpu.winograd_matrices import POINT_PAIRS, TAPS, tile_size
 from schedules.traits import Traits
 
@@ -58,6 +57,22 @@ class Workload:
     @property
     def input_channels(self) -> int:
         return self.input_blocks * self.input_lanes
+
+
+@dataclass(frozen=True)
+class Winograd:
+    """The sizes of a Winograd convolution, which `choose_winograd` chooses.
+
+    A tile has ``outputs`` x ``outputs`` results (2 or 4). A group has ``rows`` x ``columns`` tiles of one image. With
+    ``staged``, input transform, products and output transform are separate parallel loops; memory holds all images'
+    values between them, and a group is an image. Otherwise one parallel loop over groups does all three, and the values
+    between them stay in its cache.
+    """
+
+    outputs: int
+    rows: int
+    columns: int
+    staged: bool
 
 
 def choose_winograd(workload: Workload, traits: Traits, threads: int) -> Winograd | None:

@@ -11,7 +11,7 @@ from schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
 from schedules.cpu.contraction import unroll_and_vectorize
 from schedules.cpu.elementwise import schedule_spatial_block
 from schedules.cpu.register_tile import RegisterTile, dividing_tile
-from schedules.cpu.winograd_lowering import COLUMNS, FAMILY, STAGED
+from schedules.cpu.winograd import COLUMNS, FAMILY, STAGED
 from schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
 from schedules.traits import Traits
 
@@ -26,7 +26,7 @@ PLANE_AXIS = 3
 
 
 def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
-    """Schedule the blocks that `schedules.cpu.winograd_lowering` made, with the elementwise blocks after them."""
+    """Schedule the blocks that `schedules.cpu.winograd` made, with the elementwise blocks after them."""
     schedule = new_schedule(function)
     parts = find_parts(schedule, FAMILY)
     if parts is None:

@@ -1,7 +1,5 @@
 """``tvm-split compile``: compile a model and write a bundle."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,12 +1,9 @@
 """``tvm-split doctor``: check this installation or a cluster."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING
 
 import typer
 from packaging.requirements import Requirement
@@ -23,10 +20,6 @@ from tvm_split.errors import ClusterError
 from tvm_split.findings import Finding, Findings, Level
 from tvm_split.progress import step_progress
 from tvm_split.units import bytes_text
-
-if TYPE_CHECKING:
-    pass
-
 
 DISTRIBUTION = "tvm-split"
 NOT_FOR_USERS = ("development", "frameworks")

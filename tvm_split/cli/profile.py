@@ -1,7 +1,5 @@
 """``tvm-split profile``: time the kernels of a model here, or its pieces on a cluster."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import tvm_split

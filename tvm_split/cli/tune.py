@@ -1,7 +1,5 @@
 """``tvm-split tune``: measure better choices for the kernels of a model."""
 
-from __future__ import annotations
-
 from json import loads
 from pathlib import Path
 from typing import Annotated, Any
