@@ -136,9 +136,9 @@ def period_bound(instance: Instance, budget: Budget) -> float:
         compute = qsum(placed * float(contended[piece, index] / unit) for piece, placed in placements)
         solver.addConstr(compute <= float(len(members)) * period)
         busy[members[0]] = compute * problem.machines[members[0]].cores
-        memory = float(instance.memory[members[0]])
+        memory = float(instance.memory_bytes[members[0]])
         if not problem.replicas and 0 < memory < math.inf:
-            held = qsum(placed * float(instance.weights[piece] / memory) for piece, placed in placements)
+            held = qsum(placed * float(instance.weight_bytes[piece] / memory) for piece, placed in placements)
             solver.addConstr(held <= float(len(members)))
     for sharing, cores in instance.core_sets:
         solver.addConstr(qsum(seconds for m, seconds in busy.items() if m in sharing) <= float(cores) * period)

@@ -15,7 +15,7 @@ from tvm_split.errors import PlanError
 from tvm_split.planner.problem import TOLERANCE
 from tvm_split.planner.search.bounds import Prices, client_bound, fair_prices, longest_latency
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
-from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits, with_whole_weights
+from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits, scheduled
 from tvm_split.planner.search.instance import Instance
 from tvm_split.planner.search.stage_beam import ClassCosts, OrderCosts, StageBeam
 
@@ -35,7 +35,7 @@ Counts = npt.NDArray[np.intp]
 class PricedSearch:
     """Searches plans of one instance within a budget: ``plans`` has them, ``bound`` is the lower bound in seconds.
 
-    The period of a plan with replicas is that of its round-robin schedules (`with_whole_weights`).
+    The period of a plan with replicas is that of its round-robin schedules (`scheduled`).
 
     Args:
         known: plans to start with.
@@ -51,7 +51,7 @@ class PricedSearch:
         worth = float(_fastest(machines.counts, prices, self._most_machines) @ prices.classes)
         bound = prices.bound / (worth / float(machines.counts @ prices.classes))
         self.plans: list[Candidate] = [*known]
-        periods = (with_whole_weights(instance, plan).flow.period_seconds for plan in known)
+        periods = (scheduled(instance, plan).flow.period_seconds for plan in known)
         self._shortest = min(periods, default=math.inf)
         self._longest = longest_latency(instance)
         if not instance.problem.replicas:
@@ -135,7 +135,7 @@ class PricedSearch:
         if not fits(instance, plan):
             return None
         self.plans.append(plan)
-        period = with_whole_weights(instance, plan).flow.period_seconds
+        period = scheduled(instance, plan).flow.period_seconds
         self._shortest = min(self._shortest, period)
         return period
 

@@ -39,11 +39,11 @@ from tvm_split.planner.search.candidate import (
     Placement,
     SearchResult,
     best_of,
-    best_with_whole_weights,
+    best_scheduled,
     candidate,
     fits,
     one_machine_candidates,
-    with_whole_weights,
+    scheduled,
 )
 from tvm_split.planner.search.explain import alternatives, require_places, why_impossible, why_no_more_machines
 from tvm_split.planner.search.instance import Instance, instance_of
@@ -83,7 +83,7 @@ REACHED = "exact: a plan reaches the lower bound"
 BEST_FOUND = "the best plan found"
 DIAGNOSIS_WORK = WORK_PER_SECOND
 """Units of work of each attempt with a demand left out; none starts after twice as much in total."""
-SCHEDULED_AFTERWARDS = "; the bound allows any replica shares, the plan uses round-robin weights"
+SCHEDULED_AFTERWARDS = "; the bound allows any replica shares, the plan uses round-robin schedules"
 
 
 class Search:
@@ -230,7 +230,7 @@ class Search:
         if self._has_tables or self._problem.objective == "latency":
             return
         search = PricedSearch(self._instance, self._budget.until(0.6), known=self._plans)
-        self._raise_bound(search.bound, "prices of the machines' time")
+        self._raise_bound(search.bound, "machine prices, the dual of a linear relaxation")
         for width in WIDTHS:
             known = len(search.plans)
             search.search(width)
@@ -324,9 +324,9 @@ def solve(
     chosen = result.chosen
     if chosen is None:
         raise NoPlanError(_why_impossible(problem, is_proven=result.exact))
-    best = best_with_whole_weights(instance, result.plans)
+    best = best_scheduled(instance, result.plans)
     if best is None:
-        period = with_whole_weights(instance, chosen).flow.period_seconds
+        period = scheduled(instance, chosen).flow.period_seconds
         raise NoPlanError(
             f"the round-robin schedules of the best plan's replicas give a period of {seconds_text(period)}, the limit "
             f"is {seconds_text(problem.maximum_period_seconds)}; shares of any size would meet it. Raise the limit "

@@ -97,7 +97,7 @@ class _Filling:
         self._stretches = Stretches(seconds)
         self._longest = 2 * float(np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum())
         self._cut = _cut_bytes(instance) if uses_links else np.zeros(len(instance.pieces) + 1)
-        limited = bool(np.isfinite(instance.memory).any())
+        limited = bool(np.isfinite(instance.memory_bytes).any())
         self._costs = OrderCosts(instance, range(len(instance.pieces)), together=True) if limited else None
 
     def plans(self, *, has_latency: bool) -> Iterator[list[Placement]]:
@@ -135,7 +135,7 @@ class _Filling:
             if cut[start] * instance.seconds_per_byte[before, machine] > period:
                 continue
             end = self._stretches.end(machine, start, period)
-            end = self._held(start, end, float(instance.memory[machine]))
+            end = self._held(start, end, float(instance.memory_bytes[machine]))
             while end > start and cut[end] * instance.seconds_per_byte[machine, client] > period:
                 end -= 1
             if end > start:
@@ -185,8 +185,8 @@ def _whole_sets(instance: Instance) -> Iterator[tuple[int, ...]]:
     sizes = math.fsum(
         tensor.bytes for tensor in instance.tensors if instance.client in (tensor.source, *tensor.destinations)
     )
-    needed = math.fsum(instance.weights) + float(instance.activations.max()) + instance.problem.buffers * sizes
+    needed = math.fsum(instance.weight_bytes) + instance.activation_bytes.max() + instance.problem.buffers * sizes
     for limit in np.unique(np.quantile(slow, np.linspace(0, 1, CLIENT_LIMITS))) if len(able) else ():
-        chosen = able[(slow <= limit * (1 + TOLERANCE)) & (instance.memory[able] >= needed)]
+        chosen = able[(slow <= limit * (1 + TOLERANCE)) & (instance.memory_bytes[able] >= needed)]
         if len(chosen):
             yield tuple(sorted(chosen.tolist()))

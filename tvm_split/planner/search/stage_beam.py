@@ -56,7 +56,7 @@ class ClassCosts:
         self.memory, self.transfer_seconds, self.transfer_seconds_per_byte = (
             np.array([limit(values[machines]) for machines in first])
             for values, limit in (
-                (instance.memory, np.min),
+                (instance.memory_bytes, np.min),
                 (instance.transfer_seconds, np.max),
                 (instance.transfer_seconds_per_byte, np.max),
             )
@@ -117,8 +117,8 @@ class OrderCosts:
             np.cumsum(np.cumsum(table, axis=0, out=table), axis=1, out=table)
             table[table < TOLERANCE * table.max(initial=0.0)] = 0.0  # rounding errors of the differences
         self.bytes = self.received + self.sent + self.from_client + self.to_client
-        self.weights = np.concatenate([[0.0], np.cumsum(instance.weights[self.order])])
-        self.activations = instance.activations[self.order]
+        self.weights = np.concatenate([[0.0], np.cumsum(instance.weight_bytes[self.order])])
+        self.activations = instance.activation_bytes[self.order]
 
     def held(self, start: int, end: int) -> Floats:
         """Return the bytes of memory of stages from the cut ``start`` to start + 1 … end."""
@@ -247,7 +247,7 @@ class StageBeam:
             compute = compute + machines.transfer_seconds[:, None] * costs.tensors[start, columns]
             compute = compute + machines.transfer_seconds_per_byte[:, None] * size
         possible = (compute <= period) & (np.arange(start + 1, reach + 1) <= self._reach[:, start, None])
-        if instance.memory.min() < math.inf:
+        if instance.memory_bytes.min() < math.inf:
             possible &= costs.held(start, reach) <= machines.memory[:, None] * (1 + ROUNDING)
         for sizes, client, best in (
             (costs.received, costs.from_client[start, columns], (links[-1, :-1], self._into)),

@@ -118,13 +118,13 @@ def stage_costs(instance: Instance, groups: Groups, ideals: Flags) -> StageCosts
     received, sent, from_client, to_client = traffic = _traffic(instance, ideals)
     exchanged = sum((transfers.bytes for transfers in traffic), np.zeros(inside.shape))
     tensors = sum((transfers.tensors for transfers in traffic), np.zeros(inside.shape))
-    memory = _difference(members @ instance.weights) + _largest(instance.activations, ideals)
+    memory = _difference(members @ instance.weight_bytes) + _largest(instance.activation_bytes, ideals)
     memory = memory + instance.problem.buffers * exchanged
     alone, full = [], []
     for machine in (members_of_class[0] for members_of_class in groups.classes):
         allowed = np.isfinite(instance.seconds[:, machine])
         seconds = _difference(members @ np.where(allowed, instance.seconds[:, machine], 0.0))
-        fits = memory <= instance.memory[machine] * (1 + TOLERANCE)
+        fits = memory <= instance.memory_bytes[machine] * (1 + TOLERANCE)
         possible = inside & (_difference(members @ ~allowed) == 0) & fits
         compute = seconds * instance.contention[machine] + tensors * instance.transfer_seconds[machine]
         compute += exchanged * instance.transfer_seconds_per_byte[machine]

@@ -14,7 +14,7 @@ from tests.helpers.planner.steps import evaluate_stages
 from tvm_split.errors import PlanError
 from tvm_split.planner.problem import Piece, Problem, ProblemMachine, Stage
 from tvm_split.planner.search import Budget, solve
-from tvm_split.planner.search.candidate import fairest_weights, with_schedule_shares
+from tvm_split.planner.search.candidate import schedule_counts, with_schedule_shares
 
 SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 
@@ -43,7 +43,7 @@ def test_more_replicas_are_never_slower(seconds, more):
 def test_no_turns_of_such_a_length_are_faster(speeds):
     """For each length, giving each turn to the replica with the least excess is optimal."""
     whole = math.fsum(speeds)
-    (counts,) = fairest_weights([[speed / whole for speed in speeds]])
+    (counts,) = schedule_counts([[speed / whole for speed in speeds]])
     excess = largest_excess(counts, speeds)
     for length in range(1, 16 * len(speeds) + 1):
         fair = [0] * len(speeds)
@@ -79,7 +79,7 @@ def test_the_slowest_stage_has_the_best_turns():
     """Schedules of 31 and 29 turns would repeat together after 899."""
     for periods, exact in (([1.0, 0.5], 0), ([0.5, 1.0], 1)):
         shares = [[1 / 31] * 31, [1 / 29] * 29]
-        turns = fairest_weights(shares, periods)
+        turns = schedule_counts(shares, periods)
         assert math.lcm(*map(sum, turns)) <= DIVISIBLE + 16 * 60
         assert turns[exact] == (1,) * len(shares[exact])
 
