@@ -17,7 +17,8 @@ from tvm_split.planner.search.bounds import Prices, client_bound, fair_prices, l
 from tvm_split.planner.search.budget import EVALUATION_WORK, Budget
 from tvm_split.planner.search.candidate import Candidate, Placement, candidate, fits, scheduled
 from tvm_split.planner.search.instance import Instance
-from tvm_split.planner.search.stage_beam import ClassCosts, OrderCosts, StageBeam
+from tvm_split.planner.search.order_costs import DeviceClasses, OrderCosts
+from tvm_split.planner.search.stage_beam import StageBeam
 
 WIDTHS = (4, 8, 16, 32)
 """Numbers of partial plans that the beam searches keep, one after the other while the budget lasts."""
@@ -44,7 +45,7 @@ class PricedSearch:
     def __init__(self, instance: Instance, budget: Budget, *, known: Sequence[Candidate] = ()) -> None:
         self._instance = instance
         self._budget = budget
-        self._machines = machines = ClassCosts(instance)
+        self._machines = machines = DeviceClasses(instance)
         self._prices = prices = fair_prices(machines.seconds, machines.counts.astype(np.float64), budget.rest(0.15))
         self._usable = _fastest(_with_own_cores(instance, machines.counts, prices), prices, self._most_machines)
         # The machines of a plan are together worth at most as much as the most expensive ones that it may use.
@@ -76,8 +77,8 @@ class PricedSearch:
         by_place: dict[int, list[int]] = {}
         for index in np.argsort(-self._prices.classes, kind="stable"):
             of_class = (machine for (machine,) in machines.members[index][: self._usable[index]])
-            by_place.setdefault(int(machines.places[index]), []).extend(of_class)
-        pairs = ClassCosts(
+            by_place.setdefault(int(machines.link_group[index]), []).extend(of_class)
+        pairs = DeviceClasses(
             self._instance,
             [tuple(sorted(chosen[at : at + 2])) for chosen in by_place.values() for at in range(0, len(chosen), 2)],
         )

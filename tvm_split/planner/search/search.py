@@ -179,7 +179,7 @@ class Search:
         The period of a sequence is that of a stage or a link, so there are finitely many values to search.
         """
         lowest = min(self._table(costs, PERIOD).best().values(), default=math.inf)
-        links = np.unique(costs.groups.seconds_per_byte[:-1, :-1])[:, None] * costs.crossing.bytes
+        links = np.unique(costs.groups.seconds_per_byte[:-1, :-1])[:, None] * costs.adjacent.bytes
         candidates = np.unique(np.concatenate([values[values >= lowest] for values in (*costs.period, links)]))
         periods = candidates[np.isfinite(candidates)]
         low, high, probe = 0, len(periods), len(periods) - 1

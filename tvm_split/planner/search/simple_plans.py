@@ -19,7 +19,7 @@ from tvm_split.planner.search.candidate import (
     one_machine_candidates,
 )
 from tvm_split.planner.search.instance import Floats, Instance, instance_of
-from tvm_split.planner.search.stage_beam import ROUNDING, OrderCosts, Stretches
+from tvm_split.planner.search.order_costs import ROUNDING, ComputeRuns, OrderCosts
 from tvm_split.planner.strategy import Strategy, solution_of
 
 FINE = 1e-10
@@ -94,7 +94,7 @@ class _Filling:
     def __init__(self, instance: Instance, machines: Sequence[int], *, uses_links: bool) -> None:
         self._instance, self._machines = instance, machines
         seconds = instance.seconds * instance.contention
-        self._stretches = Stretches(seconds)
+        self._runs = ComputeRuns(seconds)
         self._longest = 2 * float(np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum())
         self._cut = _cut_bytes(instance) if uses_links else np.zeros(len(instance.pieces) + 1)
         limited = bool(np.isfinite(instance.memory_bytes).any())
@@ -134,7 +134,7 @@ class _Filling:
                 continue
             if cut[start] * instance.seconds_per_byte[before, machine] > period:
                 continue
-            end = self._stretches.end(machine, start, period)
+            end = self._runs.end(machine, start, period)
             end = self._held(start, end, float(instance.memory_bytes[machine]))
             while end > start and cut[end] * instance.seconds_per_byte[machine, client] > period:
                 end -= 1
@@ -150,7 +150,7 @@ class _Filling:
         costs = self._costs
         if costs is None or end == start:
             return end
-        possible = np.flatnonzero(costs.held(start, end) <= memory * (1 + ROUNDING))
+        possible = np.flatnonzero(costs.memory_bytes(start, end) <= memory * (1 + ROUNDING))
         return start + 1 + int(possible[-1]) if len(possible) else start
 
 

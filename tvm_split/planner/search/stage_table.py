@@ -192,13 +192,13 @@ class StageTable:
 
     def _arriving(self, state: _State, group: int) -> Floats:
         """Return (rows, P): the value up to a position, with the link from each row's group to ``group``."""
-        groups, crossing, objective = self._costs.groups, self._costs.crossing, self._objective
+        groups, adjacent, objective = self._costs.groups, self._costs.adjacent, self._objective
         lag = groups.latency[state.groups, group, None]
-        stream = groups.seconds_per_byte[state.groups, group, None] * crossing.bytes
-        crosses = crossing.tensors > 0
-        transfer = objective.stream * stream + objective.lag * np.where(crosses & np.isfinite(lag), lag, 0.0)
+        stream = groups.seconds_per_byte[state.groups, group, None] * adjacent.bytes
+        is_sent = adjacent.tensors > 0
+        transfer = objective.stream * stream + objective.lag * np.where(is_sent & np.isfinite(lag), lag, 0.0)
         arriving = objective.combine(state.values, transfer)
-        arriving[(np.isinf(lag) & crosses) | (stream > self._limit)] = math.inf
+        arriving[(np.isinf(lag) & is_sent) | (stream > self._limit)] = math.inf
         return arriving
 
 
