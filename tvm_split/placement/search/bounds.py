@@ -7,6 +7,7 @@ min over machines of y · seconds.
 
 import math
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import highspy
 import numpy as np
@@ -19,11 +20,14 @@ from tvm_split.placement.search.instance import Floats, Instance, instance_of
 SOLVER_TOLERANCE = 1e-6
 """Relative tolerance of what HiGHS proves; bounds are lowered by it."""
 STEPS = 60
-"""Number of iterations of the search for prices."""
-SHARPNESS = (8.0, 400.0)
-"""Exponent that concentrates a piece on its cheapest machines, in the first and in the last iteration."""
+"""Iterations of `fair_prices`. On the problems of `make bench NAME=planner`, 240 raise its bounds by 0.01 %."""
+SHARPNESS = (4.0, 1600.0)
+"""Inverse temperature in the first and in the last iteration of `fair_prices`.
+
+At 400 instead of 1,600 the bounds are 0.15 % lower, at 400 from the beginning up to 80 % on small random problems.
+"""
 SHORTEST = 1e-100
-"""Seconds assumed for a piece that takes no time."""
+"""Seconds assumed for a piece that takes no time, so that ratios of times exist."""
 DIVISION_SECONDS = 1.0
 """Time limit of `division_bound`."""
 LEAST = 1e-9
@@ -43,46 +47,40 @@ class Prices:
 
 
 def fair_prices(seconds: Floats, counts: Floats, budget: Budget) -> Prices:
-    """Search for the prices that give the greatest lower bound on the period.
+    """Search for the prices that give the greatest lower bound on the period, by deterministic annealing.
 
-    If the machines' speed ratios are the same for all pieces, prices by speed give the value of the relaxation at once.
-    Otherwise the iterations raise the prices of the machines that most pieces choose.
+    This is the discrete invisible-hand algorithm (Kosowsky, Yuille 1994, "The invisible hand algorithm: solving the
+    assignment problem with statistical physics") with seconds as demand. Each piece is shared over the machines by a
+    soft minimum of price × seconds, at a temperature that falls. Each price is multiplied by the machine's load to the
+    power of the temperature: machines with much load become more expensive. The bound holds for any prices.
+
+    It starts with prices by speed, which are optimal if the machines' speed ratios are the same for all pieces. Exact
+    prices by HiGHS raise the bounds by at most 0.06 %. For 1,024 unlike machines they take 125 s, this takes 0.7 s.
 
     Args:
         seconds: (n, K) seconds of each piece on each class, under contention; infinite where it cannot run.
         counts: (K,) number of machines of each class.
     """
-    usable = np.isfinite(seconds)
-    seconds = np.where(usable, np.maximum(seconds, SHORTEST), np.inf)
-    typical = np.where(usable.any(axis=1), np.min(seconds, axis=1), 1.0)
-    rates = np.array([_rate(column, typical) for column in seconds.T])
-    rates = np.maximum(rates, LEAST * rates.max())
-    prices = rates / (counts @ rates)
-    best = _prices(seconds, prices)
-    sharpness = SHARPNESS[0]
-    growth = (SHARPNESS[1] / SHARPNESS[0]) ** (1 / STEPS)
-    for _ in range(STEPS):
+    seconds = np.maximum(seconds, SHORTEST)
+    prices = _normalised((seconds.min(axis=1, keepdims=True) / seconds).mean(axis=0), counts)
+    best, work = _prices(seconds, prices), np.where(np.isinf(seconds), 0.0, seconds)
+    for sharpness in np.geomspace(*SHARPNESS, STEPS).tolist():
         if budget.is_used_up or len(counts) == 1:
             break
         budget.spend(10 * seconds.size)
         costs = seconds * prices
-        drawn = counts * (costs / costs.min(axis=1, keepdims=True)) ** -sharpness
-        drawn /= drawn.sum(axis=1, keepdims=True)
-        load = np.where(usable, drawn * np.where(usable, seconds, 0.0), 0.0).sum(axis=0) / counts
-        prices = prices * np.clip(load / (load @ counts * prices.sum()), 1e-2, 1e2) ** (1.0 / sharpness)
-        prices = np.maximum(prices, LEAST * prices.max())
-        prices /= counts @ prices
-        prices_now = _prices(seconds, prices)
-        if prices_now.bound > best.bound:
-            best = prices_now
-        sharpness *= growth
+        amounts = counts * (costs / costs.min(axis=1, keepdims=True)) ** -sharpness
+        amounts /= amounts.sum(axis=1, keepdims=True)
+        loads = (amounts * work).sum(axis=0) / counts
+        prices = _normalised(prices * loads ** (1.0 / sharpness), counts)
+        best = max(best, _prices(seconds, prices), key=attrgetter("bound"))
     return best
 
 
-def _rate(column: Floats, typical: Floats) -> float:
-    able = np.isfinite(column)
-    work = float(typical[able].sum())
-    return work / float(column[able].sum()) if able.any() and work > 0 else LEAST
+def _normalised(prices: Floats, counts: Floats) -> Floats:
+    """Return prices that are all positive and add up to 1 over all machines."""
+    prices = np.maximum(prices, LEAST * prices.max())
+    return np.asarray(prices / (counts @ prices))
 
 
 def _prices(seconds: Floats, prices: Floats) -> Prices:
@@ -138,9 +136,9 @@ def period_bound(instance: Instance, budget: Budget) -> float:
         compute = qsum(placed * float(contended[piece, index] / unit) for piece, placed in placements)
         solver.addConstr(compute <= float(len(members)) * period)
         busy[members[0]] = compute * problem.machines[members[0]].cores
-        memory = float(instance.memory[members[0]])
+        memory = float(instance.memory_bytes[members[0]])
         if not problem.replicas and 0 < memory < math.inf:
-            held = qsum(placed * float(instance.weights[piece] / memory) for piece, placed in placements)
+            held = qsum(placed * float(instance.weight_bytes[piece] / memory) for piece, placed in placements)
             solver.addConstr(held <= float(len(members)))
     for sharing, cores in instance.core_sets:
         solver.addConstr(qsum(seconds for m, seconds in busy.items() if m in sharing) <= float(cores) * period)

@@ -1,4 +1,4 @@
-"""Candidate plans with their evaluation: how shares become whole turns, and how candidates are compared."""
+"""Candidate plans with their evaluation: the schedules of their replicas, and how candidates are compared."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,15 +14,15 @@ from tvm_split.placement.problem import TOLERANCE, Stage, objective_seconds
 from tvm_split.placement.search.instance import Instance
 from tvm_split.placement.step_graph import NumberedTransfer, topological_order
 
-TURNS_PER_REPLICA = 16
-"""Longest schedule in turns per replica. Many unequal replicas lose half a turn on average: 3 % of their time."""
+LENGTH_PER_REPLICA = 16
+"""Longest schedule, in micro-batches per replica. Many unequal replicas lose half of one on average: 3 % of time."""
 
 
 def with_schedule_shares(stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """Return the stages with the shares of round-robin schedules; replicas without a turn are left out."""
+    """Return the stages with the shares of round-robin schedules; replicas that they never reach are left out."""
     have_schedules = [len(stage.machines) > 1 and stage.sharding is None for stage in stages]
     shares = [stage.shares for stage, has_schedule in zip(stages, have_schedules, strict=True) if has_schedule]
-    counts = iter(fairest_weights(shares))
+    counts = iter(schedule_counts(shares))
     return tuple(
         _with_counts(stage, next(counts)) if has_schedule else stage
         for stage, has_schedule in zip(stages, have_schedules, strict=True)
@@ -35,22 +35,22 @@ def _with_counts(stage: Stage, counts: Sequence[int]) -> Stage:
     return replace(stage, machines=tuple(stage.machines[place] for place in places), shares=shares)
 
 
-def fairest_weights(stages: Sequence[Sequence[float]], periods: Sequence[float] | None = None) -> list[tuple[int, ...]]:
-    """Return the number of turns (0 or more) of each replica of each stage, so that the largest excess is least.
+def schedule_counts(stages: Sequence[Sequence[float]], periods: Sequence[float] | None = None) -> list[tuple[int, ...]]:
+    """Return how often (0 or more) each stage's schedule reaches each replica, so that the largest excess is least.
 
-    The excess of a replica is the ratio of its turns to its share of them. If the shares of all stages are whole turns
-    already, they stay: such schedules may be longer than others.
+    These are the weights of a weighted round robin. The excess of a replica is the ratio of its part of the schedule to
+    its share. If the shares of all stages are whole counts already, they stay, even if the schedules become longer.
 
-    For a given length it is optimal to give each turn to the replica with the least excess after it (Jefferson's
+    For a given length it is optimal to give each next place to the replica with the least excess after it (Jefferson's
     method: Balinski, Young 1982, "Fair Representation"). So an additional replica does not make this worse, and equal
-    replicas get one turn each. The schedule lengths of several stages have a common multiple of at most
+    replicas get one place each. The schedule lengths of several stages have a common multiple of at most
     `LONGEST_CYCLE`, chosen to minimise the longest period of a stage; among equally good ones the shortest is taken.
 
     Args:
         stages: for each stage the shares of its replicas, which count in proportion.
         periods: the period of each stage if its replicas had exactly these shares; by default all are equal.
     """
-    exact = [weights for weights in map(integer_weights, stages) if weights is not None]
+    exact = [counts for counts in map(integer_weights, stages) if counts is not None]
     if len(exact) == len(stages) and math.lcm(*map(sum, exact)) <= LONGEST_CYCLE:
         return exact
     schedules = [_weighted_schedule(shares) for shares in stages]
@@ -65,7 +65,7 @@ def fairest_weights(stages: Sequence[Sequence[float]], periods: Sequence[float] 
 
 @dataclass(frozen=True)
 class _Schedules:
-    """The schedules of one stage, of every length: in the one of a length, ``replicas[:length]`` take turns.
+    """The schedules of one stage, of every length: the one of a length consists of ``replicas[:length]``.
 
     ``largest_excess[length - 1]`` is the largest excess of a replica in the schedule of this length.
     """
@@ -82,17 +82,17 @@ class _Schedules:
         return least
 
     def counts(self, cycle: int) -> tuple[int, ...]:
-        """Return the turns of each replica in the best schedule that repeats after ``cycle`` micro-batches."""
+        """Return the counts of the replicas in the best schedule that repeats after ``cycle`` micro-batches."""
         lengths = [length for length in range(1, min(cycle, len(self.largest_excess)) + 1) if cycle % length == 0]
         length = lengths[_first_least(self.largest_excess[np.array(lengths) - 1])]
         return tuple(np.bincount(self.replicas[:length], minlength=self.count).tolist())
 
 
 def _weighted_schedule(shares: Sequence[float]) -> _Schedules:
-    """Give each turn to the replica with the least excess after it; prefixes of the list are the shorter schedules."""
+    """Give each place to the replica with the least excess after it; prefixes of the list are the shorter schedules."""
     parts = np.array(shares) / math.fsum(shares)
-    with_share = np.flatnonzero(parts)  # replicas with a share of 0 get no turn
-    longest = min(max(LONGEST, TURNS_PER_REPLICA * len(with_share)), LONGEST_CYCLE)
+    with_share = np.flatnonzero(parts)  # replicas with a share of 0 get no place
+    longest = min(max(LONGEST, LENGTH_PER_REPLICA * len(with_share)), LONGEST_CYCLE)
     most = np.floor((longest + len(with_share)) * parts[with_share]).astype(np.intp)  # their sum is at least `longest`
     replicas = np.repeat(with_share, most)
     numbers = np.arange(1, len(replicas) + 1) - np.repeat(np.cumsum(most) - most, most)
@@ -218,7 +218,7 @@ def candidate(
     return Candidate(tuple(stages), Flow(instance.problem, instance.between, steps, numbered))
 
 
-def with_whole_weights(instance: Instance, plan: Candidate) -> Candidate:
+def scheduled(instance: Instance, plan: Candidate) -> Candidate:
     """Return the plan as it runs: each replica gets the share that its round-robin schedule gives it.
 
     A replica without a share is removed. The result is never better than with shares of any size. A plan without
@@ -228,7 +228,7 @@ def with_whole_weights(instance: Instance, plan: Candidate) -> Candidate:
     if not several:
         return plan
     loads = {instance.machine_number[load.machine]: load for load in plan.flow.loads}
-    schedules = fairest_weights(
+    schedules = schedule_counts(
         [[loads[machine].share for machine in machines] for machines in several],
         [max(loads[machine].compute_seconds for machine in machines) for machines in several],
     )
@@ -247,14 +247,14 @@ def with_whole_weights(instance: Instance, plan: Candidate) -> Candidate:
     return candidate(instance, stages, share_of)
 
 
-def best_with_whole_weights(instance: Instance, plans: Iterable[Candidate]) -> Candidate | None:
-    """Return the best plan after `with_whole_weights` that keeps to the problem's limits; None if there is none."""
+def best_scheduled(instance: Instance, plans: Iterable[Candidate]) -> Candidate | None:
+    """Return the best plan after `scheduled` that keeps to the problem's limits; None if there is none."""
     feasible: list[Candidate] = []
     least = math.inf
     for plan in sorted(plans, key=lambda plan: plan.value):
         if plan.value > least * (1 + TOLERANCE):
             break
-        running = with_whole_weights(instance, plan)
+        running = scheduled(instance, plan)
         if running.is_within_limits:
             feasible.append(running)
             least = min(least, running.value)

@@ -14,7 +14,7 @@ from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import NoPlanError
 from tvm_split.placement.evaluate import memory_shortage
 from tvm_split.placement.problem import TOLERANCE, Problem, ProblemLink
-from tvm_split.placement.search.candidate import Candidate, SearchResult, with_whole_weights
+from tvm_split.placement.search.candidate import Candidate, SearchResult, scheduled
 from tvm_split.placement.search.instance import Instance, instance_of
 from tvm_split.placement.solution import Solution, solution_of
 from tvm_split.units import count_text, names_of, precise_bytes_text, seconds_text
@@ -41,7 +41,7 @@ def why_impossible(problem: Problem, find: Find) -> str:
     """Return a message that names the demand that no plan meets."""
     able = int(np.isfinite(instance_of(problem).times).any(axis=0).sum())
     if problem.stages and able < problem.stages:
-        return f"no plan has {problem.stages} stages: only {able} machines have seconds for any piece"
+        return f"no plan has {problem.stages} stages: only {able} machines have seconds for a piece"
     free = dataclasses.replace(problem, maximum_period_seconds=math.inf, maximum_latency_seconds=math.inf)
     if free != problem and find(free).chosen:
         return _why_over_limits(problem, find)
@@ -77,8 +77,8 @@ def why_impossible(problem: Problem, find: Find) -> str:
 def _why_too_large(instance: Instance, plans: Sequence[Candidate]) -> str:
     """Return a message with the memory needed, the memory available, and what the nearest of some plans lacks."""
     nearest = min(plans, key=lambda plan: (memory_shortage(instance.problem, plan.flow), len(plan.machines)))
-    weights, memory = math.fsum(instance.weights), math.fsum(instance.memory)
-    limits = {load: float(instance.memory[instance.machine_number[load.machine]]) for load in nearest.flow.loads}
+    weights, memory = math.fsum(instance.weight_bytes), math.fsum(instance.memory_bytes)
+    limits = {load: float(instance.memory_bytes[instance.machine_number[load.machine]]) for load in nearest.flow.loads}
     lines = [
         f"{load.machine} needs {precise_bytes_text(load.memory_bytes)} "
         f"(weights {precise_bytes_text(load.weight_bytes)}, activations {precise_bytes_text(load.activation_bytes)}, "
@@ -174,7 +174,7 @@ def alternatives(instance: Instance, chosen: Candidate, candidates: Sequence[Can
     near = sorted(first.values(), key=lambda plan: abs(len(plan.machines) - len(chosen.machines)))[:MOST_ALTERNATIVES]
     rest = sorted(plans.values(), key=lambda plan: len(plan.machines) > 1)
     most = list(dict.fromkeys([*near, *rest]))[:MOST_ALTERNATIVES]
-    running = {frozenset(plan.machines): plan for plan in (with_whole_weights(instance, plan) for plan in most)}
+    running = {frozenset(plan.machines): plan for plan in (scheduled(instance, plan) for plan in most)}
     running.pop(frozenset(chosen.machines), None)
     shown = sorted(running.values(), key=lambda plan: plan.rank)
     return tuple(
@@ -195,20 +195,19 @@ def why_no_more_machines(instance: Instance, chosen: Candidate, candidates: Sequ
     idle = [machine for machine in range(len(instance.machines)) if machine not in used]
     machines_of = [(plan, set(plan.machines)) for plan in candidates]
     for machine in idle[:MOST_IDLE]:
-        name = instance.machines[machine]
         # Prefer plans that also use machines of this plan, so that a machine is not compared with its identical twin.
         using = [plan for plan, machines in machines_of if machine in machines and machines & used]
         using = using or [plan for plan, machines in machines_of if machine in machines]
         feasible = [plan for plan in using if plan.is_within_limits] or using
         best = min(feasible, key=lambda plan: plan.rank, default=None)
-        best = None if best is None else with_whole_weights(instance, best)
-        if best is not None and machine not in best.machines:
-            sentences.append(f"{name} is idle: the best plan found with it has no turn for it")
-        elif best is None:
-            sentences.append(f"{name} is idle: {_why_unusable(instance, machine, chosen)}")
+        best = None if best is None else scheduled(instance, best)
+        if best is None:
+            reason = _why_unusable(instance, machine, chosen)
+        elif machine in best.machines:
+            reason = f"the best plan found that uses it {_compared(problem, chosen, best)}"
         else:
-            compared = _compared(problem, chosen, best)
-            sentences.append(f"{name} is idle: the best plan found that uses it {compared}")
+            reason = "the round-robin schedule of the best plan that includes it never reaches it"
+        sentences.append(f"{instance.machines[machine]} is idle: {reason}")
     more = len(idle) - MOST_IDLE
     return "; ".join([*sentences, f"{more} more machines are idle"] if more > 0 else sentences)
 
@@ -229,7 +228,7 @@ def _compared(problem: Problem, chosen: Candidate, plan: Candidate) -> str:
     if kind == "period":
         return f"{text}, since {plan.flow.limiting} takes that long"
     wire = plan.flow.latency_seconds - math.fsum(load.compute_seconds for load in plan.flow.loads)
-    return f"{text}, of which {seconds_text(max(wire, 0.0))} pass on links" if wire > 0 else text
+    return f"{text}, of which {seconds_text(wire)} are transfers" if wire > 0 else text
 
 
 def _why_unusable(instance: Instance, machine: int, chosen: Candidate) -> str:
@@ -238,10 +237,10 @@ def _why_unusable(instance: Instance, machine: int, chosen: Candidate) -> str:
     if instance.problem.stages is not None and not instance.problem.replicas:
         return f"{instance.problem.stages} stages were asked for, and no plan found with it is as good"
     if not any(math.isfinite(value) for value in instance.seconds[:, machine]):
-        return "it may run no piece, by its pins, times and links to the client"
+        return "pins, missing times or missing client links exclude it from every piece"
     is_linked = instance.linked[machine, :-1].any() or instance.linked[:-1, machine].any()
     if not is_linked and len(instance.machines) > 1:
-        return "no link joins it to another machine, and it does not fit the whole model by itself"
+        return "no link connects it to another machine, and it cannot hold the whole model by itself"
     return "no plan found that uses it fits the links, pins and memory"
 
 

@@ -42,7 +42,7 @@ class Instance:
         pieces: names in a topological order: the problem's own order if all its edges point forward.
         times: (n, M) seconds of each piece on each machine; infinite if the problem has no time for it.
         seconds: (n, M) like ``times``, but also infinite where a pin or a missing client link forbids the piece.
-        weights, activations: (n,) bytes. memory: (M,) bytes.
+        weight_bytes, activation_bytes: (n,). memory_bytes: (M,).
         linked, seconds_per_byte, latency: (M + 1, M + 1), row the source; 0 where not linked. The last is the client.
         transfer_seconds, transfer_seconds_per_byte, contention: (M,).
         core_sets: for each set of shared cores, the numbers of its machines (with `client` if it shares them), and the
@@ -54,9 +54,9 @@ class Instance:
     machines: tuple[str, ...]
     times: Floats
     seconds: Floats
-    weights: Floats
-    activations: Floats
-    memory: Floats
+    weight_bytes: Floats
+    activation_bytes: Floats
+    memory_bytes: Floats
     linked: Flags
     seconds_per_byte: Floats
     latency: Floats
@@ -144,8 +144,9 @@ class Instance:
         held = list(pieces)
         seconds = [math.fsum(self.times[held, machine]) for machine in machines]
         shares = () if len(machines) > 1 else (1.0,)
-        weights = math.fsum(self.weights[held])
-        return NumberedStep(machines, shares, seconds, max(seconds), weights, float(self.activations[held].max()))
+        weight_bytes = math.fsum(self.weight_bytes[held])
+        activation_bytes = float(self.activation_bytes[held].max())
+        return NumberedStep(machines, shares, seconds, max(seconds), weight_bytes, activation_bytes)
 
     @cached_property
     def is_allowed(self) -> Callable[[MachineSet, tuple[int, ...]], bool]:
@@ -193,9 +194,9 @@ def instance_of(problem: Problem) -> Instance:
         machines=machines,
         times=times,
         seconds=times.copy(),
-        weights=np.array([piece.weight_bytes for piece in pieces], dtype=float),
-        activations=np.array([piece.activation_bytes for piece in pieces], dtype=float),
-        memory=np.array([machine.memory_bytes for machine in problem.machines], dtype=float),
+        weight_bytes=np.array([piece.weight_bytes for piece in pieces], dtype=float),
+        activation_bytes=np.array([piece.activation_bytes for piece in pieces], dtype=float),
+        memory_bytes=np.array([machine.memory_bytes for machine in problem.machines], dtype=float),
         linked=linked,
         seconds_per_byte=seconds_per_byte,
         latency=latency,
@@ -220,7 +221,7 @@ def _topological_order(problem: Problem) -> list[int]:
     stuck = next((group for group in groups if len(group) > 1), None)
     if stuck is not None:
         names = ", ".join(repr(problem.pieces[place].name) for place in stuck[:6])
-        raise PlanError(f"the edges form a circle among {names}; no piece of it can run first")
+        raise PlanError(f"the edges form a cycle among {names}; no piece of it can run first")
     return [place for (place,) in groups]
 
 

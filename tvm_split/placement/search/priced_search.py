@@ -15,9 +15,10 @@ from tvm_split.errors import PlanError
 from tvm_split.placement.problem import TOLERANCE
 from tvm_split.placement.search.bounds import Prices, client_bound, fair_prices, longest_latency
 from tvm_split.placement.search.budget import EVALUATION_WORK, Budget
-from tvm_split.placement.search.candidate import Candidate, Placement, candidate, fits, with_whole_weights
+from tvm_split.placement.search.candidate import Candidate, Placement, candidate, fits, scheduled
 from tvm_split.placement.search.instance import Instance
-from tvm_split.placement.search.stage_beam import ClassCosts, OrderCosts, StageBeam
+from tvm_split.placement.search.order_costs import DeviceClasses, OrderCosts
+from tvm_split.placement.search.stage_beam import StageBeam
 
 WIDTHS = (4, 8, 16, 32)
 """Numbers of partial plans that the beam searches keep, one after the other while the budget lasts."""
@@ -35,7 +36,7 @@ Counts = npt.NDArray[np.intp]
 class PricedSearch:
     """Searches plans of one instance within a budget: ``plans`` has them, ``bound`` is the lower bound in seconds.
 
-    The period of a plan with replicas is that of its round-robin schedules (`with_whole_weights`).
+    The period of a plan with replicas is that of its round-robin schedules (`scheduled`).
 
     Args:
         known: plans to start with.
@@ -44,14 +45,14 @@ class PricedSearch:
     def __init__(self, instance: Instance, budget: Budget, *, known: Sequence[Candidate] = ()) -> None:
         self._instance = instance
         self._budget = budget
-        self._machines = machines = ClassCosts(instance)
+        self._machines = machines = DeviceClasses(instance)
         self._prices = prices = fair_prices(machines.seconds, machines.counts.astype(np.float64), budget.rest(0.15))
         self._usable = _fastest(_with_own_cores(instance, machines.counts, prices), prices, self._most_machines)
         # The machines of a plan are together worth at most as much as the most expensive ones that it may use.
         worth = float(_fastest(machines.counts, prices, self._most_machines) @ prices.classes)
         bound = prices.bound / (worth / float(machines.counts @ prices.classes))
         self.plans: list[Candidate] = [*known]
-        periods = (with_whole_weights(instance, plan).flow.period_seconds for plan in known)
+        periods = (scheduled(instance, plan).flow.period_seconds for plan in known)
         self._shortest = min(periods, default=math.inf)
         self._longest = longest_latency(instance)
         if not instance.problem.replicas:
@@ -76,8 +77,8 @@ class PricedSearch:
         by_place: dict[int, list[int]] = {}
         for index in np.argsort(-self._prices.classes, kind="stable"):
             of_class = (machine for (machine,) in machines.members[index][: self._usable[index]])
-            by_place.setdefault(int(machines.places[index]), []).extend(of_class)
-        pairs = ClassCosts(
+            by_place.setdefault(int(machines.link_group[index]), []).extend(of_class)
+        pairs = DeviceClasses(
             self._instance,
             [tuple(sorted(chosen[at : at + 2])) for chosen in by_place.values() for at in range(0, len(chosen), 2)],
         )
@@ -135,7 +136,7 @@ class PricedSearch:
         if not fits(instance, plan):
             return None
         self.plans.append(plan)
-        period = with_whole_weights(instance, plan).flow.period_seconds
+        period = scheduled(instance, plan).flow.period_seconds
         self._shortest = min(self._shortest, period)
         return period
 

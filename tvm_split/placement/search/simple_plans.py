@@ -19,7 +19,7 @@ from tvm_split.placement.search.candidate import (
     one_machine_candidates,
 )
 from tvm_split.placement.search.instance import Floats, Instance, instance_of
-from tvm_split.placement.search.stage_beam import ROUNDING, OrderCosts, Stretches
+from tvm_split.placement.search.order_costs import ROUNDING, ComputeRuns, OrderCosts
 from tvm_split.placement.solution import Solution, solution_of
 from tvm_split.placement.strategy import Strategy
 
@@ -95,10 +95,10 @@ class _Filling:
     def __init__(self, instance: Instance, machines: Sequence[int], *, uses_links: bool) -> None:
         self._instance, self._machines = instance, machines
         seconds = instance.seconds * instance.contention
-        self._stretches = Stretches(seconds)
+        self._runs = ComputeRuns(seconds)
         self._longest = 2 * float(np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum())
         self._cut = _cut_bytes(instance) if uses_links else np.zeros(len(instance.pieces) + 1)
-        limited = bool(np.isfinite(instance.memory).any())
+        limited = bool(np.isfinite(instance.memory_bytes).any())
         self._costs = OrderCosts(instance, range(len(instance.pieces)), together=True) if limited else None
 
     def plans(self, *, has_latency: bool) -> Iterator[list[Placement]]:
@@ -135,8 +135,8 @@ class _Filling:
                 continue
             if cut[start] * instance.seconds_per_byte[before, machine] > period:
                 continue
-            end = self._stretches.end(machine, start, period)
-            end = self._held(start, end, float(instance.memory[machine]))
+            end = self._runs.end(machine, start, period)
+            end = self._held(start, end, float(instance.memory_bytes[machine]))
             while end > start and cut[end] * instance.seconds_per_byte[machine, client] > period:
                 end -= 1
             if end > start:
@@ -151,7 +151,7 @@ class _Filling:
         costs = self._costs
         if costs is None or end == start:
             return end
-        possible = np.flatnonzero(costs.held(start, end) <= memory * (1 + ROUNDING))
+        possible = np.flatnonzero(costs.memory_bytes(start, end) <= memory * (1 + ROUNDING))
         return start + 1 + int(possible[-1]) if len(possible) else start
 
 
@@ -186,8 +186,8 @@ def _whole_sets(instance: Instance) -> Iterator[tuple[int, ...]]:
     sizes = math.fsum(
         tensor.bytes for tensor in instance.tensors if instance.client in (tensor.source, *tensor.destinations)
     )
-    needed = math.fsum(instance.weights) + float(instance.activations.max()) + instance.problem.buffers * sizes
+    needed = math.fsum(instance.weight_bytes) + instance.activation_bytes.max() + instance.problem.buffers * sizes
     for limit in np.unique(np.quantile(slow, np.linspace(0, 1, CLIENT_LIMITS))) if len(able) else ():
-        chosen = able[(slow <= limit * (1 + TOLERANCE)) & (instance.memory[able] >= needed)]
+        chosen = able[(slow <= limit * (1 + TOLERANCE)) & (instance.memory_bytes[able] >= needed)]
         if len(chosen):
             yield tuple(sorted(chosen.tolist()))

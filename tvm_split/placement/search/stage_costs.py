@@ -89,16 +89,18 @@ def _group_counts(instance: Instance, replicas: bool) -> tuple[Counts, ...]:
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Costs of stages between P ideals; the first ideal is empty and the last has all pieces.
+    """Costs of stages on G groups of machines, between P ideals; the first ideal is empty and the last has all pieces.
+
+    A stage has two indices: the ideal at its end, then the ideal at its begin. It has the pieces of the first that are
+    not in the second.
 
     Attributes:
         ideals: (P, n) flags.
-        period, latency: for each group a (P, P) matrix of seconds; row: the stage's end, column: its begin. Covers
-            compute and transfers, except those that certainly pass between adjacent stages. Infinite if there is no
-            such stage or the group cannot hold it.
+        period, latency: G matrices [end, begin] of seconds. They cover compute and transfers, except the ``adjacent``
+            ones. Infinite if there is no such stage or the group cannot hold it.
         work: for each set of shared cores the same, of the seconds of one core that a stage needs of them.
-        crossing: bytes and number of tensors that certainly pass, over the link of their groups, from the stage that
-            ends at an ideal to the next one; (1, P) each.
+        adjacent: transfers [0, end] that certainly pass, over the link of their groups, from the stage that ends at an
+            ideal to the next one.
     """
 
     groups: Groups
@@ -106,52 +108,65 @@ class StageCosts:
     period: tuple[Floats, ...]
     latency: tuple[Floats, ...]
     work: tuple[tuple[Floats, ...], ...]
-    crossing: Transfers
+    adjacent: Transfers
 
 
 def stage_costs(instance: Instance, groups: Groups, ideals: Flags) -> StageCosts:
     """Return stage costs that are never above the true ones."""
     members = ideals.astype(np.float64)
-    sizes = members.sum(axis=1)
-    # Row: a stage's end, column: its begin. The smaller ideal must be inside the larger one.
-    inside = (members @ members.T == sizes[None, :]) & (sizes[:, None] > sizes[None, :])
     received, sent, from_client, to_client = traffic = _traffic(instance, ideals)
-    exchanged = sum((transfers.bytes for transfers in traffic), np.zeros(inside.shape))
-    tensors = sum((transfers.tensors for transfers in traffic), np.zeros(inside.shape))
-    memory = _difference(members @ instance.weights) + _largest(instance.activations, ideals)
-    memory = memory + instance.problem.buffers * exchanged
-    alone, full = [], []
-    for machine in (members_of_class[0] for members_of_class in groups.classes):
-        allowed = np.isfinite(instance.seconds[:, machine])
-        seconds = _difference(members @ np.where(allowed, instance.seconds[:, machine], 0.0))
-        fits = memory <= instance.memory[machine] * (1 + TOLERANCE)
-        possible = inside & (_difference(members @ ~allowed) == 0) & fits
-        compute = seconds * instance.contention[machine] + tensors * instance.transfer_seconds[machine]
-        compute += exchanged * instance.transfer_seconds_per_byte[machine]
-        alone.append(np.where(possible, seconds, math.inf))
-        full.append(np.where(possible, compute, math.inf))
-    crossing = _crossing(instance, members)
-    rest = Transfers(np.maximum(received.bytes - crossing.bytes, 0.0), received.tensors - crossing.tensors)
+    adjacent = _adjacent_transfers(instance, members)
+    others = Transfers(np.maximum(received.bytes - adjacent.bytes, 0.0), received.tensors - adjacent.tensors)
+    single, in_stream = _compute_seconds(instance, groups, members, traffic)
     period, latency, computing = [], [], []
     for number, group in enumerate(groups.counts):
         held_by = [index for index, count in enumerate(group) if count]
-        ends = [groups.classes[index][0] for index in held_by]
-        into, outof = (_best_link(instance, ends, incoming) for incoming in (True, False))
-        home_in, home_out = (
+        machines = [groups.classes[index][0] for index in held_by]
+        link_in, link_out = (_best_link(instance, machines, incoming) for incoming in (True, False))
+        client_in, client_out = (
             (float(groups.seconds_per_byte[ends]), float(groups.latency[ends])) for ends in ((-1, number), (number, -1))
         )
-        receive = received.stream_seconds(into) + from_client.stream_seconds(home_in)
-        send = sent.stream_seconds(outof) + to_client.stream_seconds(home_out)
-        compute = shared_seconds([(full[index], group[index]) for index in held_by])
+        receive = received.stream_seconds(link_in) + from_client.stream_seconds(client_in)
+        send = sent.stream_seconds(link_out) + to_client.stream_seconds(client_out)
+        compute = shared_seconds([(in_stream[index], group[index]) for index in held_by])
         computing.append(compute)
         period.append(np.maximum(np.maximum(compute, receive), send))
-        slowest = np.maximum.reduce([alone[index] for index in held_by])
-        latency.append(slowest + rest.seconds(into) + from_client.seconds(home_in) + to_client.seconds(home_out))
+        slowest = np.maximum.reduce([single[index] for index in held_by])
+        latency.append(slowest + others.seconds(link_in) + from_client.seconds(client_in))
+        latency[-1] += to_client.seconds(client_out)
     work = tuple(
         tuple(map(partial(_core_seconds, instance, sharing, groups.classes), groups.counts, computing))
         for sharing, _ in instance.core_sets
     )
-    return StageCosts(groups, ideals, tuple(period), tuple(latency), work, crossing)
+    return StageCosts(groups, ideals, tuple(period), tuple(latency), work, adjacent)
+
+
+def _compute_seconds(
+    instance: Instance, groups: Groups, members: Floats, traffic: Sequence[Transfers]
+) -> tuple[list[Floats], list[Floats]]:
+    """Return seconds [end, begin] on one machine of each class: of a single micro-batch, and of each of a stream.
+
+    Those of a stream include contention and what transfers take from computing. Infinite if a machine cannot hold the
+    stage.
+    """
+    sizes = members.sum(axis=1)
+    # The ideal at the begin must be inside the one at the end.
+    inside = (members @ members.T == sizes[None, :]) & (sizes[:, None] > sizes[None, :])
+    exchanged = sum((transfers.bytes for transfers in traffic), np.zeros(inside.shape))
+    tensors = sum((transfers.tensors for transfers in traffic), np.zeros(inside.shape))
+    memory_bytes = _difference(members @ instance.weight_bytes) + _largest(instance.activation_bytes, members > 0)
+    memory_bytes = memory_bytes + instance.problem.buffers * exchanged
+    single, in_stream = [], []
+    for machine in (members_of_class[0] for members_of_class in groups.classes):
+        allowed = np.isfinite(instance.seconds[:, machine])
+        seconds = _difference(members @ np.where(allowed, instance.seconds[:, machine], 0.0))
+        fits = memory_bytes <= instance.memory_bytes[machine] * (1 + TOLERANCE)
+        possible = inside & (_difference(members @ ~allowed) == 0) & fits
+        busy = seconds * instance.contention[machine] + tensors * instance.transfer_seconds[machine]
+        busy += exchanged * instance.transfer_seconds_per_byte[machine]
+        single.append(np.where(possible, seconds, math.inf))
+        in_stream.append(np.where(possible, busy, math.inf))
+    return single, in_stream
 
 
 def _core_seconds(
@@ -168,7 +183,7 @@ def _core_seconds(
 
 @dataclass(frozen=True)
 class Transfers:
-    """Bytes and number of transferred tensors: (P, P) by end and begin of a stage, or (1, P) by its begin."""
+    """Bytes and number of transferred tensors: [end, begin] of a stage; [0, end] for those of `StageCosts.adjacent`."""
 
     bytes: Floats
     tensors: Floats
@@ -217,7 +232,7 @@ def _summed(terms: Sequence[_Term], positions: int) -> Transfers:
     return Transfers((ends.T * sizes) @ begins, ends.T @ begins)
 
 
-def _crossing(instance: Instance, members: Floats) -> Transfers:
+def _adjacent_transfers(instance: Instance, members: Floats) -> Transfers:
     """Return (1, P) transfers that certainly pass from the stage that ends at an ideal to the next one.
 
     If all other pieces of the ideal lie before one of its pieces, the stage that ends there has that piece. The next
@@ -232,11 +247,11 @@ def _crossing(instance: Instance, members: Floats) -> Transfers:
     edges = (tensors > 0).astype(np.float64)
     last = (members > 0) & (members @ edges.T == 0)
     first = (members == 0) & ((1.0 - members) @ edges == 0)
-    crossing = Transfers(np.zeros((1, len(members))), np.zeros((1, len(members))))
+    adjacent = Transfers(np.zeros((1, len(members))), np.zeros((1, len(members))))
     for place in np.flatnonzero((last.sum(axis=1) == 1) & first.any(axis=1)):
         pair = int(last[place].argmax()), first[place]
-        crossing.bytes[0, place], crossing.tensors[0, place] = bytes_[pair].min(), tensors[pair].min()
-    return crossing
+        adjacent.bytes[0, place], adjacent.tensors[0, place] = bytes_[pair].min(), tensors[pair].min()
+    return adjacent
 
 
 def _best_link(instance: Instance, machines: Sequence[int], incoming: bool) -> tuple[float, float]:

@@ -2,16 +2,14 @@
 
 Linear partition over unequal machines: best[used, last group][j] = min over k of the cost of a stage k … j on the last
 group, combined with the best of best[used − last, previous group][k] and the link between the two groups. Values are
-combined by the maximum for the period, and by the sum for the latency and the work of shared cores. Sets of machines
-follow PipeEdge (Hu et al. 2022), with identical machines counted; stages on several machines follow PipeDream
-(Narayanan et al. 2019).
+combined by the maximum or by the sum, as the `TableObjective` says. Sets of machines follow PipeEdge (Hu et al. 2022),
+with identical machines counted; stages on several machines follow PipeDream (Narayanan et al. 2019).
 """
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +27,31 @@ MOST_MATRIX_BYTES = 1.0e9
 MOST_STEPS = 2.0e9
 """Most matrix elements that one table may touch; at this size it takes some seconds."""
 MOST_SECONDS = 1.0e300
-Value = Literal["period", "latency"] | int
-"""What is minimised; a number stands for the work of that set of shared cores."""
+
+
+@dataclass(frozen=True)
+class TableObjective:
+    """What a table minimises: `PERIOD`, `LATENCY`, or the work of one set of shared cores (`core_work`).
+
+    Attributes:
+        matrices_of: function that returns the costs of stages for each group of machines.
+        combine: how the costs of successive stages and of the links between them are combined.
+        stream, lag: 1 if the cost of a link includes bytes / bandwidth, or its latency; else 0.
+    """
+
+    matrices_of: Callable[[StageCosts], tuple[Floats, ...]]
+    combine: Callable[[Floats, Floats], Floats]
+    stream: int
+    lag: int
+
+
+PERIOD = TableObjective(lambda costs: costs.period, np.maximum, stream=1, lag=0)
+LATENCY = TableObjective(lambda costs: costs.latency, np.add, stream=1, lag=1)
+
+
+def core_work(core_set: int) -> TableObjective:
+    """Return the objective that minimises the seconds of one core that a plan needs of a set of shared cores."""
+    return TableObjective(lambda costs: costs.work[core_set], np.add, stream=0, lag=0)
 
 
 def is_affordable(instance: Instance, positions: int, work: float, *, replicas: bool) -> bool:
@@ -62,7 +83,7 @@ class StageTable:
 
     Args:
         costs: costs of the stages.
-        value: what is minimised.
+        objective: what is minimised.
         machine_limit: most machines of a plan.
         stage_count: exact number of stages, or None for any.
         budget: limit for filling the table.
@@ -75,19 +96,17 @@ class StageTable:
     def __init__(
         self,
         costs: StageCosts,
-        value: Value,
+        objective: TableObjective,
         machine_limit: int,
         stage_count: int | None,
         budget: Budget,
         period_limit: float = math.inf,
     ) -> None:
         self._costs = costs
-        self._is_period = value == "period"
+        self._objective = objective
         self._stage_count = stage_count
         self._limit = period_limit * (1 + TOLERANCE)
-        self._is_work = isinstance(value, int)
-        named = {"period": costs.period, "latency": costs.latency}
-        self._matrices = costs.work[value] if isinstance(value, int) else named[value]
+        self._matrices = objective.matrices_of(costs)
         if self._limit < math.inf:
             pairs = zip(costs.period, self._matrices, strict=True)
             self._matrices = tuple(np.where(period <= self._limit, matrix, math.inf) for period, matrix in pairs)
@@ -116,7 +135,7 @@ class StageTable:
                 count = max(count - 1, 0)
                 state = self._states[count, used]
                 arriving = self._arriving(state, group)
-                start = int(self._combine(arriving.min(axis=0), self._matrices[group][end]).argmin())
+                start = int(self._objective.combine(arriving.min(axis=0), self._matrices[group][end]).argmin())
                 group = int(state.groups[int(arriving[:, start].argmin())])
             parts.append((held, tuple(np.flatnonzero(ideals[end] & ~ideals[start]).tolist())))
             end = start
@@ -167,29 +186,20 @@ class StageTable:
         # A stage begins where a previous stage can end, and ends later.
         first, last = int(possible[0]), int(possible[-1]) + 1
         values = np.full(len(best), math.inf)
-        values[first:] = self._combine(self._matrices[group][first:, first:last], best[first:last]).min(axis=1)
+        extended = self._objective.combine(self._matrices[group][first:, first:last], best[first:last])
+        values[first:] = extended.min(axis=1)
         return values
 
     def _arriving(self, state: _State, group: int) -> Floats:
         """Return (rows, P): the value up to a position, with the link from each row's group to ``group``."""
-        groups, crossing = self._costs.groups, self._costs.crossing
-        slow, lag = groups.seconds_per_byte[state.groups, group], groups.latency[state.groups, group]
-        stream = slow[:, None] * crossing.bytes
-        crosses = crossing.tensors > 0
-        unlinked = np.isinf(lag)
-        blocked = unlinked[:, None] & crosses
-        if self._limit < math.inf:
-            blocked |= stream > self._limit
-        if self._is_work:
-            stream = np.zeros_like(stream)
-        elif not self._is_period:
-            stream = stream + np.where(unlinked, 0.0, lag)[:, None] * crosses
-        arriving = self._combine(state.values, stream)
-        arriving[blocked] = math.inf
+        groups, adjacent, objective = self._costs.groups, self._costs.adjacent, self._objective
+        lag = groups.latency[state.groups, group, None]
+        stream = groups.seconds_per_byte[state.groups, group, None] * adjacent.bytes
+        is_sent = adjacent.tensors > 0
+        transfer = objective.stream * stream + objective.lag * np.where(is_sent & np.isfinite(lag), lag, 0.0)
+        arriving = objective.combine(state.values, transfer)
+        arriving[(np.isinf(lag) & is_sent) | (stream > self._limit)] = math.inf
         return arriving
-
-    def _combine(self, first: Floats, second: Floats) -> Floats:
-        return np.maximum(first, second) if self._is_period else first + second
 
 
 def _minus(used: Counts, counts: Counts) -> Counts:

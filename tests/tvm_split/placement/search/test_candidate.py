@@ -14,7 +14,7 @@ from tests.helpers.placement.steps import evaluate_stages
 from tvm_split.errors import PlanError
 from tvm_split.placement.problem import Piece, Problem, ProblemMachine, Stage
 from tvm_split.placement.search import Budget, solve
-from tvm_split.placement.search.candidate import fairest_weights, with_schedule_shares
+from tvm_split.placement.search.candidate import schedule_counts, with_schedule_shares
 
 SPEEDS = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=8)
 
@@ -43,7 +43,7 @@ def test_more_replicas_are_never_slower(seconds, more):
 def test_no_schedule_of_such_a_length_is_faster(speeds):
     """For each length, giving each position to the replica with the least excess is optimal."""
     whole = math.fsum(speeds)
-    (counts,) = fairest_weights([[speed / whole for speed in speeds]])
+    (counts,) = schedule_counts([[speed / whole for speed in speeds]])
     excess = largest_excess(counts, speeds)
     for length in range(1, 16 * len(speeds) + 1):
         fair = [0] * len(speeds)
@@ -79,9 +79,9 @@ def test_the_slowest_stage_has_the_best_schedule():
     """Schedules of length 31 and 29 would repeat together after 899."""
     for periods, exact in (([1.0, 0.5], 0), ([0.5, 1.0], 1)):
         shares = [[1 / 31] * 31, [1 / 29] * 29]
-        weights = fairest_weights(shares, periods)
-        assert math.lcm(*map(sum, weights)) <= DIVISIBLE + 16 * 60
-        assert weights[exact] == (1,) * len(shares[exact])
+        counts = schedule_counts(shares, periods)
+        assert math.lcm(*map(sum, counts)) <= DIVISIBLE + 16 * 60
+        assert counts[exact] == (1,) * len(shares[exact])
 
 
 def period_of(seconds):

@@ -24,7 +24,7 @@ def chain(
 
 
 EQUAL = chain({"a": 1.0, "b": 1.0})
-CIRCLE = (Pin("p0", "a"), Pin("p1", "b"), Pin("p2", "a"))
+CYCLE = (Pin("p0", "a"), Pin("p1", "b"), Pin("p2", "a"))
 SMALL = tuple(ProblemMachine(name, 15.0) for name in "ab")
 
 
@@ -34,15 +34,15 @@ SMALL = tuple(ProblemMachine(name, 15.0) for name in "ab")
     [
         ({"machines": SMALL}, "lacks 10 B: .* needs 20 B .* and has 15 B; .* needs 20 B"),
         ({"pins": (Pin("p1", "a"), Pin("p1", "b"))}, "'p1' can run on no machine: not on a, since it is pinned to b"),
-        ({"pins": CIRCLE}, "no plan keeps to the pins"),
-        ({"pins": CIRCLE[:2], "links": ()}, "no link from a to b"),
+        ({"pins": CYCLE}, "no plan keeps to the pins"),
+        ({"pins": CYCLE[:2], "links": ()}, "no link from a to b"),
         ({"stages": 3}, "3 stages were asked for, but there are 2 machines"),
         ({"maximum_period_seconds": 1.5}, "period of at most 1.5 s; the least found is 2 s"),
         ({"maximum_latency_seconds": 3.5}, "latency of at most 3.5 s; the least found is 4 s"),
         ({"maximum_latency_seconds": 4.2, "maximum_period_seconds": 2.5}, "with that period, the least .* is 4.5 s"),
         ({"pins": (Pin("p9", "a"),)}, "no piece is named 'p9'; there are"),
         ({"links": (ProblemLink("a", "d", 1.0),)}, "no machine is named 'd'; there are a, b"),
-        ({"edges": (Edge("p0", "p1", 1.0), Edge("p1", "p0", 1.0))}, "circle among 'p0', 'p1'"),
+        ({"edges": (Edge("p0", "p1", 1.0), Edge("p1", "p0", 1.0))}, "cycle among 'p0', 'p1'"),
     ],
 )
 def test_what_cannot_be_is_said_with_its_reason(
