@@ -164,7 +164,7 @@ def _compiled(
     tensors.update({tensor.name: tensor for tensor in model.inputs})
     results = tuple(tensors[name] for name in whole.outputs)
     output_names = tuple(tensor.name for tensor in model.outputs)
-    program = Program(model.inputs, results, tuple(stages), cuts=whole.input_cuts, output_names=output_names)
+    program = Program(model.inputs, results, tuple(stages), input_slices=whole.input_cuts, output_names=output_names)
     program = _with_codecs(program, plan)
     readable = {"annotated": annotated, **whole.machine_modules()}
     ir = {name: module.script(show_meta=False) for name, module in readable.items()}

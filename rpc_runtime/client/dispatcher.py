@@ -73,7 +73,7 @@ class _MicroBatch:
 
 
 class Dispatcher:
-    """Feeds micro-batches into the client's links, whose station it is, and returns their results. Thread-safe.
+    """Feeds micro-batches into the client's links, whose owner it is, and returns their results. Thread-safe.
 
     Micro-batches wait in one queue, with at most one per stream. So if room is scarce, streams are served round-robin,
     and a stream whose results are not taken does not block others. ``waited_for`` describes what a micro-batch waits
@@ -106,17 +106,17 @@ class Dispatcher:
         self._flights = self.recorder.track(FLIGHT)
         self._failure: TvmSplitError | None = None
         """Why the pipeline has ended; `CLOSED` after `close`."""
-        part = program.on(CLIENT)
+        own = program.on(CLIENT)
         self.outgoing = {
             machine: OutgoingLink(self, routes, flat_bytes, array_slot, timeouts=timeouts)
-            for machine, routes in part.by_destination.items()
+            for machine, routes in own.by_destination.items()
         }
         self.incoming = {
             machine: IncomingLink(self, routes, array_slot, timeouts=timeouts, reuse=False)
-            for machine, routes in part.by_source.items()
+            for machine, routes in own.by_source.items()
         }
         self._links: tuple[LinkEnd, ...] = (*self.outgoing.values(), *self.incoming.values())
-        self._sends = part.sends(program.client_tensors)
+        self._sends = own.sends(program.client_tensors)
         threading.Thread(target=self._feed_calls, name="feed-calls", daemon=True).start()
 
     @property

@@ -68,7 +68,7 @@ class Codec(ABC):
         """Decode ``encoded`` into ``data``, the tensor's memory (uint8).
 
         Raises:
-            ValueError: ``encoded`` is no encoding of this tensor.
+            ValueError: ``encoded`` is not a valid encoding of this tensor.
         """
 
     @property

@@ -119,7 +119,7 @@ class RouteCodec:
 
 
 @dataclass(frozen=True)
-class InputCut:
+class InputSlice:
     """A slice of a model input that the client sends as ``tensor``: from ``begin`` along ``axis``."""
 
     tensor: TensorSpec
@@ -133,25 +133,25 @@ class Program:
     """Stages in topological order, replicas next to each other, and the model's inputs and outputs.
 
     ``outputs`` may name a model input (it never leaves the client) or any stage's output, also several times.
-    ``codecs`` has the codecs of the routes that have one. ``cuts`` are slices of inputs, sent to the stages that take
-    these instead of the input. ``output_names`` are the outputs' names in the source; workers do not get them.
+    ``codecs`` has the codecs of the routes that have one. ``input_slices`` are sent to the stages that take these
+    instead of the input. ``output_names`` are the outputs' names in the source; workers do not get them.
 
     Raises:
         ValueError: the replicas of a stage do not fit together, the schedules of all stages repeat together after more
-            than `round_robin.LONGEST_CYCLE` micro-batches, a tensor is made twice or not before it is used, or a cut
-            does not lie in an input.
+            than `round_robin.LONGEST_CYCLE` micro-batches, a tensor is made twice or not before it is used, or a
+            slice does not lie in its input.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     stages: tuple[StageSpec, ...]
     codecs: tuple[RouteCodec, ...] = ()
-    cuts: tuple[InputCut, ...] = ()
+    input_slices: tuple[InputSlice, ...] = ()
     output_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for cut in self.cuts:
-            _check_cut(cut, self.inputs)
+        for part in self.input_slices:
+            _check_slice(part, self.inputs)
         for replicas in self.replicas.values():
             _check_replicas(replicas)
         cycle_of(len(replicas[0].replica_schedule) for replicas in self.replicas.values())
@@ -159,19 +159,19 @@ class Program:
 
     @property
     def client_tensors(self) -> tuple[TensorSpec, ...]:
-        """The tensors of the client: the model's inputs, and the slices of inputs that it sends (``cuts``)."""
-        return (*self.inputs, *(cut.tensor for cut in self.cuts))
+        """The tensors of the client: the model's inputs, and the slices of inputs that it sends (``input_slices``)."""
+        return (*self.inputs, *(part.tensor for part in self.input_slices))
 
     @cached_property
-    def cut_places(self) -> tuple[tuple[int, tuple[slice, ...]], ...]:
-        """The position of its input, and the index into it, of each cut."""
+    def slice_indices(self) -> tuple[tuple[int, tuple[slice, ...]], ...]:
+        """The position of its input, and the index into it, of each of the ``input_slices``."""
         names = [tensor.name for tensor in self.inputs]
         return tuple(
             (
-                names.index(cut.input),
-                (slice(None),) * cut.axis + (slice(cut.begin, cut.begin + cut.tensor.shape[cut.axis]),),
+                names.index(part.input),
+                (slice(None),) * part.axis + (slice(part.begin, part.begin + part.tensor.shape[part.axis]),),
             )
-            for cut in self.cuts
+            for part in self.input_slices
         )
 
     @property
@@ -344,22 +344,22 @@ def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, 
             raise ValueError(f"{where} does not fit {route.tensor}: {reason}")
 
 
-def _check_cut(cut: InputCut, inputs: Iterable[TensorSpec]) -> None:
-    """Raise `ValueError` if a cut does not lie in its input."""
-    whole = next((tensor for tensor in inputs if tensor.name == cut.input), None)
-    if whole is None or cut.tensor.name in {tensor.name for tensor in inputs}:
-        raise ValueError(f"{cut.tensor} is cut from the input {cut.input!r}, which is no other input")
-    axis, length = cut.axis, cut.tensor.shape[cut.axis : cut.axis + 1]
+def _check_slice(part: InputSlice, inputs: Iterable[TensorSpec]) -> None:
+    """Raise `ValueError` if a slice does not lie in its input."""
+    whole = next((tensor for tensor in inputs if tensor.name == part.input), None)
+    if whole is None or part.tensor.name in {tensor.name for tensor in inputs}:
+        raise ValueError(f"{part.tensor} is a slice of {part.input!r}, which is not another input")
+    axis, length = part.axis, part.tensor.shape[part.axis : part.axis + 1]
     fits = (
         0 <= axis < len(whole.shape)
         and len(length) == 1
-        and cut.begin >= 0
-        and cut.begin + length[0] <= whole.shape[axis]
-        and whole.shape[:axis] + length + whole.shape[axis + 1 :] == cut.tensor.shape
-        and whole.dtype == cut.tensor.dtype
+        and part.begin >= 0
+        and part.begin + length[0] <= whole.shape[axis]
+        and whole.shape[:axis] + length + whole.shape[axis + 1 :] == part.tensor.shape
+        and whole.dtype == part.tensor.dtype
     )
     if not fits:
-        raise ValueError(f"{cut.tensor}, from {cut.begin} of axis {axis}, does not lie in the input {whole}")
+        raise ValueError(f"{part.tensor}, from {part.begin} of axis {axis}, does not lie in the input {whole}")
 
 
 def _check_replicas(replicas: tuple[StageSpec, ...]) -> None:

@@ -25,7 +25,7 @@ DEVICE_ONLY: Bytes = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Memory for one tensor: ``data`` is written to, ``value`` is delivered to the station."""
+    """Memory for one tensor: ``data`` is written to, ``value`` is delivered to the owner."""
 
     data: Bytes
     value: Any
@@ -44,7 +44,7 @@ class Slot:
 
 
 class MakeSlot(Protocol):
-    """Makes a slot in memory suited to its station, or over ``memory``: 64-byte-aligned, of the tensor's size."""
+    """Makes a slot in memory suited to its owner, or over ``memory``: 64-byte-aligned, of the tensor's size."""
 
     def __call__(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot: ...
 

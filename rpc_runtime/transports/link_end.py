@@ -2,7 +2,7 @@
 
 A carrier (`carrier`) takes messages in one of two ways. A carrier with its own thread iterates over `LinkEnd.frames`
 there. Shared memory takes them by `LinkEnd.drain` in the thread that produced them, which calls `flush` after it
-released the station's lock; this avoids waking another thread.
+released the owner's lock; this avoids waking another thread.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class Device(Protocol):
         """
 
     def memory(self, tensor: TensorSpec) -> tuple[int, Any]:
-        """Allocate memory for a tensor; return its address and the value to deliver to the station.
+        """Allocate memory for a tensor; return its address and the value to deliver to the owner.
 
         Raises:
             WorkerError: there is no memory.
         """
 
     def address(self, value: Any) -> int:
-        """Return the address of the memory of a value that the station sends."""
+        """Return the address of the memory of a value that the owner sends."""
 
 
-class Station(Protocol):
+class LinkOwner(Protocol):
     """The machine's side of its links: shares one ``lock`` with them and is notified of transfers."""
 
     @property
@@ -125,14 +125,14 @@ class LinkEnd(ABC):
     _tensors: Mapping[int, LinkTensor[Any]]
     """By the index of their route."""
 
-    def __init__(self, station: Station, routes: Sequence[Route], make_slot: MakeSlot, timeouts: LinkTimeouts) -> None:
+    def __init__(self, owner: LinkOwner, routes: Sequence[Route], make_slot: MakeSlot, timeouts: LinkTimeouts) -> None:
         require_available(routes)
         self.routes = tuple(routes)
         self.timeouts = timeouts
-        self.station = station
+        self.owner = owner
         self._make_slot = make_slot
-        self._lock = station.lock
-        self._wake = threading.Condition(station.lock)
+        self._lock = owner.lock
+        self._wake = threading.Condition(owner.lock)
         self._closed = False
         self._end = threading.Event()
         ends = {route.source if self.receives else route.destination for route in routes}
@@ -146,13 +146,13 @@ class LinkEnd(ABC):
     @property
     def copies_apart(self) -> bool:
         """Whether sending includes copies from a GPU, which the computing thread should not wait for."""
-        return self.station.device is not None and not self.receives
+        return self.owner.device is not None and not self.receives
 
     def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
         """Return a slot of this end over memory that both ends share."""
         return self._make_slot(tensor, memory)
 
-    def say(self, frame: bytes) -> None:
+    def send_now(self, frame: bytes) -> None:
         """Send a frame of the carrier itself, before all other messages."""
         with self._lock:
             self._carrier_frames.append(frame)
@@ -254,11 +254,11 @@ class LinkEnd(ABC):
         """
         if self._liveness is not None and self._liveness.is_silent(since):
             raise WorkerUnavailableError(
-                f"nothing has arrived for {self.timeouts.silence_seconds:g} seconds: the connection is dead, or its "
-                "other end stands still"
+                f"nothing has arrived for {self.timeouts.silence_seconds:g} seconds: the connection is dead, or the "
+                "other end is frozen"
             )
 
-    def _takes(self, frame: Frame, kind: FrameKind) -> bool:
+    def _accepts(self, frame: Frame, kind: FrameKind) -> bool:
         """Note that the other end is alive; return whether its frame is not just a heartbeat.
 
         Raises:

@@ -67,8 +67,8 @@ class SharedMemory(Transport):
         proof = host_proof(opening.deployment)
         if not proof or not hmac.compare_digest(offer, proof):
             raise Unusable("caller and worker are on different hosts")
-        door = Door(opening)
-        return door.secret + door.name.encode(), door
+        doorbell = Doorbell(opening)
+        return doorbell.secret + doorbell.name.encode(), doorbell
 
     def connect(self, opening: Opening, answer: bytes) -> Carrier:
         memory_file = _own_memory(opening.link, "the caller")
@@ -83,7 +83,7 @@ def host_proof(deployment: str) -> bytes:
     return hashlib.sha256(f"{boot_id()} {deployment}".encode()).digest() if shares else b""
 
 
-class Door:
+class Doorbell:
     """The abstract unix socket (not in a file system) that one caller connects to, and the secret that it must send.
 
     Raises:
@@ -132,7 +132,7 @@ class Door:
 
 
 def call(name: str, secret: bytes, seconds: float) -> socket.socket:
-    """Connect to the socket of a `Door` within ``seconds``.
+    """Connect to the socket of a `Doorbell` within ``seconds``.
 
     Raises:
         Unusable: the socket cannot be reached, or belongs to another user.

@@ -141,7 +141,7 @@ def error_of(status: Any, endpoint: WorkerEndpoint) -> TvmSplitError:
         text = f"{where} cannot be reached: {details}"
         return WorkerUnavailableError(out_of_files(text) or f"{text}. Is its worker running?")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ProtocolError(f"{where} is no worker of this version: {details}")
+        return ProtocolError(f"{where} is not a worker of this version: {details}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError(f"{where} did not answer in time")
     for kind, own_code in _CODES:

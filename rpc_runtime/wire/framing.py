@@ -147,12 +147,12 @@ def control_frame(kind: FrameKind, payload: bytes = b"", *, tensor: int = 0, seq
     return HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, 0, tensor, 0, sequence, 0, len(payload)) + payload
 
 
-def credit_frame(tensor: int, consumed: int, depth: int, places: Sequence[int] = ()) -> bytes:
+def credit_frame(tensor: int, consumed: int, depth: int, slots: Sequence[int] = ()) -> bytes:
     """Return a credit: ``consumed`` micro-batches of a tensor so far, and ``depth`` may be in flight.
 
-    ``places`` are the slots in shared memory that are free again.
+    ``slots`` are the slots in shared memory that are free again.
     """
-    payload = struct.pack(f"<{1 + len(places)}I", depth, *places)
+    payload = struct.pack(f"<{1 + len(slots)}I", depth, *slots)
     return control_frame(FrameKind.CREDIT, payload, tensor=tensor, sequence=consumed)
 
 
@@ -160,13 +160,13 @@ def credit_of(frame: Frame) -> tuple[int, tuple[int, ...]]:
     """Return the depth that a credit grants, and the slots that it frees.
 
     Raises:
-        ProtocolError: the payload has no depth, or its length is no multiple of 4 bytes.
+        ProtocolError: the payload has no depth, or its length is not a multiple of 4 bytes.
     """
     numbers, rest = divmod(len(frame.payload), 4)
     if rest or not numbers:
-        raise ProtocolError(f"a credit has 4 bytes for its depth and for each place, got {len(frame.payload)}")
-    depth, *places = struct.unpack(f"<{numbers}I", frame.payload)
-    return depth, tuple(places)
+        raise ProtocolError(f"a credit has 4 bytes for its depth and for each slot, got {len(frame.payload)}")
+    depth, *slots = struct.unpack(f"<{numbers}I", frame.payload)
+    return depth, tuple(slots)
 
 
 def parsed(kind: Callable[[], AnyMessage], frame: Frame) -> AnyMessage:
@@ -199,16 +199,16 @@ def tensor_frames(tensor: int, sequence: int, data: Bytes, flags: FrameFlag = Fr
         yield b"".join((header, data[offset : offset + CHUNK_BYTES].data))
 
 
-def shared_tensor_frame(tensor: int, sequence: int, place: int, total: int) -> bytes:
-    """Return the frame that announces a tensor in shared memory, in the slot with the number ``place``."""
-    return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, 0, sequence, place, total)
+def shared_tensor_frame(tensor: int, sequence: int, slot: int, total: int) -> bytes:
+    """Return the frame that announces a tensor in shared memory, in the slot with the number ``slot``."""
+    return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, 0, sequence, slot, total)
 
 
 def decode(message: bytes | memoryview) -> Frame:
     """Return the frame in a message.
 
     Raises:
-        ProtocolError: the message is no valid frame of this protocol version.
+        ProtocolError: the message is not a valid frame of this protocol version.
     """
     if len(message) < HEADER.size:
         raise ProtocolError(f"a frame has at least {HEADER.size} bytes, got {len(message)}")

@@ -154,7 +154,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Constants of glibc's ``malloc.h``."""
 
 
-def require_room(plan: MachineProgram, host_bytes: int, device_bytes: int) -> None:
+def require_room(program: MachineProgram, host_bytes: int, device_bytes: int) -> None:
     """Raise if stages need more host or GPU memory than is free; 0 free bytes mean "not known" and are not checked.
 
     A stage on the CPU needs host memory for its weights. A stage on a GPU needs them on the GPU, and host memory for
@@ -164,22 +164,22 @@ def require_room(plan: MachineProgram, host_bytes: int, device_bytes: int) -> No
     Raises:
         WorkerError: they do not fit; the message names the machine, the stages, the needed and the free bytes.
     """
-    on_host = tuple(stage for stage in plan.stages if stage.device == "cpu")
-    on_device = tuple(stage for stage in plan.stages if stage.device != "cpu")
+    on_host = tuple(stage for stage in program.stages if stage.device == "cpu")
+    on_device = tuple(stage for stage in program.stages if stage.device != "cpu")
     passing = max(map(_passing_bytes, on_device), default=0)
     arriving = 0
     if on_device and not on_host:
-        arriving = sum(route.depth * route.tensor.size_bytes for route in plan.incoming)
+        arriving = sum(route.depth * route.tensor.size_bytes for route in program.incoming)
     for place, stages, more, why, free in (
-        ("", plan.stages if passing else on_host, passing, "on their way to its GPU", host_bytes),
+        ("", program.stages if passing else on_host, passing, "on their way to its GPU", host_bytes),
         ("'s GPU", on_device, arriving, "for tensors from other machines", device_bytes),
     ):
         needed = weight_bytes(on_device if place else on_host) + more
         if free and needed > free:
             listed = f", {more / 1e9:.1f} GB of it {why}" if more else ""
             raise WorkerError(
-                f"machine {plan.machine!r}{place} needs {needed / 1e9:.1f} GB for the weights of {len(stages)} stages "
-                f"({', '.join(stage.name for stage in stages)}){listed}, and has {free / 1e9:.1f} GB free. Move "
+                f"machine {program.machine!r}{place} needs {needed / 1e9:.1f} GB for the weights of {len(stages)} "
+                f"stages ({', '.join(stage.name for stage in stages)}){listed}, and has {free / 1e9:.1f} GB free. Move "
                 "layers to another machine"
             )
 

@@ -1,4 +1,4 @@
-"""Ends of links over NCCL without a GPU: stand-ins for CUDA and NCCL, and stations whose values are numpy arrays.
+"""Ends of links over NCCL without a GPU: stand-ins for CUDA and NCCL, and owners whose values are numpy arrays.
 
 Each GPU has a copy of NCCL's stand-in of its own, with its own lock, so that several may be in one process. What is
 received is in memory of the stand-in's device, which the stand-in checks.

@@ -99,7 +99,7 @@ def change_stage(name: str, value: Any) -> Callable[[pb.LoadStagesRequest], None
         (lambda request: request.program.stages[0].ClearField("replica_schedule"), "stage 's' on 'A'"),
         (lambda request: request.program.codecs.add(tensor="x", codec="none"), "this tensor does not take that route"),
         (lambda request: request.program.codecs.add(tensor="x", codec="zip"), "no codec 'zip'"),
-        (lambda request: request.program.cuts.add(input="gone"), "unknown dtype|which is no other input"),
+        (lambda request: request.program.input_slices.add(input="gone"), "unknown dtype|which is not another input"),
     ],
 )
 def test_a_program_that_does_not_fit_is_refused(change: Callable[[pb.LoadStagesRequest], None], words: str) -> None:

@@ -108,7 +108,7 @@ def test_an_invalid_registration_is_a_fault(change: dict[str, Any]) -> None:
     ("sent", "error", "text"),
     [
         (b"", DeadlineError, "did not answer within 0.3 s"),
-        (b"HTTP/1.1 400", ProtocolError, "is no TVM RPC tracker"),
+        (b"HTTP/1.1 400", ProtocolError, "is not a TVM RPC tracker"),
         (MAGIC, DeadlineError, "did not answer within 0.3 s"),
         (MAGIC + struct.pack("<i", -5), ProtocolError, "announces an answer of -5 bytes"),
         (MAGIC + struct.pack("<i", MAXIMUM_REPLY_BYTES + 1), ProtocolError, "announces an answer of"),
