@@ -110,9 +110,8 @@ def machine_modules(parts: Parts, outputs: Sequence[str], devices: Mapping[str, 
     functions: dict[str, dict[str, relax.Function]] = {}
     for stage, part in parts:
         for replica, machine in enumerate(stage.machines):
-            attributes = {"machine": machine}
-            if len(stage.machines) > 1:
-                attributes |= {"replica": replica, "replica_schedule": list(stage.replica_schedule)}
+            replicas = {"replica": replica, "replica_schedule": list(stage.replica_schedule)}
+            attributes = {"machine": machine, **(replicas if len(stage.machines) > 1 else {})}
             builder = Builder()
             with builder.function(part.name, [], attrs=attributes, pure=False):
                 values: dict[str, relax.Expr] = {}

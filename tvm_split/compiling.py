@@ -11,7 +11,8 @@ from urllib.parse import quote
 import tvm
 
 from relay_passes.one_at_a_time import one_at_a_time
-from rpc_runtime.program.program import Program, RouteCodec, StageSpec
+from rpc_runtime.program.program import Program, RouteCodec
+from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.tuning import TuningDatabase
 from tvm_split.arguments import ModelLike, PlanLike, as_model, as_plan

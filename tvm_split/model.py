@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import is_tensor_constant, main_function
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.compiler.describe import describe, layer_graph
 from tvm_split.errors import PlanError
 from tvm_split.planner.graph import LayerGraph, ModelDescription

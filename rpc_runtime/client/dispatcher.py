@@ -19,7 +19,8 @@ from rpc_runtime.program.events import FAILURE, FLIGHT, SEND, WINDOW, Recorder, 
 from rpc_runtime.program.inputs import checked_inputs, client_arrays, flat_bytes
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
-from rpc_runtime.program.runner import Array, Outputs
+from rpc_runtime.program.runner import Outputs
+from rpc_runtime.program.specs import Array
 from rpc_runtime.transports.credits import MOST_MORE
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
@@ -292,8 +293,8 @@ class Dispatcher:
             batch.sequence = sequence = self._results.submit(batch.inputs)
             batch.fed_nanoseconds = now()
             self._in_flight.append(batch)
-            for tensor, place, machine in self._sends[sequence % len(self._sends)]:
-                self.outgoing[machine].put_locked(tensor, sequence, batch.tensors[place])
+            for tensor, position, machine in self._sends[sequence % len(self._sends)]:
+                self.outgoing[machine].put_locked(tensor, sequence, batch.tensors[position])
             done += self._hand_out_locked()
         return done
 

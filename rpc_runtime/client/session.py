@@ -39,8 +39,8 @@ from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.messages import LINK_SECRET_BYTES, MAXIMUM_CONNECT_SECONDS, hello_of
+from rpc_runtime.wire.text import cleaned
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import Bytes
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 """``cudaMemcpyKind``."""

@@ -33,9 +33,8 @@ from rpc_runtime.execution.cuda_code import installed_folders
 from rpc_runtime.execution.cuda_runtime import runtime_library
 from rpc_runtime.execution.loaded_stage import TensorSlot, find_device, first_line, size_of, tensor_slot
 from rpc_runtime.processes import do_all
-from rpc_runtime.program.program import StageSpec, TensorSpec
 from rpc_runtime.program.routes import Route
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import Bytes, StageSpec, TensorSpec
 from rpc_runtime.transports.carrier import Slot
 from rpc_runtime.transports.link_end import LinkOwner
 

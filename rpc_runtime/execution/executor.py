@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rpc_runtime.execution.observed_stage import ObservedStage
 from rpc_runtime.execution.scheduler import IdleTimes, Scheduler, StageState
 from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, WINDOW, Recorder, now
-from rpc_runtime.program.program import StageSpec
 from rpc_runtime.program.routes import MachineProgram, Route
+from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import OutgoingLink
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from rpc_runtime.program.events import BLOCK, WAIT
-from rpc_runtime.program.program import StageSpec
 from rpc_runtime.program.routes import MachineProgram, Route
+from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.transports.credits import depths
 
 

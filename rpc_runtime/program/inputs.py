@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.program import Program, TensorSpec
-from rpc_runtime.program.runner import Array, Bytes
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import Array, Bytes, TensorSpec
 
 MAXIMUM_AXES = 64
 """Maximum number of axes of a numpy array."""

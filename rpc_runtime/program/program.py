@@ -8,101 +8,14 @@ stage's name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
-import numpy as np
-
 from rpc_runtime.program.codecs import CODECS, NONE
-from rpc_runtime.program.round_robin import EVERY, Recurrence, cycle_of, micro_batches_of
+from rpc_runtime.program.round_robin import EVERY, Recurrence, cycle_of
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route, queue_depth
-from rpc_runtime.program.runner import Array, Outputs
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """The name, shape (elements per axis) and dtype (numpy's name) of a dense, row-major tensor."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @cached_property
-    def size_bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
-
-
-@dataclass(frozen=True)
-class BlobSpec:
-    """A file of ``size_bytes`` bytes, identified by the SHA-256 of its content (lowercase hexadecimal)."""
-
-    sha256: str
-    size_bytes: int
-
-
-NO_BLOB = BlobSpec("0" * 64, 0)
-"""Placeholder for a library that a machine does not need (`Program.for_worker`)."""
-
-
-@dataclass(frozen=True)
-class WeightSpec:
-    """One weight of a stage: its blob holds the bytes of the tensor in C order."""
-
-    tensor: TensorSpec
-    blob: BlobSpec
-
-    @property
-    def content(self) -> tuple[str, tuple[int, ...], str]:
-        """A key that is equal for all weights with equal values, shape and dtype."""
-        return self.blob.sha256, self.tensor.shape, self.tensor.dtype
-
-
-@dataclass(frozen=True)
-class StageSpec:
-    """One deployed stage, or one replica of it.
-
-    ``library`` is a shared library whose function ``main(*inputs, *weights)`` always returns a tuple with one tensor
-    per entry of ``outputs``, in order. ``device`` is ``"cpu"`` or ``"cuda"``. ``target`` is the library's target, for
-    messages.
-
-    Micro-batch ``s`` is computed by the replica whose ``replica`` is ``replica_schedule[s % len(replica_schedule)]``.
-    Replicas of a stage agree in ``index``, ``name``, ``layers``, ``inputs``, ``outputs`` and ``replica_schedule``; each
-    is on another machine.
-    """
-
-    index: int
-    name: str
-    machine: str
-    layers: tuple[str, ...]
-    device: str
-    library: BlobSpec = field(repr=False)
-    weights: tuple[WeightSpec, ...] = field(repr=False)
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    replica: int = 0
-    replica_schedule: tuple[int, ...] = (0,)
-    target: str = ""
-
-    @cached_property
-    def micro_batches(self) -> Recurrence:
-        """The micro-batches that this replica computes: all if the stage has one replica."""
-        return micro_batches_of(self.replica, self.replica_schedule)
-
-    @property
-    def blobs(self) -> tuple[BlobSpec, ...]:
-        """The blobs of the library and of all weights, each digest once."""
-        return tuple({blob.sha256: blob for blob in (self.library, *(w.blob for w in self.weights))}.values())
-
-
-def weight_bytes(stages: Iterable[StageSpec]) -> int:
-    """Return the bytes of the weights of these stages on one machine; weights with equal content count once."""
-    return sum({weight.content: weight.tensor.size_bytes for stage in stages for weight in stage.weights}.values())
+from rpc_runtime.program.specs import NO_BLOB, StageSpec, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -235,10 +148,6 @@ class Program:
             for stage in self.stages
         ]
         return replace(self, stages=tuple(stages), output_names=())
-
-    def result(self, arrays: Iterable[Array]) -> Outputs:
-        """Return the outputs of one micro-batch with their names."""
-        return Outputs(arrays, self.output_names or (tensor.name for tensor in self.outputs))
 
     @cached_property
     def _routes_by_machine(self) -> dict[str, list[Route]]:

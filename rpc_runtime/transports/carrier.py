@@ -11,9 +11,8 @@ import numpy as np
 
 from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import Bytes, TensorSpec
 
 OnEnd = Callable[[TvmSplitError | None], None]
 

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
-from rpc_runtime.program.codecs import Codec, codec_of, require_available
-from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.program.routes import CLIENT, Route
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.codecs import CODECS, Codec
+from rpc_runtime.program.routes import CLIENT, Route, require_available
+from rpc_runtime.program.specs import Bytes, TensorSpec
 from rpc_runtime.transports.carrier import Carrier, MakeSlot, Slot
 from rpc_runtime.transports.credits import ReceiveWindow, SendWindow
 from rpc_runtime.transports.liveness import LinkTimeouts, Liveness
@@ -107,7 +106,7 @@ class LinkTensor(Generic[Window]):
     free: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.codec = codec_of(self.route)
+        self.codec = CODECS[self.route.codec](self.route.tensor)
 
 
 class LinkEnd(ABC):
@@ -134,7 +133,7 @@ class LinkEnd(ABC):
         self._lock = owner.lock
         self._wake = threading.Condition(owner.lock)
         self._closed = False
-        self._end = threading.Event()
+        self._has_closed = threading.Event()
         ends = {route.source if self.receives else route.destination for route in routes}
         self._liveness = None if CLIENT in ends else Liveness(timeouts)
         self._carrier: Carrier | None = None
@@ -277,13 +276,13 @@ class LinkEnd(ABC):
         return self._closed
 
     def wait_closed(self) -> None:
-        self._end.wait()
+        self._has_closed.wait()
 
     def close_locked(self) -> None:
         self._closed = True
         for tensor in self._tensors.values():
             tensor.slots.clear()
-        self._end.set()
+        self._has_closed.set()
         self._wake.notify_all()
 
     def close(self) -> None:

@@ -22,9 +22,8 @@ import numpy as np
 
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.events import RECEIVE, SEND, now
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import Bytes, TensorSpec
 from rpc_runtime.transports.carrier import MakeSlot, Slot
 from rpc_runtime.transports.credits import Grants, Outbox, ReceiveWindow, SendItem, SendWindow
 from rpc_runtime.transports.link_end import LinkEnd, LinkOwner, LinkTensor, Message

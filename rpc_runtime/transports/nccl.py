@@ -33,8 +33,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.specs import TensorSpec
 from rpc_runtime.transports.carrier import DEVICE_ONLY, Carrier, OnEnd, Pending, Slot, failure_of
 from rpc_runtime.transports.link_end import HEARTBEAT, Device
 from rpc_runtime.transports.nccl_calls import UNIQUE_ID_BYTES, CudaNccl, version_text

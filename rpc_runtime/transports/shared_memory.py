@@ -28,7 +28,7 @@ import numpy as np
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.hardware import boot_id, memory_domain
 from rpc_runtime.program.routes import Route
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import Bytes
 from rpc_runtime.transports.carrier import ALIGNMENT_BYTES, Carrier, OnEnd, Pending, Slot, failure_of
 from rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd
 from rpc_runtime.transports.transport import Opening, Transport, Unusable

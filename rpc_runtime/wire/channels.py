@@ -18,8 +18,8 @@ from rpc_runtime.errors import (
     out_of_files,
 )
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.framing import MAXIMUM_LETTERS, cleaned
 from rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles
+from rpc_runtime.wire.text import MAXIMUM_LETTERS, cleaned
 
 DATA_SERVICE, LINK_METHOD = "tvm_split.Data", "Link"
 """The service and method of data streams; their messages are frames (`framing`) and not in ``worker.proto``."""

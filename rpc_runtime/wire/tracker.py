@@ -20,7 +20,7 @@ from typing import Any, Literal
 from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.processes import Closing
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.framing import cleaned
+from rpc_runtime.wire.text import cleaned
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,8 @@ from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import do_all
 from rpc_runtime.program.events import FAILURE, LINK_ENDED, MOST_KERNEL_RUNS, SHOWN_LETTERS, Measured, Recorder
 from rpc_runtime.program.measurements import KernelSet, LinkStatistics
-from rpc_runtime.program.program import BlobSpec, StageSpec
 from rpc_runtime.program.routes import CLIENT, MachineProgram
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import BlobSpec, Bytes, StageSpec
 from rpc_runtime.transports.carrier import MakeSlot
 from rpc_runtime.transports.link_end import LinkOwner
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
@@ -30,10 +29,10 @@ from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.framing import MAXIMUM_LETTERS
 from rpc_runtime.wire.messages import checked_about, hello_of
-from rpc_runtime.worker.description import require_room, trim_heap
+from rpc_runtime.wire.text import MAXIMUM_LETTERS
 from rpc_runtime.worker.library_trials import LibraryTrials
+from rpc_runtime.worker.memory import require_room, trim_heap
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.program.events import SHOWN_LETTERS, Measured
 from rpc_runtime.program.measurements import KernelSet, TimingEffort
-from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.program.specs import BlobSpec
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.opening import LinkAnswer
 from rpc_runtime.wire import worker_pb2 as pb

@@ -31,7 +31,7 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.files import CACHE_VARIABLE, cache_folder, reason_and_remedy, replacing
 from rpc_runtime.private_folder import private_folder
-from rpc_runtime.program.program import BlobSpec, TensorSpec, WeightSpec
+from rpc_runtime.program.specs import BlobSpec, TensorSpec, WeightSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.cuda_code import needs_of
 from tvm_split.errors import CacheWarning, OutputError

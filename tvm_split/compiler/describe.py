@@ -20,8 +20,8 @@ from relay_passes.ir import (
     shape_of,
     used_variables,
 )
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.planner.graph import Call, LayerGraph, ModelDescription, Value
 
 if TYPE_CHECKING:

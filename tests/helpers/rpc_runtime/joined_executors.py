@@ -13,8 +13,9 @@ from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.program.events import Recorder
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import Program, StageSpec
+from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.wire.framing import decode
 from tests.helpers.waiting import PATIENCE_SECONDS

@@ -14,8 +14,8 @@ import numpy as np
 from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.specs import TensorSpec
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from rpc_runtime.execution.cuda_calls import CudaCalls, memory_at
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled, compiled_nccl
 
 FOLDER_VARIABLE = "TVM_SPLIT_TEST_STAND_INS"

@@ -24,7 +24,8 @@ from rpc_runtime.execution.cuda_runtime import runtime_library
 from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingOwner
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.loaded_stage import LoadedStage
-from rpc_runtime.program.program import Program, StageSpec, TensorSpec
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import StageSpec, TensorSpec
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.rpc_runtime.cuda_stand_in import Launched, compiled, on_host
 from tests.helpers.rpc_runtime.joined_executors import Ends, check

@@ -9,7 +9,8 @@ import pytest
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.inputs import checked_inputs, client_arrays
-from rpc_runtime.program.program import InputSlice, Program, TensorSpec
+from rpc_runtime.program.program import InputSlice, Program
+from rpc_runtime.program.specs import TensorSpec
 from tests.helpers.rpc_runtime.specs import tensor
 
 X = np.zeros(2, np.float32)

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from rpc_runtime.program.program import InputSlice, Program, StageSpec, TensorSpec
+from rpc_runtime.program.program import InputSlice, Program
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.program.specs import StageSpec, TensorSpec
 from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
 
 

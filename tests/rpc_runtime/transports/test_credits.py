@@ -4,8 +4,8 @@ from collections import deque
 
 from hypothesis import given, settings, strategies as st
 
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.specs import TensorSpec
 from rpc_runtime.transports.credits import MOST_MORE, WIDENED_BY, Outbox, ReceiveWindow, SendItem, SendWindow
 
 

@@ -9,8 +9,8 @@ from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.program.codecs import CODECS
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.specs import TensorSpec
 from rpc_runtime.transports.carrier import Carrier, OnEnd, Slot
 from rpc_runtime.transports.credits import MOST_MORE
 from rpc_runtime.transports.links import OutgoingLink
@@ -82,7 +82,7 @@ def test_credits_that_nobody_could_grant_are_refused(frame: bytes) -> None:
         link.receive(decode(frame))
 
 
-def test_a_window_grows_where_a_station_stands_still_for_want_of_another_tensor() -> None:
+def test_a_window_grows_where_its_owner_waits_for_another_tensor() -> None:
     receiver = receiver_of(route(0, "t"))
     credits = receiver.link.frames()
     take(receiver, *tensor_frames(0, 0, bytes_of(0)))

@@ -12,7 +12,8 @@ from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.events import Observation, Track
 from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel, TimingEffort
-from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.messages import LINK_SECRET_BYTES, link_secrets, load_request, message_of, program_of, value_of
 from tests.helpers.mutations import random_message
