@@ -13,13 +13,7 @@ from typing import Any
 
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.watch import WorkerWatch
-from rpc_runtime.client.worker_client import (
-    ANSWER_SECONDS,
-    Answer,
-    WorkerClient,
-    WorkerDescription,
-    on_every_machine,
-)
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, Answer, WorkerClient, WorkerDescription, on_every_machine
 from rpc_runtime.errors import (
     DeadlineError,
     InputError,

@@ -185,11 +185,7 @@ class UploadingOwner:
 
 @cache
 def nvidia_library(name: str, file: str) -> ctypes.CDLL:
-    """Load a library of the system or of pip's package ``nvidia-NAME``, once per process.
-
-    Raises:
-        WorkerError: it is not found.
-    """
+    """Load a library of the system or of pip's package ``nvidia-NAME``; raise `WorkerError` if it is not found."""
     for path in (file, *(str(folder / "lib" / file) for folder in installed_folders(name))):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(path)

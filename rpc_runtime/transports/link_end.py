@@ -37,18 +37,10 @@ class Device(Protocol):
         """CUDA's calls, `rpc_runtime.execution.cuda_calls.CudaCalls`; transports do not import that package."""
 
     def library(self, name: str, file: str) -> ctypes.CDLL:
-        """Load a library of the system or of pip's package ``nvidia-NAME``, once per process.
-
-        Raises:
-            WorkerError: it is not found.
-        """
+        """Load a library of the system or of pip's package ``nvidia-NAME``; raise `WorkerError` if it is not found."""
 
     def memory(self, tensor: TensorSpec) -> tuple[int, Any]:
-        """Allocate memory for a tensor; return its address and the value to deliver to the owner.
-
-        Raises:
-            WorkerError: there is no memory.
-        """
+        """Allocate memory for a tensor, or raise `WorkerError`; return its address and the value to deliver."""
 
     def address(self, value: Any) -> int:
         """Return the address of the memory of a value that the owner sends."""
@@ -141,11 +133,6 @@ class LinkEnd(ABC):
         self._is_draining = False
         self._sender_sleeps = False
         self._carrier_frames: list[bytes] = []
-
-    @property
-    def copies_apart(self) -> bool:
-        """Whether sending includes copies from a GPU, which the computing thread should not wait for."""
-        return self.owner.device is not None and not self.receives
 
     def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
         """Return a slot of this end over memory that both ends share."""

@@ -176,7 +176,8 @@ class SharedMemoryCarrier(Carrier):
         self._connection = connection
         self._own = memory_file
         self._link = opening.link
-        self._is_served = opening.link.copies_apart
+        # Sending includes copies from a GPU, which the computing thread should not wait for.
+        self._is_served = self._link.owner.device is not None and not self._link.receives
         self._peer = opening.peer
         self._memory: dict[int, list[Bytes]] = {}
         self._failure: TvmSplitError | None = None

@@ -68,11 +68,7 @@ class FrameFlag(enum.IntFlag):
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
-_FLAGS = (
-    FrameFlag.NONE,
-    FrameFlag.WAITED,
-    FrameFlag.SHARED,
-)  # faster: an enum look-up takes as long as the rest of decode
+_FLAGS = tuple(map(FrameFlag, range(3)))  # faster: an enum look-up takes as long as the rest of decode
 
 
 class Frame(NamedTuple):

@@ -19,10 +19,7 @@ from rpc_runtime.transports.links import OutgoingLink
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import LINK_PATH
-from rpc_runtime.wire.framing import (
-    PROTOCOL_VERSION,
-    error_frame,
-)
+from rpc_runtime.wire.framing import PROTOCOL_VERSION, error_frame
 from rpc_runtime.wire.messages import hello_of
 from rpc_runtime.wire.text import MAXIMUM_LETTERS, CleanFormatter, cleaned
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker

@@ -12,13 +12,7 @@ import pytest
 
 from rpc_runtime.errors import DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.tracker import (
-    MAXIMUM_REPLY_BYTES,
-    TRACKER_MAGIC,
-    Registration,
-    information,
-    listed_servers,
-)
+from rpc_runtime.wire.tracker import MAXIMUM_REPLY_BYTES, TRACKER_MAGIC, Registration, information, listed_servers
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 MAGIC = struct.pack("<i", TRACKER_MAGIC)
