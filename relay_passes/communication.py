@@ -16,7 +16,7 @@ of each micro-batch. (The annotated graph shows such a stage on its first machin
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import tvm
 from tvm import relax
@@ -81,9 +81,9 @@ def annotated_module(
             machine = stage.machines[0]
             for name in part.received:
                 if (machine, name) not in present:
-                    crossing = relax.op.to_vdevice(tensors[name], devices[machine])
+                    transfer = relax.op.to_vdevice(tensors[name], devices[machine])
                     hint = f"{name}_on_{machine.replace('-', '_')}"
-                    present[machine, name] = builder.emit(crossing, name_hint=hint)
+                    present[machine, name] = builder.emit(transfer, name_hint=hint)
             values = {
                 parameter.name: present[machine, name]
                 for parameter, name in zip(part.function.params, part.received, strict=True)
@@ -110,8 +110,9 @@ def machine_modules(parts: Parts, outputs: Sequence[str], devices: Mapping[str, 
     functions: dict[str, dict[str, relax.Function]] = {}
     for stage, part in parts:
         for replica, machine in enumerate(stage.machines):
-            replicas = {"replica": replica, "replica_schedule": list(stage.replica_schedule)}
-            attributes = {"machine": machine, **(replicas if len(stage.machines) > 1 else {})}
+            attributes: dict[str, Any] = {"machine": machine}
+            if len(stage.machines) > 1:
+                attributes |= {"replica": replica, "replica_schedule": list(stage.replica_schedule)}
             builder = Builder()
             with builder.function(part.name, [], attrs=attributes, pure=False):
                 values: dict[str, relax.Expr] = {}

@@ -57,7 +57,7 @@ def partition(module: tvm.IRModule, stage_of: Mapping[str, int], stages: Sequenc
 
     Raises:
         SelfWaitError: a stage needs a tensor that a later one makes.
-        ContractError: the graph is not as required, or a variable has no stage; a transferred value is no tensor; a
+        ContractError: the graph is not as required, or a variable has no stage; a transferred value is not a tensor; a
             stage has nothing to compute.
     """
     require_whole_graph(module)
@@ -88,7 +88,7 @@ def output_names(function: relax.Function) -> tuple[str, ...]:
     fields = returned_fields(function)
     for result in fields:
         if not isinstance(result, relax.Var):
-            raise ContractError(f"the model returns {result}, which is no variable")
+            raise ContractError(f"the model returns {result}, which is not a variable")
     return tuple(result.name for result in fields)
 
 

@@ -17,10 +17,10 @@ import tvm
 from tvm.target import Target
 
 from schedules import cpu, gpu
-from schedules.apply import SCHEDULE_ATTRIBUTE, TUNED, TunedKernels, apply, chosen_rules
+from schedules.apply import TUNED, TunedKernels, apply, chosen_rules
 from schedules.gpu.tile import Gpu, gpu_of
 from schedules.relax_tools import Legalization, origins_of
-from schedules.template import CHOICES_ATTRIBUTE, Template
+from schedules.template import CHOICES_ATTRIBUTE, SCHEDULE_ATTRIBUTE, Template
 from schedules.traits import Traits, is_cpu, traits_of
 
 __all__ = [

@@ -11,15 +11,12 @@ from tvm_ffi.structural import StructuralKey
 
 from schedules import cpu, gpu
 from schedules.blocks import has_static_shapes, is_plain_code, last_line, without_pragma_scope, without_symbol
-from schedules.template import CHOICES_ATTRIBUTE
+from schedules.template import CHOICES_ATTRIBUTE, IS_SCHEDULED, SCHEDULE_ATTRIBUTE
 from schedules.traits import is_cpu
 
-SCHEDULE_ATTRIBUTE = "tvm_split.schedule"
-"""PrimFunc attribute: the name of the rule that scheduled the function; `chosen_rules` lists these names."""
 UNSCHEDULED = "none"
 TUNED = " (tuned)"
 """Suffix of the rule's name where tuning measured the choices."""
-IS_SCHEDULED = "tirx.is_scheduled"
 
 logger = logging.getLogger(__name__)
 

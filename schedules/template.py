@@ -18,6 +18,10 @@ from schedules.prefetch import prefetch_weights
 
 CHOICES_ATTRIBUTE = "tvm_split.choices"
 """PrimFunc attribute: the template's choices for this kernel, as text."""
+SCHEDULE_ATTRIBUTE = "tvm_split.schedule"
+"""PrimFunc attribute: the name of the rule that scheduled the function; `schedules.chosen_rules` lists these names."""
+IS_SCHEDULED = "tirx.is_scheduled"
+"""PrimFunc attribute of TVM's: nothing schedules the function again."""
 
 Value = int | str
 Choices = Mapping[str, Value]

@@ -32,11 +32,12 @@ from tvm_split.errors import (
 )
 from tvm_split.frontends import load_model as load_model
 from tvm_split.model import Model as Model
-from tvm_split.planner.by_hand import Shard as Shard
-from tvm_split.planner.plan import Plan as Plan
-from tvm_split.planner.request import PlanRequest as PlanRequest
-from tvm_split.planner.search import solve as solve
-from tvm_split.planning import plan as plan, replan as replan
+from tvm_split.placement.by_hand import Shard as Shard
+from tvm_split.placement.plan import Plan as Plan
+from tvm_split.placement.request import PlanRequest as PlanRequest
+from tvm_split.placement.search import solve as solve
+from tvm_split.planning.plan import plan as plan
+from tvm_split.planning.replan import replan as replan
 from tvm_split.profiling.cluster_profile import profile as profile
 from tvm_split.simulation.simulate import simulate as simulate
 from tvm_split.tuning import TuningReport as TuningReport, merge_databases as merge_databases, tune as tune

@@ -15,10 +15,10 @@ from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment,
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
 from tvm_split.parameters import Count, Seconds, Size
-from tvm_split.planner.baselines import one_machine_advice
-from tvm_split.planner.problem import Objective
-from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import SplitLike, plan, request_for
+from tvm_split.placement.problem import Objective
+from tvm_split.placement.request import PlanRequest
+from tvm_split.planning.advice import one_machine_advice
+from tvm_split.planning.plan import SplitLike, plan, request_for
 from tvm_split.progress import StepProgress, step_progress
 from tvm_split.reached_workers import reached_workers
 

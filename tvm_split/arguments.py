@@ -13,7 +13,7 @@ from tvm_split.errors import BundleError, ClusterError, ModelImportError, OpenAx
 from tvm_split.frontends import is_network, load_model
 from tvm_split.frontends.names import identifier
 from tvm_split.model import Model
-from tvm_split.planner.plan import Plan
+from tvm_split.placement.plan import Plan
 
 ModelLike = Model | str | Path
 ClusterLike = Cluster | Launcher | str | Path

@@ -16,11 +16,11 @@ from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.tuning import TuningDatabase
 from tvm_split.arguments import ModelLike, PlanLike, as_model, as_plan
-from tvm_split.compiler.build_cache import BlobFolder, keep, key_of, recall
+from tvm_split.compiler.blob_folder import BlobFolder
+from tvm_split.compiler.build_cache import keep, key_of, recall
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, needs_of
-from tvm_split.compiler.describe import tensor_spec
-from tvm_split.compiler.partition import Partition
+from tvm_split.compiler.partition import Partition, tensor_spec
 from tvm_split.compiler.precision import in_precision
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
@@ -30,7 +30,7 @@ from tvm_split.compiler.verification import verify_bundle
 from tvm_split.errors import CompileWarning, OutputError, PlanError
 from tvm_split.model import Model
 from tvm_split.outputs import write_text
-from tvm_split.planner.plan import Plan
+from tvm_split.placement.plan import Plan
 from tvm_split.progress import StepProgress, says_progress
 from tvm_split.values import content_of
 
@@ -165,7 +165,7 @@ def _compiled(
     tensors.update({tensor.name: tensor for tensor in model.inputs})
     results = tuple(tensors[name] for name in whole.outputs)
     output_names = tuple(tensor.name for tensor in model.outputs)
-    program = Program(model.inputs, results, tuple(stages), input_slices=whole.input_cuts, output_names=output_names)
+    program = Program(model.inputs, results, tuple(stages), input_slices=whole.input_slices, output_names=output_names)
     program = _with_codecs(program, plan)
     readable = {"annotated": annotated, **whole.machine_modules()}
     ir = {name: module.script(show_meta=False) for name, module in readable.items()}

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from rpc_runtime.client.worker_client import WorkerDescription, describe, describe_all, on_every_machine, raise_errors
 from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
 from tvm_split.cluster.cluster import Cluster, Workers
-from tvm_split.planner.request import PlanRequest
+from tvm_split.placement.request import PlanRequest
 
 DESCRIBE_TIMEOUT_SECONDS = 3.0
 """Timeout for describing a worker."""

@@ -33,8 +33,8 @@ from tvm_split.compiler.tuning_folder import usable_folder
 from tvm_split.errors import TuningError, TuningUseError
 from tvm_split.model import Model
 from tvm_split.parameters import Natural, Seconds, Whole
-from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planning import plan as make_plan
+from tvm_split.placement.plan import Plan, PlannedMachine
+from tvm_split.planning.plan import plan as make_plan
 from tvm_split.profiling.kernels import is_safe_to_time
 from tvm_split.units import Shown
 

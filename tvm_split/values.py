@@ -72,9 +72,10 @@ class Document:
         try:
             content = json.loads(text, object_pairs_hook=_without_nulls if without_nulls else _distinct)
         except json.JSONDecodeError as failure:
-            raise error(f"{path}:{failure.lineno}: this is no JSON: {failure.msg} (column {failure.colno})") from None
+            problem = f"{failure.msg} (column {failure.colno})"
+            raise error(f"{path}:{failure.lineno}: this is not valid JSON: {problem}") from None
         except (ValueError, RecursionError) as failure:
-            raise error(f"{path}: this is no JSON: {failure}") from failure
+            raise error(f"{path}: this is not valid JSON: {failure}") from failure
         return cls(str(path), content, error, text)
 
     def value(self, form: type[Value]) -> Value:
@@ -90,7 +91,7 @@ class Document:
             raise self.complaint(wrong) from failure
         except (ValueError, RecursionError) as failure:
             wrong = [(location, "must be a finite number") for location in _not_finite(self.content)]
-            unreadable = self.error(f"{self.source}: this is no JSON: {failure}")
+            unreadable = self.error(f"{self.source}: this is not valid JSON: {failure}")
             raise (self.complaint(wrong) if wrong else unreadable) from failure
 
     def complaint(self, wrong: Iterable[tuple[Location, str]]) -> TvmSplitError:
@@ -125,7 +126,7 @@ def text_in(path: str | Path, error: type[TvmSplitError], what: str = "") -> str
     except OSError as failure:
         raise error(f"cannot read {what}{path}: {failure.strerror or failure}") from failure
     except UnicodeDecodeError as failure:
-        raise error(f"cannot read {what}{path}: this is no text in UTF-8") from failure
+        raise error(f"cannot read {what}{path}: this is not valid UTF-8") from failure
 
 
 def read(form: type[Value], path: str | Path, error: type[TvmSplitError]) -> Value:

@@ -206,7 +206,7 @@ def channel_convolution(operation: Operation) -> Rule:
     )
     if axis is None or not is_known or not operation.by_blocks or (data.axis and weight.axis):
         raise operation.refused(
-            f"{layout[axis.index if axis else 0]!r} of its layout {layout} is no axis of its windows"
+            f"{layout[axis.index if axis else 0]!r} of its layout {layout} is not an axis of its windows"
         )
     if axis.index != (1 if data.axis else 0):
         raise operation.refused("its weights are not sharded by output channels")

@@ -136,7 +136,7 @@ class ChannelSteps:
             raise self._left_whole
         if not self._is_sharded or (self._by_heads and not self._has_heads):
             missing = "attention's heads" if self._by_heads else "convolution or matrix product with constant weights"
-            instead = "use axis 'channels'" if self._by_heads else "use axis 'rows', or begin the shard earlier"
+            instead = "use axis 'channels'" if self._by_heads else "use axis 'rows', or an earlier first layer"
             first, last = contents.region.names[0], contents.region.names[-1]
             raise ShardError(f"{first!r} to {last!r} have no {missing} to shard: {instead}")
 
@@ -238,7 +238,7 @@ class ChannelSteps:
         blocks = gcd(axis.length, rule.blocks or 0)
         if not fit_blocks(blocks, self._shares):
             what = "output channels" if blocks == axis.length else "groups of channels"
-            too_few = self._too_few(operation, f"{blocks} {what}", "leave it out of the shard")
+            too_few = self._too_few(operation, f"{blocks} {what}", "leave it out of the sharded layers")
             self._left_whole = self._left_whole or too_few
             return None
         self._is_sharded = True

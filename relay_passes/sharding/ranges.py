@@ -66,7 +66,7 @@ def _owned_by_results(steps: Steps, contents: Contents, axis_name: str) -> Owned
     Results of the region are divided by the shares. Other values are divided at the same relative positions as the last
     result. So the parts of successive values fit when strides make them shorter. These positions are coarse if the
     result has few indices. Where they miss the shares of a longer value by more than `SHARE_TOLERANCE`, that value is
-    divided by the shares. A slice keeps the owners of its operand. A machine may own nothing of a value that is no
+    divided by the shares. A slice keeps the owners of its operand. A machine may own nothing of a value that is not a
     result: it receives or computes the indices that it reads.
 
     Raises:
@@ -89,7 +89,7 @@ def _owned_by_results(steps: Steps, contents: Contents, axis_name: str) -> Owned
             share = next(share for share, (first, end) in zip(shares, parts, strict=True) if first >= end)
             raise ShardError(
                 f"{name!r} has {length} {indices} for {len(shares)} machines: a share of {share:g} of {length} is"
-                " nothing; take fewer machines or more even shares, or end the shard before it"
+                " nothing; take fewer machines or more even shares, or end the sharded layers before it"
             )
         return parts
 
@@ -184,7 +184,7 @@ def _needs_of(
         if name in contents.wanted and (rule is None or 0 not in whole):
             whole.add(0 if rule is None else None)
         if whole and rule is not None and step.operation.is_tuple:
-            raise ShardError(f"{name!r} is a tuple, and used behind the shard: end the shard before it")
+            raise ShardError(f"{name!r} is a tuple, and used behind the sharded layers: end them before it")
         if rule is not None and rule.is_partial:
             for machine in machines if whole else needs.partial.get(name, ()):
                 needs.computed[name, machine] = None

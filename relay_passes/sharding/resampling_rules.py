@@ -34,7 +34,7 @@ def take(operation: Operation) -> Rule:
     if axis.index != along:
         return same_range(operation, axis, axis.at(axis.index + (len(index.shape) - 1 if axis.index > along else 0)))
     if not is_tensor_constant(index.expression) or len(index.shape) != 1:
-        raise operation.refused("it looks up that axis by indices that are no constant list")
+        raise operation.refused("it looks up that axis by indices that are not a constant list")
     table = index.expression.value.numpy()
     if table.min() < 0 or table.max() >= data.shape[along]:
         raise operation.refused(f"it looks up indices outside its {data.shape[along]}")

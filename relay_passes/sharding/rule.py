@@ -96,7 +96,7 @@ class Operation:
         return operator_name(self.expression) or type(self.expression).__name__
 
     def refused(self, reason: str) -> ShardError:
-        hint = "end the shard before it, or begin it behind it"
+        hint = "end the sharded layers before it, or begin them behind it"
         return ShardError(f"{self.name!r} ({self.operator}) cannot be split along {self.axis_name}: {reason}; {hint}")
 
     def only_first(self) -> Axis:

@@ -150,7 +150,7 @@ def strided_slice(operation: Operation) -> Rule:
     """Return the rule of a slice along another axis, of whole blocks, or of a range with a positive stride."""
     axis, ranges = operation.only_first(), slice_ranges(operation.expression)
     if ranges is None:
-        raise operation.refused("it has a stride below 1, or bounds that are no numbers")
+        raise operation.refused("it has a stride below 1, or bounds that are not numbers")
     if axis.index not in ranges:
         return same_range(operation, axis)
     begin, end, stride = ranges[axis.index]
@@ -177,7 +177,7 @@ def strided_slice(operation: Operation) -> Rule:
 def slice_ranges(call: relax.Call) -> dict[int, tuple[int, int, int]] | None:
     """Return (begin, end, stride) by axis of a slice, clipped to the axis.
 
-    None if one of them is no number, or a stride is below 1.
+    None if one of them is not a number, or a stride is below 1.
     """
     data, *rest = call.args
     if not all(isinstance(part, relax.Tuple) for part in rest):

@@ -172,7 +172,7 @@ def _spatial(operation: Operation, layout: str, axis: Axis) -> int:
     if str(operation.expression.attrs.out_layout) != layout:
         raise operation.refused(f"it changes the layout {layout}")
     if operation.by_blocks or letter not in "DHW" or not layout.isalpha():
-        raise operation.refused(f"{letter!r} of its layout {layout} is no axis of its windows")
+        raise operation.refused(f"{letter!r} of its layout {layout} is not an axis of its windows")
     return [spatial for spatial in layout if spatial in "DHW"].index(letter)
 
 

@@ -18,7 +18,8 @@ from schedules.cpu.normalization import legalize_groups, legalize_rows
 from schedules.cpu.one_dimensional import raise_to_two_dimensions
 from schedules.cpu.softmax import legalize_softmax, schedule_columns
 from schedules.cpu.transposed import ReplaceTransposed
-from schedules.cpu.winograd import UseWinograd, schedule_winograd
+from schedules.cpu.winograd import UseWinograd
+from schedules.cpu.winograd_schedule import schedule_winograd
 from schedules.extremes import (
     BOUNDS,
     EXTREMES,

@@ -1,85 +1,33 @@
-"""Choose the convolutions over blocked channels that Winograd's method makes faster, their tiles and loop nesting.
+"""Replace the convolutions over blocked channels that Winograd's method makes faster by its kernels, written in TE.
 
 The weights are transformed here. They become 4 times (tiles of 4 x 4) or 1.78 times (2 x 2) as large as the kernel, in
-memory and in the bundle. The choice is a cost rule: the seconds of one core for products, for transforms, and for bytes
-from beyond the second-level cache. The rates were measured on one core of an x86-64 server with AVX-512 at about 220
-GFLOP/s and 15 GB/s. Only their ratios affect the choice, and those are similar on related processors.
+memory and in the bundle.
 
-Schedule Winograd convolution over blocked channels: transform tiles, multiply 16 or 36 matrices, transform back.
-
-*Grouped*: one parallel loop over groups of rows of tiles; all values between image and result stay in the second-level
-cache. *Staged*: three parallel loops, the middle one over products and channel blocks; every weight is read once.
+The blocks are ``pad -> input rows -> input -> product (the anchor) -> sums -> output rows -> output -> store``. A tile
+is ``outputs`` x ``outputs`` results of one channel block. A group is ``rows`` x ``columns`` tiles of one image, and
+holds all values between the pixels it reads and its results. A group's tiles are padded to whole register tiles.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import tvm
-from tvm import relax, s_tir, tirx
+from tvm import relax, te, tirx
 from tvm.relax.expr_functor import mutator
-from tvm.s_tir.schedule import LoopRV
 
-from schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
-from schedules.cpu.contraction import unroll_and_vectorize
-from schedules.cpu.elementwise import schedule_spatial_block
-from schedules.cpu.register_tile import RegisterTile, dividing_tile, divisors, padded_extent, slowdown
-from schedules.cpu.winograd_lowering import (
-    COLUMNS,
-    FAMILY,
-    POINT_PAIRS,
-    STAGED,
-    TAPS,
-    Winograd,
-    tile_size,
-    transformed_kernel,
-    winograd_conv2d,
-)
-from schedules.prefetch import Region, mark_for_prefetch, prefetch_weights
+from schedules.blocks import ANCHOR
+from schedules.cpu.register_tile import padded_extent
+from schedules.cpu.winograd_cost import Winograd, Workload, choose_winograd
+from schedules.cpu.winograd_matrices import TAPS, tile_size, transformed_input, transformed_kernel, transformed_output
 from schedules.relax_tools import CONV2D, FUSABLE, TraitsMutator, array_of, constant, operator_of, static_shape
 from schedules.traits import Traits
 
-# Nanoseconds of one vector multiply-add: direct convolution reaches 170 GFLOP/s, and so do the products while their
-# weights are in a near cache.
-MULTIPLY_ADD_NS = 32 / 170
-# Nanoseconds per byte from beyond the second-level cache, for weights and for values that do not stay in a group.
-BYTE_NS = 1 / 15
-# Loading a weight vector from the second-level cache takes as long as this many multiply-adds. Register tiles with
-# fewer rows wait for it.
-ROWS_FOR_A_WEIGHT = 5
-# The products of a group with more tiles than one register tile take longer by this factor. Measured at 64 channels of
-# 224 x 224 (10.8 to 8.9 ms for groups of 28 and 14) and 128 of 112 x 112 (9.0 to 7.8).
-SEVERAL_TILES = 1.2
-# Nanoseconds to transform one tile of one channel block, by outputs (2: 16 values, 4: 36 values); and to copy one pixel
-# of it.
-INPUT_TRANSFORM_NS = {2: 28.0, 4: 85.0}
-OUTPUT_TRANSFORM_NS = {2: 18.0, 4: 75.0}
-COPY_NS = 1.5
-# Size of a second-level cache. What a group needs beyond it, weights included, is read again for every group ...
-CACHE_BYTES = 2 * 1024 * 1024
-# ... and so are all values between the steps of a group, if they take more than half of the cache.
-LARGEST_GROUP_BYTES = CACHE_BYTES // 2
-# Nanoseconds to wake the threads and to wait for the last one, per parallel loop.
-PARALLEL_LOOP_NS = 4000.0
-# Direct convolution is more exact and has smaller weights, so it is kept where Winograd saves less than a tenth.
-LEAST_GAIN = 0.9
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A 3 x 3 convolution with stride and dilation 1; blocks have ``input_lanes`` and ``output_lanes`` channels."""
-
-    batch: int
-    input_blocks: int
-    output_blocks: int
-    out_height: int
-    out_width: int
-    input_lanes: int
-    output_lanes: int
-
-    @property
-    def input_channels(self) -> int:
-        return self.input_blocks * self.input_lanes
+FAMILY = "winograd"
+STAGED = "tvm_split.winograd_staged"
+"""Annotation of the anchor: 1 if its three steps are separate loops, 0 if they are one loop over groups."""
+COLUMNS = "tvm_split.winograd_columns"
+"""Annotation of the anchor: the number of adjacent tiles in a row of a group."""
 
 
 @mutator
@@ -126,159 +74,115 @@ def workload_of(call: relax.Call) -> Workload | None:
     return Workload(batch, input_blocks, output_blocks, height, width, input_lanes, output_lanes)
 
 
-def choose_winograd(workload: Workload, traits: Traits, threads: int) -> Winograd | None:
-    """The cheapest choice for ``threads`` threads, or None if direct convolution is about as fast."""
-    choices = list(_candidates(workload))
-    best = min(choices, key=lambda choice: winograd_nanoseconds(workload, choice, traits, threads))
-    limit = LEAST_GAIN * direct_nanoseconds(workload, threads)
-    return best if winograd_nanoseconds(workload, best, traits, threads) < limit else None
+def winograd_conv2d(
+    data: te.Tensor, weight: te.Tensor, padding: list[int], choice: Winograd, traits: Traits
+) -> te.Tensor:
+    """Convolve data [N, I/i, H, W, i] with a 3 x 3 kernel, stride and dilation 1; the result is [N, O/o, H', W', o].
 
-
-def direct_nanoseconds(workload: Workload, threads: int) -> float:
-    """The estimated nanoseconds of direct convolution.
-
-    Its weights come from memory once. Its image is small relative to them, or is computed on for long.
+    ``weight`` is [tile, tile, O/o, I/i, i, o], made by `transformed_kernel`; ``padding`` is top, left, bottom, right.
     """
-    pixels = workload.batch * workload.out_height * workload.out_width
-    steps = pixels * workload.input_channels * TAPS * TAPS * workload.output_blocks
-    weights = 4 * TAPS * TAPS * workload.input_channels * workload.output_blocks * workload.output_lanes
-    return (steps * MULTIPLY_ADD_NS + weights * BYTE_NS) / threads + PARALLEL_LOOP_NS
+    _, _, height, width, _ = (int(extent) for extent in data.shape)
+    out_height = height + padding[0] + padding[2] - TAPS + 1
+    out_width = width + padding[1] + padding[3] - TAPS + 1
+    across = -(-out_width // (choice.outputs * choice.columns))
+    groups = -(-out_height // (choice.outputs * choice.rows)) * across
+    padded_tiles = padded_extent(choice.rows * choice.columns, int(weight.shape[2]), traits)
+    image = _groups_of_pixels(data, padding, choice, groups, across)
+    sums = _products(_transformed_tiles(image, choice, padded_tiles), weight, choice)
+    return _stored(_results_of_tiles(sums, choice), choice, (out_height, out_width), across)
 
 
-def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, threads: int) -> float:
-    """The estimated nanoseconds of a choice, by the rates above."""
-    across = -(-workload.out_width // (choice.outputs * choice.columns))
-    groups = workload.batch * across * -(-workload.out_height // (choice.outputs * choice.rows))
-    tiles = padded_extent(choice.rows * choice.columns, workload.output_blocks, traits)
-    points = tile_size(choice.outputs) ** 2
-    weights = 4 * points * workload.input_channels * workload.output_blocks * workload.output_lanes
-    tile = dividing_tile(tiles, workload.output_blocks, traits)
-    slower = max(slowdown(tile), ROWS_FOR_A_WEIGHT / tile.rows)
-    products = points * tiles * workload.input_channels * workload.output_blocks * MULTIPLY_ADD_NS * slower
-    pixels = (choice.outputs * choice.rows + TAPS - 1) * (choice.outputs * choice.columns + TAPS - 1)
-    transforms = (
-        workload.input_blocks * (tiles * INPUT_TRANSFORM_NS[choice.outputs] + pixels * COPY_NS)
-        + workload.output_blocks * tiles * OUTPUT_TRANSFORM_NS[choice.outputs]
+def _groups_of_pixels(data: te.Tensor, padding: list[int], choice: Winograd, groups: int, across: int) -> te.Tensor:
+    """Return the pixels that each group reads, with zeros around the image; ``across`` groups are side by side."""
+    batch, channels, height, width, lanes = (int(extent) for extent in data.shape)
+    group_height, group_width = choice.outputs * choice.rows, choice.outputs * choice.columns
+
+    def pixel(n: Any, g: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+        h = g // across * group_height + y - padding[0]
+        w = g % across * group_width + x - padding[1]
+        inside = tirx.all(h >= 0, h < height, w >= 0, w < width)
+        return tirx.if_then_else(inside, data[n, c, h, w, lane], tirx.const(0, data.dtype))
+
+    shape = (batch, groups, channels, group_height + TAPS - 1, group_width + TAPS - 1, lanes)
+    return te.compute(shape, pixel, name="pad")
+
+
+def _transformed_tiles(image: te.Tensor, choice: Winograd, padded_tiles: int) -> te.Tensor:
+    """Return the transformed input of each tile: first along the tile's rows, then along its columns."""
+    batch, groups, channels, _, _, lanes = (int(extent) for extent in image.shape)
+    outputs, columns, size = choice.outputs, choice.columns, tile_size(choice.outputs)
+
+    def along_rows(n: Any, g: Any, c: Any, t: Any, i: Any, x: Any, lane: Any) -> Any:
+        # The tiles that pad a register tile repeat the last one; their products are never read.
+        t = tirx.min(t, choice.rows * columns - 1)
+        top, left = t // columns * outputs, t % columns * outputs
+        values = [image[n, g, c, top + k, left + x, lane] for k in range(size)]
+        return _one_of(i, size, lambda row: transformed_input(outputs, row, values))
+
+    shape = (batch, groups, channels, padded_tiles, size, size, lanes)
+    by_rows = te.compute(shape, along_rows, name="input_rows")
+
+    def along_columns(n: Any, g: Any, i: Any, j: Any, c: Any, t: Any, lane: Any) -> Any:
+        values = [by_rows[n, g, c, t, i, k, lane] for k in range(size)]
+        return _one_of(j, size, lambda row: transformed_input(outputs, row, values))
+
+    shape = (batch, groups, size, size, channels, padded_tiles, lanes)
+    return te.compute(shape, along_columns, name="transformed_input")
+
+
+def _products(factors: te.Tensor, weight: te.Tensor, choice: Winograd) -> te.Tensor:
+    """Return the sums over input channels of one matrix product per value of a tile."""
+    batch, groups, size, _, channels, tiles, input_lanes = (int(extent) for extent in factors.shape)
+    blocks, lanes = int(weight.shape[2]), int(weight.shape[5])
+    block = te.reduce_axis((0, channels), name="ic")
+    channel = te.reduce_axis((0, input_lanes), name="il")
+    product = te.compute(
+        (batch, groups, size, size, blocks, tiles, lanes),
+        lambda n, g, i, j, o, t, lane: te.sum(
+            factors[n, g, i, j, block, t, channel] * weight[i, j, o, block, channel, lane], axis=[block, channel]
+        ),
+        name="winograd",
+        attrs={ANCHOR: FAMILY, STAGED: int(choice.staged), COLUMNS: choice.columns},
     )
-    between = group_bytes(workload, choice, tiles)
-    if choice.staged:
-        # The values are written and read again if a core's part does not stay in its cache, or another core wrote them.
-        stays_in_cache = groups * between <= CACHE_BYTES * threads
-        beyond = 2 * between * ((threads - 1) / threads if stays_in_cache else 1.0)
-        work = groups * (products + transforms + beyond * BYTE_NS) + weights * BYTE_NS
-        return work / threads + 3 * PARALLEL_LOOP_NS
-    rounds = -(-groups // threads)
-    products *= SEVERAL_TILES if tiles > tile.rows else 1.0
-    beyond = 2 * between if between > LARGEST_GROUP_BYTES else 0
-    again = max(0, min(weights, weights + between - CACHE_BYTES))
-    work = rounds * (products + transforms + (beyond + again) * BYTE_NS) + (weights - again) * BYTE_NS
-    return work + PARALLEL_LOOP_NS
+    return te.compute(product.shape, lambda *index: product[index], name="sums")
 
 
-def group_bytes(workload: Workload, choice: Winograd, tiles: int) -> int:
-    """The bytes of the transformed input and the sums of a group of ``tiles`` tiles."""
-    values = workload.input_channels + workload.output_blocks * workload.output_lanes
-    return 4 * tile_size(choice.outputs) ** 2 * tiles * values
+def _results_of_tiles(sums: te.Tensor, choice: Winograd) -> te.Tensor:
+    """Return the results of each tile: the sums, transformed first along rows and then along columns."""
+    batch, groups, size, _, blocks, _, lanes = (int(extent) for extent in sums.shape)
+    outputs, tiles = choice.outputs, choice.rows * choice.columns
+
+    def along_rows(n: Any, g: Any, o: Any, t: Any, a: Any, j: Any, lane: Any) -> Any:
+        values = [sums[n, g, k, j, o, t, lane] for k in range(size)]
+        return _one_of(a, outputs, lambda row: transformed_output(outputs, row, values))
+
+    by_rows = te.compute((batch, groups, blocks, tiles, outputs, size, lanes), along_rows, name="output_rows")
+
+    def along_columns(n: Any, g: Any, o: Any, t: Any, a: Any, b: Any, lane: Any) -> Any:
+        values = [by_rows[n, g, o, t, a, k, lane] for k in range(size)]
+        return _one_of(b, outputs, lambda row: transformed_output(outputs, row, values))
+
+    shape = (batch, groups, blocks, tiles, outputs, outputs, lanes)
+    return te.compute(shape, along_columns, name="transformed_output")
 
 
-def _candidates(workload: Workload) -> Iterator[Winograd]:
-    for outputs in POINT_PAIRS:
-        rows, columns = (-(-extent // outputs) for extent in (workload.out_height, workload.out_width))
-        yield Winograd(outputs, rows, columns, staged=True)
-        for some_rows in divisors(rows):
-            for some_columns in divisors(columns):
-                if (some_rows, some_columns) != (rows, columns):
-                    yield Winograd(outputs, some_rows, some_columns, staged=False)
+def _stored(results: te.Tensor, choice: Winograd, extents: tuple[int, int], across: int) -> te.Tensor:
+    """Return the results in the layout of the convolution's output, of ``extents`` pixels."""
+    batch, _, blocks, _, outputs, _, lanes = (int(extent) for extent in results.shape)
+    group_height, group_width = outputs * choice.rows, outputs * choice.columns
+
+    def pixel(n: Any, o: Any, h: Any, w: Any, lane: Any) -> Any:
+        row, column = h % group_height, w % group_width
+        g = h // group_height * across + w // group_width
+        t = row // outputs * choice.columns + column // outputs
+        return results[n, g, o, t, row % outputs, column % outputs, lane]
+
+    return te.compute((batch, blocks, *extents, lanes), pixel, name="store")
 
 
-# The unrolled steps of the reduction over a block's channels.
-UNROLLED_CHANNELS = 4
-# The 16 or 36 values of a tile are in as many planes. Planes start one vector after a multiple of this. Otherwise they
-# share a few sets of the first-level cache: 64 channels of 56 x 56 take 0.53 instead of 0.47 ms.
-ALIGNED_FLOATS = 128
-PLANE_AXIS = 3
-
-
-def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
-    """Schedule the blocks that `schedules.cpu.winograd_lowering` made, with the elementwise blocks after them."""
-    schedule = new_schedule(function)
-    parts = find_parts(schedule, FAMILY)
-    if parts is None:
-        return None
-    staged = bool(parts.anchor.statement.annotations[STAGED])
-    columns = int(parts.anchor.statement.annotations[COLUMNS])
-    extents = parts.anchor.extents
-    tile = dividing_tile(extents[5], extents[4], traits)
-    sums, output_rows, output, *stores = parts.tail
-    last, *after = inline_tail(schedule, output, stores)
-    for block in after:
-        schedule_spatial_block(schedule, block, traits)
-    group = _tile_results(schedule, last, output, output_rows, columns, staged)
-    _multiply(schedule, parts.anchor, sums, tile, group)
-    _transform_input(schedule, parts, group)
-    for block in (parts.preparation[-1], sums):
-        schedule.storage_align(block.handle, 0, PLANE_AXIS, ALIGNED_FLOATS, traits.lanes)
-    return prefetch_weights(schedule.mod["main"])
-
-
-def _tile_results(
-    schedule: s_tir.Schedule, last: Block, output: Block, output_rows: Block, columns: int, staged: bool
-) -> LoopRV | None:
-    """Tile the results and transform each tile back where it is stored; return the loop over groups, None if staged."""
-    outputs, rows = output.extents[4], output.extents[3] // columns
-    n, o, h, w, lane = schedule.get_loops(last.handle)
-    g, r, a = schedule.split(h, [None, rows, outputs])
-    across, column, b = schedule.split(w, [None, columns, outputs])
-    schedule.reorder(n, g, across, o, r, column, a, b, lane)
-    shared = schedule.fuse(n, g, across, o, r) if staged else schedule.fuse(n, g, across)
-    schedule.parallel(shared)
-    for block in (output, output_rows):
-        schedule.compute_at(block.handle, column, preserve_unit_loops=True)
-        schedule.set_scope(block.handle, 0, "local")
-        unroll_and_vectorize(schedule, schedule.get_loops(block.handle)[-3:])
-    unroll_and_vectorize(schedule, [a, b, lane])
-    return None if staged else shared
-
-
-def _multiply(schedule: s_tir.Schedule, anchor: Block, sums: Block, tile: RegisterTile, group: LoopRV | None) -> None:
-    """Schedule one matrix product per plane, in register tiles; a tile's sums are accumulated in registers."""
-    if group is not None:
-        schedule.compute_at(sums.handle, group, preserve_unit_loops=True)
-    n, g, i, j, o, t, lane = schedule.get_loops(sums.handle)[-7:]
-    block_outer, block_inner = schedule.split(o, [None, tile.blocks])
-    tile_outer, tile_inner = schedule.split(t, [None, tile.rows])
-    schedule.reorder(i, j, block_outer, n, g, tile_outer, tile_inner, block_inner, lane)
-    if group is None:
-        schedule.parallel(schedule.fuse(i, j, block_outer))
-    unroll_and_vectorize(schedule, [tile_inner, block_inner, lane])
-    schedule.compute_at(anchor.handle, tile_outer, preserve_unit_loops=True)
-    schedule.set_scope(anchor.handle, 0, "local")
-    block_inner, tile_inner, lane, block, channel = schedule.get_loops(anchor.handle)[-5:]
-    schedule.reorder(block, channel, tile_inner, block_inner, lane)
-    channel, step = schedule.split(channel, [None, UNROLLED_CHANNELS])
-    schedule.unroll(step)
-    unroll_and_vectorize(schedule, [tile_inner, block_inner, lane])
-    initial = schedule.decompose_reduction(anchor.handle, block)
-    unroll_and_vectorize(schedule, schedule.get_loops(initial)[-3:])
-    # The loops over images, groups and tiles, and the four loops inside each iteration, read a tile of weights again.
-    channels = anchor.extents[7] * anchor.extents[8]
-    # Prefetching in each step of the innermost loop instead costs half of what it gains at 512 channels of 28 x 28.
-    mark_for_prefetch(schedule, schedule.get_loops(anchor.handle)[-6], Region(7, tile.blocks, channels, channels))
-
-
-def _transform_input(schedule: s_tir.Schedule, parts: Parts, group: LoopRV | None) -> None:
-    """Transform the input tile by tile, in two passes through registers, from a zero-padded copy of its pixels."""
-    pad, input_rows, factors = parts.preparation
-    if group is not None:
-        schedule.compute_at(factors.handle, group, preserve_unit_loops=True)
-    n, g, i, j, c, t, lane = schedule.get_loops(factors.handle)[-7:]
-    schedule.reorder(n, g, c, t, i, j, lane)
-    if group is None:
-        c = schedule.fuse(n, g, c)
-        schedule.parallel(c)
-    unroll_and_vectorize(schedule, [i, j, lane])
-    schedule.compute_at(input_rows.handle, t, preserve_unit_loops=True)
-    schedule.set_scope(input_rows.handle, 0, "local")
-    unroll_and_vectorize(schedule, schedule.get_loops(input_rows.handle)[-3:])
-    schedule.compute_at(pad.handle, c, preserve_unit_loops=True)
-    schedule.vectorize(schedule.get_loops(pad.handle)[-1])
+def _one_of(index: Any, count: int, expression: Callable[[int], Any]) -> Any:
+    """Select ``expression(index)`` of ``count`` cases; loops over the index are unrolled, so that one case remains."""
+    chosen = expression(count - 1)
+    for case in reversed(range(count - 1)):
+        chosen = tirx.Select(index == case, expression(case), chosen)
+    return chosen

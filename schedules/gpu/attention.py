@@ -22,11 +22,11 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from schedules.apply import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
 from schedules.gpu.attention_kernel import Operands, Read, attention
 from schedules.gpu.attention_tile import Attention, choose_attention_tile
 from schedules.gpu.tile import Gpu
 from schedules.relax_tools import ModuleMutator, broadcast_index, constant, operator_of, static_shape, widened_array_of
+from schedules.template import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
 from schedules.views import Step, element_of, view_of
 
 OPAQUE = {"op_pattern": 8, SCHEDULE_ATTRIBUTE: "attention", IS_SCHEDULED: True}

@@ -8,6 +8,11 @@
         and its lanes add the products to those of the tiles before, scaled to the row's new maximum
       every lane divides its results by the row's sum
 
+A warp has 16 rows, and thread x of it half a row: row x // 2, lane x % 2, columns in runs of 4.
+
+    column     0 1 2 3   4 5 6 7   8 9 10 11   12 13 14 15   ...
+    lane, run  0, 0      1, 0      0, 1        1, 1
+
 The matrix of scores is never in memory. Sums are rescaled when a larger score comes (Milakov, Gimelshein: Online
 normalizer calculation for softmax, 2018). The rows are divided among warps, so that warps need no data from each other
 (Dao: FlashAttention-2, 2023). It is not defined which elements of a fragment a lane holds. So results go through shared
@@ -76,6 +81,37 @@ def attention(
     return te.extern([shape], list(tensors), body, name="attention", in_buffers=in_buffers, out_buffers=[out_buffer])
 
 
+@dataclass(frozen=True)
+class _Place:
+    """A thread's row: in its block's tile, and as a query of batch ``outer``; and its ``lane`` of this row."""
+
+    outer: list[Any]
+    row: Any
+    query: Any
+    lane: Any
+
+    def column(self, run: Any, place: Any) -> Any:
+        """Return the column of an element of the thread's run number ``run``."""
+        return (run * LANES_OF_ROW + self.lane) * RUN + place
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """The buffers of the softmax.
+
+    ``products`` and ``weights``, the rounded exponentials, have a tile of rows and keys in shared memory. ``scores``
+    has a thread's part of its row, in float32. The others have one number of the row: the ``highest`` score and the
+    ``total`` of the thread's exponentials so far, and the ``factor`` for what was added up before this tile.
+    """
+
+    products: tirx.Buffer
+    weights: tirx.Buffer
+    scores: tirx.Buffer
+    highest: tirx.Buffer
+    total: tirx.Buffer
+    factor: tirx.Buffer
+
+
 class _Kernel:
     """Emits the kernel; operands and exponentials have the tile's dtype."""
 
@@ -115,14 +151,16 @@ class _Kernel:
         sizes, tile, dtype = self.sizes, self.tile, self.tile.dtype
         width, value_width = whole_fragments(sizes.width), whole_fragments(sizes.value_width)
         key_row, value_row, score_row = (extent + FRAGMENT_SHIFT for extent in (width, value_width, tile.keys))
-        thread, row, lane = y * WARP + x, y * FRAGMENT + x // LANES_OF_ROW, x % LANES_OF_ROW
+        thread, row = y * WARP + x, y * FRAGMENT + x // LANES_OF_ROW
+        place = _Place(outer, row, first + row, x % LANES_OF_ROW)
         queries = T.alloc_buffer((tile.rows * key_row,), dtype, scope="shared")
         loaded = T.alloc_buffer((tile.loaded_elements(sizes),), dtype, scope="shared")
         products = T.alloc_buffer((tile.rows, score_row), "float32", scope="shared")
         weights = T.alloc_buffer((tile.rows, score_row), dtype, scope="shared")
-        row_scores = T.alloc_buffer((tile.keys // LANES_OF_ROW,), "float32", scope="local")
+        scores = T.alloc_buffer((tile.keys // LANES_OF_ROW,), "float32", scope="local")
         sums = T.alloc_buffer((value_width // LANES_OF_ROW,), "float32", scope="local")
         highest, total, scalar, factor = (T.alloc_buffer((1,), "float32", scope="local") for _ in range(4))
+        softmax = _Softmax(products, weights, scores, highest, total, factor)
         of_keys = tile.keys // FRAGMENT
         left = _Fragments("wmma.matrix_a", dtype)
         keys, values = (_Fragments("wmma.matrix_b", dtype) for _ in range(2))
@@ -147,9 +185,7 @@ class _Kernel:
                         results.add_product(j, left, keys)
                 for j in range(of_keys):
                     results.store(j, products, y * FRAGMENT * score_row + j * FRAGMENT, score_row)
-                self._exponentials(
-                    outer, first + row, row, start, lane, products, weights, row_scores, highest, total, factor
-                )
+                self._exponentials(place, start, softmax)
                 self._load(thread, outer, self.value, tile.keys, start, sizes.keys, sizes.value_width, loaded)
                 # Take as many columns at a time as there are keys; they fit where the scores were.
                 for column in range(0, value_width, tile.keys):
@@ -165,11 +201,11 @@ class _Kernel:
                         results.store(c, products, y * FRAGMENT * score_row + c * FRAGMENT, score_row)
                     with T.unroll(fragments * FRAGMENT // LANES_OF_ROW // RUN) as run, T.vectorized(RUN) as n:
                         at = column // LANES_OF_ROW + run * RUN + n
-                        added = products[row, (run * LANES_OF_ROW + lane) * RUN + n]
+                        added = products[row, place.column(run, n)]
                         T.buffer_store(sums, sums[at] * factor[0] + added, [at])
             T.buffer_store(scalar, total[0], [0])
             _of_row(scalar, lambda a, b: a + b)
-            self._store(outer, first + row, lane, sums, scalar)
+            self._store(place, sums, scalar)
 
     def _key_tiles(self, first: Any) -> Any:
         """The number of tiles of keys for which the rows from ``first`` on have weights."""
@@ -219,64 +255,52 @@ class _Kernel:
                 with T.If(place < rows * groups), T.Then():
                     take()
 
-    def _score(self, product: Any, outer: list[Any], row: Any, key: Any) -> Any:
+    def _score(self, product: Any, place: _Place, key: Any) -> Any:
         score = product * _number(self.scale)
         if self.mask is not None:
-            inside = tirx.all(row < self.sizes.rows, key < self.sizes.keys)
-            added = self.mask((*outer, row, key)).astype("float32")
+            inside = tirx.all(place.query < self.sizes.rows, key < self.sizes.keys)
+            added = self.mask((*place.outer, place.query, key)).astype("float32")
             score = score + tirx.if_then_else(inside, added, _number(0))
         if self.sizes.keys % self.tile.keys == 0:
             return score
         return tirx.Select(key < self.sizes.keys, score, _number(float("-inf")))
 
-    def _exponentials(
-        self,
-        outer: list[Any],
-        query: Any,
-        row: Any,
-        start: Any,
-        lane: Any,
-        products: tirx.Buffer,
-        weights: tirx.Buffer,
-        row_scores: tirx.Buffer,
-        highest: tirx.Buffer,
-        total: tirx.Buffer,
-        factor: tirx.Buffer,
-    ) -> None:
-        """Compute the exponentials of a row's scores and its new maximum; ``factor`` rescales the sums so far."""
+    def _exponentials(self, place: _Place, start: Any, softmax: _Softmax) -> None:
+        """Compute the exponentials of a row's scores for keys from ``start`` on, its new maximum, total and factor."""
+        scores, highest, total, factor = softmax.scores, softmax.highest, softmax.total, softmax.factor
         runs = self.tile.keys // LANES_OF_ROW // RUN
         T.buffer_store(factor, highest[0], [0])
         with T.unroll(runs) as run:
             with T.vectorized(RUN) as n:
-                T.buffer_store(row_scores, products[row, (run * LANES_OF_ROW + lane) * RUN + n], [run * RUN + n])
+                T.buffer_store(scores, softmax.products[place.row, place.column(run, n)], [run * RUN + n])
             with T.unroll(RUN) as n:
-                key = start + (run * LANES_OF_ROW + lane) * RUN + n
-                T.buffer_store(row_scores, self._score(row_scores[run * RUN + n], outer, query, key), [run * RUN + n])
-                T.buffer_store(highest, tirx.max(highest[0], row_scores[run * RUN + n]), [0])
+                score = self._score(scores[run * RUN + n], place, start + place.column(run, n))
+                T.buffer_store(scores, score, [run * RUN + n])
+                T.buffer_store(highest, tirx.max(highest[0], scores[run * RUN + n]), [0])
         _of_row(highest, tirx.max)
         T.buffer_store(factor, tirx.exp(factor[0] - highest[0]), [0])
         T.buffer_store(total, total[0] * factor[0], [0])
         with T.unroll(runs) as run:
             with T.unroll(RUN) as n:
-                T.buffer_store(row_scores, tirx.exp(row_scores[run * RUN + n] - highest[0]), [run * RUN + n])
-                T.buffer_store(total, total[0] + row_scores[run * RUN + n], [0])
+                T.buffer_store(scores, tirx.exp(scores[run * RUN + n] - highest[0]), [run * RUN + n])
+                T.buffer_store(total, total[0] + scores[run * RUN + n], [0])
             with T.vectorized(RUN) as n:
-                rounded = row_scores[run * RUN + n].astype(self.tile.dtype)
-                T.buffer_store(weights, rounded, [row, (run * LANES_OF_ROW + lane) * RUN + n])
+                rounded = scores[run * RUN + n].astype(self.tile.dtype)
+                T.buffer_store(softmax.weights, rounded, [place.row, place.column(run, n)])
 
-    def _store(self, outer: list[Any], query: Any, lane: Any, sums: tirx.Buffer, total: tirx.Buffer) -> None:
+    def _store(self, place: _Place, sums: tirx.Buffer, total: tirx.Buffer) -> None:
         width = self.sizes.value_width
         lanes = RUN if width % RUN == 0 else 1
         with (
-            T.If(query < self.sizes.rows),
+            T.If(place.query < self.sizes.rows),
             T.Then(),
             T.unroll(-(-width // RUN // LANES_OF_ROW)) as run,
             T.unroll(RUN // lanes) as group,
         ):
-            column = (run * LANES_OF_ROW + lane) * RUN + group * lanes
+            column = place.column(run, group * lanes)
             with T.If(column < width), T.Then(), T.vectorized(lanes) if lanes > 1 else nullcontext(0) as n:
                 result = (sums[run * RUN + group * lanes + n] / total[0]).astype(str(self.output.dtype))
-                T.buffer_store(self.output, result, [*outer, query, column + n])
+                T.buffer_store(self.output, result, [*place.outer, place.query, column + n])
 
 
 class _Fragments:

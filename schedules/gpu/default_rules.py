@@ -1,4 +1,4 @@
-"""Schedule what is no product: element by element, sums of all elements, and the rest by TVM's own rules (dlight)."""
+"""Schedule all but products: element by element, sums of all elements, and the rest by TVM's own rules (dlight)."""
 
 from math import prod
 

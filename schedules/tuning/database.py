@@ -167,7 +167,7 @@ class DatabaseWriter:
         If both folders have a decision for a kernel, the faster one counts from now on.
         """
         if not (Path(other) / RECORDS).exists():
-            raise DatabaseError(f"{other} is no tuning database: it has no {RECORDS}")
+            raise DatabaseError(f"{other} is not a tuning database: it has no {RECORDS}")
         existing = set(self._records)
         incoming = [record for record in _records(Path(other)) if record not in existing]
         for record in incoming:

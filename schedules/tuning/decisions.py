@@ -13,7 +13,7 @@ from schedules.template import Choices, Space, choices_from, text_of
 # Half of a batch changes one choice of the best so far; most of a kernel's gain comes from these. A quarter combines
 # two good candidates, because choices that help separately often help together. The rest is random.
 NEIGHBOUR_SHARE = 0.5
-CROSSING_SHARE = 0.25
+CROSSOVER_SHARE = 0.25
 GOOD_ONES = 4
 RANDOM_ATTEMPTS = 64
 
@@ -75,11 +75,11 @@ def propose(space: Space, history: Mapping[str, float | None], count: int, seed:
         if len(proposed) >= neighbours:
             break
         take(choices)
-    crossings = round(count * CROSSING_SHARE) if len(good) > 1 else 0
-    for _ in range(crossings * 4):
-        if len(proposed) >= neighbours + crossings:
+    crossovers = round(count * CROSSOVER_SHARE) if len(good) > 1 else 0
+    for _ in range(crossovers * 4):
+        if len(proposed) >= neighbours + crossovers:
             break
-        take(_crossing(good, generator))
+        take(_crossover(good, generator))
     for _ in range(RANDOM_ATTEMPTS * count):
         if len(proposed) >= count:
             break
@@ -110,7 +110,7 @@ def _neighbours(space: Space, good: Sequence[Choices], generator: random.Random)
             yield {**choices, name: value}
 
 
-def _crossing(good: Sequence[Choices], generator: random.Random) -> Choices:
+def _crossover(good: Sequence[Choices], generator: random.Random) -> Choices:
     """A combination of two good candidates: each choice comes from one of them."""
     first, second = generator.sample(list(good), 2)
     return {name: generator.choice((first[name], second[name])) for name in first}

@@ -196,7 +196,7 @@ class Tuner:
     def _state(self, kernel: TunableKernel, decided: TuningDatabase) -> _State:
         space = kernel.template.space(kernel.function, self._machine)
         if space is None:
-            raise ValueError(f"{kernel.name} is no kernel of template {kernel.template.name}")
+            raise ValueError(f"{kernel.name} is not a kernel of template {kernel.template.name}")
         history = self._database.history(kernel.function, self._target)
         return _State(kernel, space, history, decided.decision(kernel.function, self._target) is not None)
 

@@ -21,7 +21,7 @@ from scripts.harness import Case, Limit, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared
 from scripts.sides import RUNS, batched, by_torch, difference, network, torch_outputs
 from tests.helpers.relay import Relay
-from tvm_split.compiler.build_cache import BlobFolder
+from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.profiling.kernels import target_code
 
 OURS, TORCH = "tvm-split", "torch"

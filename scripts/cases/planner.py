@@ -13,11 +13,11 @@ from typing import Any
 
 from scripts.harness import Case, Limit, Ratio, Setup, Side
 from scripts.processes import Checkout, Figures
-from tests.helpers.planner.many_machines import dealt_to_all, first_fit, many_machines_problem
-from tvm_split.planner.evaluate import evaluate
-from tvm_split.planner.problem import Problem
-from tvm_split.planner.problem_file import problem_to_dict
-from tvm_split.planner.step_graph import lower
+from tests.helpers.placement.many_machines import dealt_to_all, first_fit, many_machines_problem
+from tvm_split.placement.evaluate import evaluate
+from tvm_split.placement.problem import Problem
+from tvm_split.placement.read_problem import problem_to_dict
+from tvm_split.placement.step_graph import lower
 
 PLANNED, SIMPLE = "tvm-split", "the best simple way"
 MACHINES = (8, 16, 32, 64, 128, 256, 1024)

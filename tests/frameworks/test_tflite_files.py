@@ -108,7 +108,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelImportError, match="there is no file"):
         load_model(tmp_path / "none.tflite")
     (tmp_path / "other.tflite").write_bytes(b"something else")
-    with pytest.raises(ModelImportError, match=r"other\.tflite' is no TFLite file"):
+    with pytest.raises(ModelImportError, match=r"other\.tflite' is not a TFLite file"):
         load_model(tmp_path / "other.tflite")
     (tmp_path / "cut.tflite").write_bytes(network()[:200])
     with pytest.raises(ModelImportError, match=r"cut\.tflite'"):

@@ -20,9 +20,9 @@ import tvm_split
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.mutations import changed
-from tests.helpers.planner.problems import GOOD, random_problem
-from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned
-from tests.helpers.planner.steps import step
+from tests.helpers.placement.problems import GOOD, random_problem
+from tests.helpers.placement.profiles import A, B, C, chain_problem, chain_profile, planned
+from tests.helpers.placement.steps import step
 from tests.helpers.scenarios import scenario_of_problem
 from tests.helpers.trials import Trials
 from tvm_split.cluster.cluster import Cluster
@@ -31,14 +31,15 @@ from tvm_split.deployment.deployment_report import DeploymentReport, read_comput
 from tvm_split.deployment.report_values import Comparison, LinkReport, MachineReport
 from tvm_split.display.plan import plan_parts
 from tvm_split.display.view import print_parts
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.predict import Certificate, predict
-from tvm_split.planner.problem import Problem, Sharding, Stage
-from tvm_split.planner.problem_file import problem_to_dict, read_problem_file, read_solution_file, solution_to_dict
-from tvm_split.planner.profile import Corrections
-from tvm_split.planner.replan import calibrated, corrections_of
-from tvm_split.planner.search import solve
-from tvm_split.planner.step_graph import StepGraph, Transfer
+from tvm_split.placement.corrections import calibrated, corrections_of
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.predict import predict
+from tvm_split.placement.problem import Problem, Sharding, Stage
+from tvm_split.placement.profile import Corrections
+from tvm_split.placement.read_problem import problem_to_dict, read_problem_file, read_solution_file, solution_to_dict
+from tvm_split.placement.search import solve
+from tvm_split.placement.solution import Solution
+from tvm_split.placement.step_graph import StepGraph, Transfer
 from tvm_split.simulation.scenario import scenario_of_plan, with_measured_compute
 from tvm_split.simulation.simulate import simulate
 
@@ -60,7 +61,8 @@ def shared_plan() -> Plan:
             Transfer("y", "a1", (), 50.0),
         ),
     )
-    prediction = predict(chain_problem(PROFILE, "latency"), parts, Certificate(0.0, "test"), PROFILE)
+    problem = chain_problem(PROFILE, "latency")
+    prediction = predict(problem, Solution.of_graph(problem, (), parts), PROFILE)
     layers = tuple(layer for stage in plan.stages for layer in stage.layers)
     stage = Stage((A, B), layers, (0.5, 0.5), "stage", Sharding("rows", "each"))
     return dataclasses.replace(plan, stages=(stage,), prediction=prediction)

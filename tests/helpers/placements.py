@@ -10,7 +10,7 @@ from tvm.script import ir as I, relax as R
 from relay_passes import partition as passes
 from relay_passes.communication import Parts
 from tvm_split.compiler.stage import code_of
-from tvm_split.planner.problem import Stage
+from tvm_split.placement.problem import Stage
 
 LLVM = tvm.target.Target({"kind": "llvm"})
 QUICKLY = tvm.target.Target({"kind": "llvm", "opt-level": 0})

@@ -4,16 +4,16 @@ import math
 from collections.abc import Sequence
 
 from rpc_runtime.program.routes import CLIENT
-from tvm_split.planner.predict import Certificate, predict
-from tvm_split.planner.problem import Problem, Stage
-from tvm_split.planner.search.candidate import with_schedule_shares
-from tvm_split.planner.step_graph import lower
+from tvm_split.placement.predict import predict
+from tvm_split.placement.problem import Problem, Stage
+from tvm_split.placement.search.candidate import with_schedule_shares
+from tvm_split.placement.solution import solution_of
 from tvm_split.simulation.scenario import LinkTimes, MachineTimes, Scenario, StageTimes, program_of, scenario_of
 
 
 def scenario_of_problem(problem: Problem, stages: Sequence[Stage]) -> Scenario:
     """Return the scenario of stages for a planning problem, with the replicas' shares of the round-robin schedule."""
-    return scenario_of(predict(problem, lower(problem, with_schedule_shares(stages)), Certificate()))
+    return scenario_of(predict(problem, solution_of(problem, with_schedule_shares(stages))))
 
 
 def chain(

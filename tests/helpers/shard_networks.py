@@ -64,7 +64,7 @@ class Network:
 
 
 def require_same(module: tvm.IRModule, sharded: Sharded, *inputs: np.ndarray) -> None:
-    """Assert that the graph computes the same values, and that only cuts and joins have no machine."""
+    """Assert that the graph computes the same values, and that only slices and gathers have no machine."""
     relax.analysis.well_formed(sharded.module)
     for actual, expected in zip(values_of(sharded.module, *inputs), values_of(module, *inputs), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9 * abs(expected).max())

@@ -26,7 +26,7 @@ def region_of(
 
 
 def assert_all_placed(module: tvm.IRModule, sharded: Sharded) -> None:
-    """Assert that every operation in place of the region has a machine or is a cut or join; nothing else is new."""
+    """Assert that every operation in place of the region has a machine or is a slice or gather; nothing else is new."""
     before, after = (
         {binding.var.name for binding in operations_of(main_function(ir_module))}
         for ir_module in (module, sharded.module)

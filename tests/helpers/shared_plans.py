@@ -6,8 +6,8 @@ from tvm import relax
 
 from relay_passes.ir import main_function, operations_of
 from tvm_split.compiler.partition import Partition
-from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.problem import Axis, Exchange, Sharding, Stage
+from tvm_split.placement.plan import Plan, PlannedMachine
+from tvm_split.placement.problem import Axis, Exchange, Sharding, Stage
 
 MACHINES = tuple(PlannedMachine(f"machine-{letter}", {"kind": "llvm"}, 1) for letter in "abc")
 A, B, C = (machine.name for machine in MACHINES)

@@ -19,7 +19,7 @@ from relay_passes.sharding.region import Region, Sharded, part_name
 def crossing_bytes(sharded: Sharded) -> dict[tuple[str | None, str | None], int]:
     """Return the bytes per micro-batch that are sent from one machine to another; a value is sent once to each.
 
-    None as the source stands for values from before the region or from a cut, None as the destination for a join or
+    None as the source stands for values from before the region or from a slice, None as the destination for a gather or
     what follows the region.
     """
     function = main_function(sharded.module)

@@ -4,9 +4,9 @@ from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, TraceEvent
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec
 from tvm_split.deployment.run_times import MeasuredRuns, Window
-from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.prediction import LinkPrediction
-from tvm_split.planner.problem import Stage
+from tvm_split.placement.plan import Plan, PlannedMachine
+from tvm_split.placement.prediction import LinkPrediction
+from tvm_split.placement.problem import Stage
 
 MILLISECOND = 1_000_000
 A, B, C = "machine-a", "machine-b", "machine-c"

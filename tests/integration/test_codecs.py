@@ -20,7 +20,7 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ClusterError, PlanError
 from tvm_split.launchers.local import Local
-from tvm_split.planner.plan import Plan
+from tvm_split.placement.plan import Plan
 
 A, B = "left", "right"
 SLOW_BYTES_PER_SECOND = 100e6 / 8

@@ -15,7 +15,7 @@ from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.targets import host_target
 from tvm_split.compiler.verification import one_by_one, verify_bundle
 from tvm_split.launchers.local import Local
-from tvm_split.planner.plan import Plan
+from tvm_split.placement.plan import Plan
 
 INPUT = torch.randn(1, 3, 9, 9, generator=torch.Generator().manual_seed(0))
 

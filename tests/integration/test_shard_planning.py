@@ -13,9 +13,9 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.launchers.local import Local
-from tvm_split.planner.replan import Measured
-from tvm_split.planner.request import PlanRequest
-from tvm_split.planning import replan
+from tvm_split.placement.corrections import Measured
+from tvm_split.placement.request import PlanRequest
+from tvm_split.planning.replan import replan
 
 A, B, C = "machine-a", "machine-b", "machine-c"
 IMAGE = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))

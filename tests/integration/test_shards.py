@@ -17,7 +17,7 @@ from tests.models.torch_models import bert, published_models, vgg
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
 from tvm_split.launchers.local import InProcess
-from tvm_split.planner.problem import Axis, Exchange
+from tvm_split.placement.problem import Axis, Exchange
 from tvm_split.simulation.scenario import scenario_of_plan
 from tvm_split.simulation.simulate import simulate
 

@@ -7,7 +7,8 @@ from tvm import relax
 
 import schedules
 from schedules.cpu import winograd
-from schedules.cpu.winograd_lowering import Winograd, input_matrix, output_matrix, weight_matrix
+from schedules.cpu.winograd_cost import Winograd
+from schedules.cpu.winograd_matrices import input_matrix, output_matrix, weight_matrix
 from tests.helpers.schedules.convolutions import convolution, expected
 from tests.helpers.schedules.properties import TOLERANCE
 from tests.helpers.schedules.schedule_harness import HOST, assert_close, evaluate, graph_of, lower, normal, rules, run

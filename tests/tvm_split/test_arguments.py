@@ -14,9 +14,9 @@ import torch
 import tvm_split
 from tests.models.small_onnx_model import INPUT_SHAPE, small_model
 from tvm_split import values
-from tvm_split.planner.problem import Problem
-from tvm_split.planner.problem_file import problem_to_dict
-from tvm_split.planner.replan import Measured
+from tvm_split.placement.corrections import Measured
+from tvm_split.placement.problem import Problem
+from tvm_split.placement.read_problem import problem_to_dict
 
 X = torch.ones(1, 4)
 A, B = "machine-a", "machine-b"

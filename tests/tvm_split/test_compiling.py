@@ -15,8 +15,8 @@ from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.bundle import Verified
 from tvm_split.errors import CompileWarning
 from tvm_split.launchers.local import Local
-from tvm_split.planner.replan import Measured
-from tvm_split.planning import replan
+from tvm_split.placement.corrections import Measured
+from tvm_split.planning.replan import replan
 
 
 class Network(nn.Module):

@@ -6,14 +6,14 @@ import pytest
 
 from rpc_runtime.registry import PluginError
 from schedules import blocks
-from tests.helpers.planner.profiles import A, chain_problem, chain_profile
+from tests.helpers.placement.profiles import A, chain_problem, chain_profile
 from tvm_split.arguments import as_cluster
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.launcher import Launcher
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import last_line
 from tvm_split.frontends import Frontend, load_model
-from tvm_split.planner.strategy import Strategy, solve_by
+from tvm_split.placement.strategy import Strategy, solve_by
 
 FRONTEND = Frontend("idle-files", "files of nothing", f"{__name__}:nothing", suffixes=(".idle",))
 

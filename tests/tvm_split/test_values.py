@@ -47,7 +47,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
         ('{"name": "a", "wheels": [{"spokes": 9}]}', ":1: file: one wheel is none"),
         ('{"name": "a",\n "name": "b"}', "the key 'name' is there twice"),
         ('{"name": "a",\n\t"wheels": [{"spokes": 1}]}', ":2: wheels"),
-        ('{"name": "a",\n,}', ":2: this is no JSON"),
+        ('{"name": "a",\n,}', ":2: this is not valid JSON"),
         ('{"name": "a", "wheels":\n [{"spokes": 9, "load": Infinity}]}', ":2: wheels.0.load: .*finite number"),
         ('{"name": "a", "wheels": [{"spokes": 9,\n "load": 1e999}]}', ":2: wheels.0.load: .*finite number"),
         ('{"name": NaN}', ":1: name: .*finite number"),

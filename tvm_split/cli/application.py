@@ -151,10 +151,10 @@ COMMANDS = (
     Command("plan", PLAN, "Show the best split of a model over the machines."),
     Command("replan", PLAN, "Improve a plan that has run by what was measured of it.", "plan"),
     Command("simulate", PLAN, "Say what a plan would do, without machines."),
-    Command("profile", PLAN, "Time the kernels of a model here, or its pieces on a cluster.", "compile"),
+    Command("profile", PLAN, "Time the kernels of a model here, or its pieces on a cluster."),
     Command("solve", PLAN, "Plan numbers instead of a model.", "simulate"),
     Command("compile", BUILD, "Compile each stage of a plan for its machine, and check the result."),
-    Command("tune", BUILD, "Measure better choices for a model's kernels.", "compile"),
+    Command("tune", BUILD, "Measure better choices for a model's kernels."),
     Command("run", RUN, "Stream inputs through a bundle or a model.", "running"),
     Command("bench", RUN, "Measure latency and throughput beside what the plan predicts.", "running"),
     Command("deploy", RUN, "Send a bundle's files to its machines, and check that they can run it.", "running"),
@@ -169,7 +169,7 @@ COMMANDS = (
     Command("trace", MACHINES, "Record what a running deployment does."),
     Command("dashboard", MACHINES, "Show what a running deployment does, in a browser."),
     Command("report", RUN, "Show a saved trace, or write it as a page.", "dashboard"),
-    Command("cache", MACHINES, "Show or clear what is kept on this host.", "doctor"),
+    Command("cache", MACHINES, "Show or clear what is kept on this host."),
 )
 registry = Registry[Command](
     "tvm_split.commands", "command", {row.name: row for row in COMMANDS}, Command, instances=True

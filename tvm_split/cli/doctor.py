@@ -1,36 +1,25 @@
-"""``tvm-split doctor`` and ``cache``: check this installation or a cluster, and the data kept here between runs."""
-
-from __future__ import annotations
+"""``tvm-split doctor``: check this installation or a cluster."""
 
 import platform
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from packaging.requirements import Requirement
 
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import available_memory_bytes, cpu_features, own_cores, total_memory_bytes
 from rpc_runtime.option import option
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.cli import options
 from tvm_split.cli.source import MachineOptions, load_tvm
 from tvm_split.cli.status import answering
-from tvm_split.display.console import STDOUT, print_json
 from tvm_split.display.view import write
 from tvm_split.errors import ClusterError
 from tvm_split.findings import Finding, Findings, Level
 from tvm_split.progress import step_progress
-from tvm_split.units import age_text, bytes_text, count_text
-
-if TYPE_CHECKING:
-    from tvm_split.profiling.store import StoreFile
-
+from tvm_split.units import bytes_text
 
 DISTRIBUTION = "tvm-split"
 NOT_FOR_USERS = ("development", "frameworks")
@@ -238,64 +227,3 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def cache(
-    action: Annotated[Literal["show", "clear"], typer.Argument(metavar="show|clear", show_default=False)],
-    json: bool = options.JSON,
-) -> None:
-    """Show what is kept, or remove measurements and compiled stages, so that the next plan measures and compiles again.
-
-    Tuned kernels and blobs (of workers and compiled stages) are shown as well, but never removed: tuning takes hours,
-    and blobs have a limit.
-
-    Example: tvm-split cache show
-    """
-    load_tvm()
-    from tvm_split.compiler import build_cache, tuning_folder
-    from tvm_split.profiling import store
-
-    measured = store.store_files(store.default_folder())
-    other_folders = {"tuned kernels": tuning_folder.default_folder(), "workers' blobs": cache_folder("blobs")}
-    compiled = list(build_cache.default_folder().glob("*"))
-    if action == "clear":
-        for path in (*(entry.path for entry in measured), *compiled):
-            path.unlink(missing_ok=True)
-    if json:
-        print_json(
-            {
-                "action": action,
-                "measurements": [
-                    {"path": str(entry.path), **entry.subject, "measured_at": entry.measured_at} for entry in measured
-                ],
-                "compiled": len(compiled),
-                "others": {
-                    name: {"path": str(folder), "bytes": _size(folder)} for name, folder in other_folders.items()
-                },
-            }
-        )
-        return
-    done = "removed" if action == "clear" else "kept"
-    whole = bytes_text(sum(entry.size_bytes for entry in measured))
-    lines = [
-        *map(_line, measured),
-        f"measurements: {whole} {done} in {store.default_folder()}",
-        f"results of compiling: {len(compiled)} {done} in {build_cache.default_folder()}",
-        *(f"{name}: {bytes_text(_size(folder))} kept in {folder}" for name, folder in other_folders.items()),
-    ]
-    for line in lines:
-        STDOUT.print(line, markup=False, highlight=False, soft_wrap=True)  # unwrapped, so that paths can be copied
-
-
-def _line(entry: StoreFile) -> str:
-    if not entry.measured_at:
-        return f"{entry.path.name}: cannot be read, and is measured again"
-    of = f"links from {entry.subject.get('links from')}"
-    if "machine" in entry.subject:
-        of = f"{entry.subject['machine']} on {entry.subject.get('hostname')}, threads: {entry.subject.get('threads')}"
-    count, age = count_text(len(entry.measured_at), "measurement"), age_text(time.time() - min(entry.measured_at))
-    return f"{of}: {count}, up to {age} old"
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -110,7 +110,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # numpy and zipfile raise errors of many classes for damaged files
-        raise InputError(f"{path} is no .npz file of plain arrays: {error}") from error
+        raise InputError(f"{path} is not an .npz file of plain arrays: {error}") from error
 
 
 def _by_input(expected: Sequence[TensorSpec], named: Mapping[str, np.ndarray], path: Path) -> Arrays:

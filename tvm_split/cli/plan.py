@@ -17,9 +17,9 @@ from tvm_split.cli.source import AskedMachines, MachineOptions, ModelOptions, lo
 from tvm_split.deployment.deployment_report import read_measured
 from tvm_split.display.console import print_json, print_note, print_unwrapped
 from tvm_split.display.view import write
-from tvm_split.planner.problem import Problem
-from tvm_split.planner.problem_file import problem_to_dict
-from tvm_split.planner.request import SPLITTING, PlanRequest
+from tvm_split.placement.problem import Problem
+from tvm_split.placement.read_problem import problem_to_dict
+from tvm_split.placement.request import SPLITTING, PlanRequest
 
 MORE: dict[str, Any] = {"rich_help_panel": PlanRequest.PANEL}
 
@@ -120,12 +120,12 @@ def _sizes(
 ) -> Sequence[Any]:
     """Return plans for every micro-batch size in a comma-separated list, the best first."""
     load_tvm()
-    from tvm_split.planner.plan import plan_sizes
+    from tvm_split.planning.sizes import plan_sizes
 
     try:
         sizes = [int(size) for size in batches.split(",")]
     except ValueError:
-        raise WrongUseError(f"{batches!r} is no list of numbers such as 1,2,4", "--batches") from None
+        raise WrongUseError(f"{batches!r} is not a list of numbers such as 1,2,4", "--batches") from None
     results = plan_sizes(
         sizes,
         lambda size: replace(shapes, batch=size).load(source),

@@ -19,7 +19,7 @@ from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_on_machines, is_bundle, planned
 from tvm_split.display.console import print_json, print_note, transfer_progress
 from tvm_split.display.view import Table, print_parts, show
-from tvm_split.planner.request import PlanRequest
+from tvm_split.placement.request import PlanRequest
 from tvm_split.progress import step_progress
 from tvm_split.units import bytes_text, count_text
 

@@ -23,11 +23,11 @@ from tvm_split.display.view import print_parts, write
 from tvm_split.errors import PlanError
 from tvm_split.observing.trace import Trace
 from tvm_split.pictures.timeline import columns_in, drawn_timeline
-from tvm_split.planner.predict import Certificate, predict
-from tvm_split.planner.problem import DEFAULT_TIME_LIMIT_SECONDS
-from tvm_split.planner.problem_file import read_problem_file, read_solution_file, solution_to_dict
-from tvm_split.planner.search.candidate import with_schedule_shares
-from tvm_split.planner.step_graph import lower
+from tvm_split.placement.predict import predict
+from tvm_split.placement.problem import DEFAULT_TIME_LIMIT_SECONDS
+from tvm_split.placement.read_problem import read_problem_file, read_solution_file, solution_to_dict
+from tvm_split.placement.search.candidate import with_schedule_shares
+from tvm_split.placement.solution import solution_of
 from tvm_split.progress import step_progress
 from tvm_split.simulation.scenario import (
     Loss,
@@ -113,7 +113,7 @@ def _scenario(
         if measured is not None:
             raise WrongUseError("reports are of plans for a model, not for a problem", "--measured")
         read, stages = read_problem_file(problem), read_solution_file(plan)
-        expected = predict(read, lower(read, with_schedule_shares(stages)), Certificate())
+        expected = predict(read, solution_of(read, with_schedule_shares(stages)))
         return plan.name, scenario_of(expected), (expected.period_seconds, expected.latency_seconds), None
     loaded = tvm_split.Plan.load(plan)
     scenario = scenario_of_plan(loaded)

@@ -23,7 +23,7 @@ from tvm_split.cli.options import WrongUseError, flags_named
 from tvm_split.display.console import print_note
 from tvm_split.errors import ClusterError, ModelImportError, NoExamplesError, OpenAxesError
 from tvm_split.frontends import file_suffixes, is_network
-from tvm_split.planner.request import PlanRequest
+from tvm_split.placement.request import PlanRequest
 from tvm_split.progress import step_progress
 from tvm_split.reached_workers import reached_workers, require_answers
 from tvm_split.units import count_text
@@ -289,7 +289,7 @@ def _from_python(reference: str) -> tuple[Any, Any]:
     module_name, separator, name = reference.partition(":")
     if not (separator and module_name and name):
         lacking = "" if Path(reference).exists() else "there is no file or folder of that name; "
-        text = f"{reference!r} is no bundle's folder, no file that ends in {' or '.join(file_suffixes())}"
+        text = f"{reference!r} is not a bundle's folder, nor a file that ends in {' or '.join(file_suffixes())}"
         raise WrongUseError(f"{text}, and not MODULE:NAME; {lacking}give one of these", "MODEL")
     # Users expect scripts in the current folder to be found, but installed console scripts do not search it.
     folder = str(Path.cwd())
@@ -347,5 +347,5 @@ def _tensor(text: str) -> TensorSpec:
     try:
         np.dtype(dtype or "float32")
     except TypeError as error:
-        raise WrongUseError(f"{dtype!r} is no dtype of numpy", "--input-shape") from error
+        raise WrongUseError(f"{dtype!r} is not a dtype of numpy", "--input-shape") from error
     return TensorSpec("input", tuple(int(size) for size in sizes.split(",")), dtype or "float32")

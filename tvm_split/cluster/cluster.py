@@ -9,8 +9,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from rpc_runtime.hardware import HostCores, own_cores, usable_together
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.registry import PluginError
 from rpc_runtime.transports.transport import LinkSetting, memory_of
+from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.launcher import LAUNCHERS, Launcher, Started, launcher_at
 from tvm_split.cluster.machine import Link, Machine, faults
@@ -195,3 +198,34 @@ class Workers(Cluster):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def cores_by_address(cluster: Cluster) -> dict[str, HostCores]:
+    """Return the cores of machines that are on this host, without asking their workers."""
+    if cluster.launcher.on_this_host and not cluster.launcher.in_process:
+        local_names = cluster.machine_names
+    else:
+        addresses = {machine.name: machine.address for machine in cluster.machines}
+        local_names = tuple(
+            name for name, address in addresses.items() if address and Address.parse(address).is_loopback
+        )
+    return dict.fromkeys(local_names, own_cores())
+
+
+def shared_cores(cluster: Cluster, cores_of: Mapping[str, HostCores]) -> tuple[SharedCores, ...]:
+    """Return the cores that several machines, or a machine and the client, share.
+
+    Machines that the cluster's description names share the cores stated there. Other machines of one host share all
+    cores in their affinity masks, up to their quotas. Machines of an in-process cluster compute in turn already.
+    """
+    if cluster.launcher.in_process:
+        return cluster.shared_cores
+    named = {name for shared in cluster.shared_cores for name in shared.machines}
+    hosts: dict[str, dict[str, HostCores]] = {}
+    for name, cores in {**cores_of, CLIENT: own_cores()}.items():
+        if name not in named and cores.host and cores.numbers:
+            hosts.setdefault(cores.host, {})[name] = cores
+    groups = [
+        SharedCores(tuple(members), usable_together(members.values())) for members in hosts.values() if len(members) > 1
+    ]
+    return (*cluster.shared_cores, *groups)

@@ -165,7 +165,7 @@ def _read(path: Path) -> Document:
             problem = "indentation, colons, brackets or quotes are wrong here or in the line before"
         elif isinstance(error, yaml.constructor.ConstructorError):
             problem = "keys are plain text, and values are text, numbers, lists or dictionaries"
-        raise ClusterError(f"{path}{line}: this is no YAML, such as {EXAMPLES['machines']}: {problem}") from error
+        raise ClusterError(f"{path}{line}: this is not YAML, such as {EXAMPLES['machines']}: {problem}") from error
     return Document(str(path), content, ClusterError, text)
 
 
@@ -223,7 +223,7 @@ def members_of(machines: Iterable[str], groups: Mapping[str, Sequence[str]]) -> 
         for member in members:
             if member not in names and member not in groups:
                 known = short_list(sorted({*names, *groups} - {CLIENT}))
-                raise ClusterError(f"group {name!r} has {member!r}, which is no machine or group; there are {known}")
+                raise ClusterError(f"group {name!r} has {member!r}, neither a machine nor a group; there are {known}")
     resolved: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
     try:
         for name in TopologicalSorter(groups).static_order():

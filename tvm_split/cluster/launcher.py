@@ -122,7 +122,7 @@ class Launcher(ABC):
         """Ask the workers that a service lists, also where nothing can be deployed to; None if there is no service.
 
         Raises:
-            WorkerUnavailableError, DeadlineError, ProtocolError: as `find`; a worker that does not answer is no error.
+            WorkerUnavailableError, DeadlineError, ProtocolError: as `find`, but not for a worker that does not answer.
         """
         return None
 

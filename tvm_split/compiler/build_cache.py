@@ -1,11 +1,9 @@
-"""Folders of blobs; and a cache of what was compiled, under a key of all that it is compiled from.
+"""A cache of what was compiled, under a key of all that it is compiled from.
 
 The cache has a file per key, in a folder that no other user can write to; the newest are kept. A file has the result
 and names its blobs. These are in the store that this user's workers on this host use too: it has a limit, and the blobs
 used least recently are removed first. Digests are compared, so what was changed or is unfinished counts as missing.
 """
-
-from __future__ import annotations
 
 import contextlib
 import functools
@@ -20,9 +18,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
-import tvm
-
 import relay_passes
 import rpc_runtime
 import schedules
@@ -31,51 +26,10 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.files import CACHE_VARIABLE, cache_folder, reason_and_remedy, replacing
 from rpc_runtime.private_folder import private_folder
-from rpc_runtime.program.specs import BlobSpec, TensorSpec, WeightSpec
-from rpc_runtime.scratch import ScratchFolder
+from rpc_runtime.program.specs import BlobSpec
+from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.cuda_code import needs_of
-from tvm_split.errors import CacheWarning, OutputError
-
-
-class BlobFolder:
-    """A folder of blobs, each in a file named by its digest. A blob that exists is not written again."""
-
-    def __init__(self, folder: Path, owner: object = None) -> None:
-        self.folder = folder
-        # A reference keeps a temporary folder until its blobs are no longer used.
-        self._owner = owner
-
-    @classmethod
-    def temporary(cls) -> BlobFolder:
-        """Create a temporary folder, which is removed with the last object that uses it."""
-        owner = ScratchFolder("bundle")
-        return cls(owner.path, owner)
-
-    def path(self, sha256: str) -> Path:
-        return self.folder / sha256
-
-    def add(self, content: bytes) -> BlobSpec:
-        """Store a blob. Raises `OutputError` if the disk is full."""
-        digest = hashlib.sha256(content).hexdigest()
-        if not self.path(digest).exists():
-            try:
-                self.path(digest).write_bytes(content)
-            except OSError as error:
-                raise OutputError(
-                    f"{self.folder} cannot hold what is compiled: {error.strerror}; make room there, or name another "
-                    "folder for temporary files in $TMPDIR"
-                ) from error
-        return BlobSpec(digest, len(content))
-
-    def add_file(self, source: Path) -> BlobSpec:
-        """Store the content of a file. Raises `OutputError` if the disk is full."""
-        return self.add(source.read_bytes())
-
-    def add_weight(self, name: str, weight: tvm.runtime.Tensor) -> WeightSpec:
-        """Store the bytes of a tensor, so equal weights share one blob."""
-        values = weight.numpy()
-        return WeightSpec(TensorSpec(name, tuple(values.shape), str(weight.dtype)), self.add(values.tobytes()))
-
+from tvm_split.errors import CacheWarning
 
 logger = logging.getLogger(__name__)
 

@@ -30,12 +30,12 @@ from rpc_runtime.program.program import Program
 from rpc_runtime.program.specs import BlobSpec, StageSpec
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.messages import message_of, value_of
-from tvm_split.compiler.build_cache import BlobFolder
+from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.cuda_code import CudaNeeds
 from tvm_split.compiler.stage import Kernel
 from tvm_split.errors import BundleError
 from tvm_split.outputs import is_unfinished, written
-from tvm_split.planner.plan import Plan, with_machine_names
+from tvm_split.placement.plan import Plan, with_machine_names
 from tvm_split.units import Shown
 
 FORMAT = "tvm-split bundle"
@@ -180,7 +180,7 @@ class Bundle(Shown):
 
 
 _BUNDLE = TypeAdapter(Bundle)
-"""Reads and writes manifests, except ``ir``: pydantic would change names that are no valid Unicode."""
+"""Reads and writes manifests, except ``ir``: pydantic would change names that are not valid Unicode."""
 
 
 def kernels_key(stage: StageSpec) -> str:
@@ -205,7 +205,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         content = path.read_bytes()
         recorded = (folder / "manifest.sha256").read_text(errors="replace").strip()
     except OSError as error:
-        raise BundleError(f"{folder} is no bundle: cannot read {error.filename}: {error.strerror}") from error
+        raise BundleError(f"{folder} is not a bundle: cannot read {error.filename}: {error.strerror}") from error
     _require_digest(path, hashlib.sha256(content).hexdigest(), recorded, "manifest.sha256")
     try:
         manifest = json.loads(content)
@@ -244,7 +244,7 @@ def _checked_text(path: Path, digest: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise BundleError(f"{path} is no text: {error}") from error
+        raise BundleError(f"{path} is not valid UTF-8: {error}") from error
 
 
 def _check_blob(path: Path, blob: BlobSpec) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from tvm import relax
 
 from relay_passes.ir import bindings_of, used_variables
-from tvm_split.planner.problem import Precision
+from tvm_split.placement.problem import Precision
 
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 """The largest difference allowed, as a share of the largest magnitude of the reference.

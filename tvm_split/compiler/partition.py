@@ -9,19 +9,19 @@ from tvm import relax
 
 from relay_passes import communication
 from relay_passes.boundary_layouts import in_common_layouts
-from relay_passes.ir import main_function
+from relay_passes.ir import main_function, shape_of
 from relay_passes.partition import Computation, output_names, partition, verify_partition
-from relay_passes.sharding.direct_joins import range_of
+from relay_passes.sharding.direct_gathers import range_of
 from rpc_runtime.program.program import InputSlice
-from tvm_split.compiler.describe import tensor_spec
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import tvm_target
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.by_hand import why_unknown
-from tvm_split.planner.graph import LayerGraph
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Stage
+from tvm_split.placement.by_hand import why_unknown
+from tvm_split.placement.graph import LayerGraph
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.problem import Stage
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Partition:
         return list(zip(self.plan.stages, self.computations, strict=True))
 
     @property
-    def input_cuts(self) -> tuple[InputSlice, ...]:
+    def input_slices(self) -> tuple[InputSlice, ...]:
         """The slices of inputs that the client computes."""
         ranges = [(cut, range_of(cut)) for cut in self.cuts]
         return tuple(
@@ -90,6 +90,11 @@ class Partition:
     def machine_modules(self) -> dict[str, tvm.IRModule]:
         """Return the work of each machine, with receive and send."""
         return communication.machine_modules(self.parts, self.outputs, self._devices)
+
+
+def tensor_spec(name: str, tensor: relax.TensorType) -> TensorSpec:
+    """Return name, shape and dtype of a tensor type with a static shape."""
+    return TensorSpec(name, shape_of(tensor), str(tensor.dtype))
 
 
 def stages_of(model: Model, plan: Plan) -> dict[str, int]:

@@ -6,7 +6,7 @@ from typing import Any
 from relay_passes.half_operands import OTHERS, HalfOperands
 from relay_passes.ir import bindings_of, main_function, operator_name
 from tvm_split.model import Model
-from tvm_split.planner.problem import Precision
+from tvm_split.placement.problem import Precision
 from tvm_split.units import short_list
 
 
@@ -20,7 +20,7 @@ def in_precision(model: Model, precision: Precision) -> Model:
         return model
     rounding: Any = HalfOperands(precision)
     module = rounding(model.module)
-    layers = {name: model.layers[taker] for name, taker in rounding.rounded.items()}
+    layers = {name: model.layers[consumer] for name, consumer in rounding.rounded.items()}
     return replace(model, module=module, layers={**model.layers, **layers})
 
 

@@ -3,8 +3,9 @@
 `relay_passes.sharding` rewrites a sharded stage into ordinary operations of the graph, each placed on one machine. The
 operations of a machine form one stage per level. The level rises by one where a value comes from another machine: a
 stage receives all its inputs before it starts, and sends its outputs when it ends. All machines have the same levels.
+docs/inside-layers.md shows a convolution on two machines.
 
-The rewrite also adds slices of values, and *joins* (gathers and sums) of shards, which get their places here.
+The rewrite also adds slices of values, and gathers of shards, which get their places here.
 """
 
 import re
@@ -17,17 +18,17 @@ from typing import NamedTuple
 
 from tvm import relax
 
+from relay_passes.costs import size_bytes
 from relay_passes.ir import dependent_names, main_function, operations_of, returned_fields, used_variables
-from relay_passes.sharding.direct_joins import Place, range_of, with_direct_joins
+from relay_passes.sharding.direct_gathers import Place, range_of, with_direct_gathers
 from relay_passes.sharding.emit import shard
 from relay_passes.sharding.ranges import computed_shares as shares_of
 from relay_passes.sharding.region import Region, ShardError, part_name
-from tvm_split.compiler.describe import size_bytes
 from tvm_split.compiler.partition import Partition, stages_of
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Stage
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.problem import Stage
 
 
 def partition(model: Model, plan: Plan) -> Partition:
@@ -60,8 +61,8 @@ def partition(model: Model, plan: Plan) -> Partition:
     places = {name: places[name] for name in model.layers}
     of_inputs = _cuts_of_inputs(model, places, source_of)
     cuts = tuple(binding for binding in operations_of(main_function(model.module)) if binding.var.name in of_inputs)
-    model, with_joins = _placed_joins(model, plan, places, source_of, of_inputs)
-    return replace(_placed_by(model, plan, _leveled(model, plan, with_joins, source_of), inputs), cuts=cuts)
+    model, with_gathers = _placed_gathers(model, plan, places, source_of, of_inputs)
+    return replace(_placed_by(model, plan, _leveled(model, plan, with_gathers, source_of), inputs), cuts=cuts)
 
 
 def computed_shares(model: Model, stage: Stage) -> Mapping[tuple[str, str], float]:
@@ -84,7 +85,7 @@ def _naming_layers(model: Model, stage: Stage) -> Iterator[None]:
         yield
     except ShardError as error:
         message = re.sub("'([^']+)'", lambda name: repr(model.layers.get(name[1], name[1])), str(error))
-        raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be shared: {message}") from error
+        raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be sharded: {message}") from error
 
 
 def _region(model: Model, stage: Stage, names: Sequence[str]) -> Region:
@@ -92,8 +93,8 @@ def _region(model: Model, stage: Stage, names: Sequence[str]) -> Region:
     clash = next((machine for machine in stage.machines if machine not in by_ending.values()), None)
     if clash is not None:
         raise PlanError(
-            f"{stage.name} is shared by {clash!r} and {by_ending[part_name('', clash)]!r}, whose parts would have the "
-            "same names, in which - is _; rename one of the machines"
+            f"{stage.name} is sharded over {clash!r} and {by_ending[part_name('', clash)]!r}, whose shards would have "
+            "the same names, in which - is _; rename one of the machines"
         )
     order = list(model.layers)
     begin, end = order.index(names[0]), order.index(names[-1])
@@ -102,27 +103,27 @@ def _region(model: Model, stage: Stage, names: Sequence[str]) -> Region:
     if between is not None:
         before, behind = model.layers[order[order.index(between) - 1]], model.layers[names[-1]]
         raise PlanError(
-            f"{stage.name} on {', '.join(stage.machines)} cannot be shared: layer {model.layers[between]!r} is "
-            f"executed between {before!r} and {behind!r}; put it into the shard, or end the shard before it"
+            f"{stage.name} on {', '.join(stage.machines)} cannot be sharded: layer {model.layers[between]!r} is "
+            f"executed between {before!r} and {behind!r}; shard it too, or end the sharded layers before it"
         )
     return Region(tuple(names), stage.machines, stage.shares)
 
 
-def _placed_joins(
+def _placed_gathers(
     model: Model, plan: Plan, places: Mapping[str, Place], source_of: dict[str, str], of_inputs: Sequence[str]
 ) -> tuple[Model, Mapping[str, Place]]:
-    """Give every slice and join a place; add the original variable of each new one to ``source_of``.
+    """Give every slice and gather a place; add the original variable of each new one to ``source_of``.
 
-    A returned join is computed on the machine with the largest share, the first of equal ones.
+    A returned gather is computed on the machine with the largest share, the first of equal ones.
     """
     placed = {name: place for name, place in places.items() if place.machines and name not in of_inputs}
-    keepers = {}
+    holders = {}
     for name, place in places.items():
         if not place.machines:
             stage = plan.stages[place.stage]
             _, holder = max(zip(stage.shares, stage.machines, strict=True), key=itemgetter(0))
-            keepers[name] = replace(place, machines=(holder,))
-    module, all_places, new = with_direct_joins(model.module, placed, keepers, of_inputs)
+            holders[name] = replace(place, machines=(holder,))
+    module, all_places, new = with_direct_gathers(model.module, placed, holders, of_inputs)
     source_of.update({name: source_of.get(source, source) for name, source in new.items()})
     layers = {**model.layers, **{name: model.layers[source] for name, source in new.items()}}
     names = [binding.var.name for binding in operations_of(main_function(module))]
@@ -152,48 +153,50 @@ def _cuts_of_inputs(model: Model, places: Mapping[str, Place], source_of: Mappin
     ]
 
 
-class _Peers(NamedTuple):
-    """The variables that a stage's machines make of one value of the original graph, after ``crossings`` transfers.
+class _Shards(NamedTuple):
+    """The shards of one value of the original graph, after so many ``transfers`` between a stage's machines.
 
-    The shards themselves have 0 crossings; a shard with its halo, or a sum of partial sums, has more."""
+    The ranges that machines own have 0 transfers; ranges with a halo, and sums of partial sums, have more."""
 
     stage: int
     source: str
-    crossings: int
+    transfers: int
 
 
 def _leveled(
     model: Model, plan: Plan, places: Mapping[str, Place], source_of: Mapping[str, str]
 ) -> Mapping[str, Place]:
-    """Return the placements with levels: above the level of values from other machines, and equal for a value's peers.
+    """Return the placements with levels: above the level of values from other machines, and equal for a value's shards.
 
-    Peers share a level even if a machine's shard needs fewer values from others. Otherwise one machine would make in
+    Shards share a level even if one of them needs fewer values from other machines. Otherwise one machine would make in
     its next level what another machine's last level waits for, and they would compute one after the other. Operations
-    that depend on no input join the first level of their machine that has others: alone they would be no stage.
+    that depend on no input get the first level of their machine that has others: alone they would be no stage.
     """
     dependent = dependent_names(main_function(model.module))
-    peers: dict[str, _Peers] = {}
-    rises: dict[_Peers, dict[_Peers, int]] = {}
+    shards_of: dict[str, _Shards] = {}
+    operands_of: dict[_Shards, dict[_Shards, int]] = {}
+    """For each operand 1 if a machine receives a shard of it from another one, else 0."""
     for binding in operations_of(main_function(model.module)):
         name, place = binding.var.name, places[binding.var.name]
         if plan.stages[place.stage].sharding is None:
             continue
-        inside = [
-            (peers[used.name], int(places[used.name].machines != place.machines))
+        read = [
+            (shards_of[used.name], int(places[used.name].machines != place.machines))
             for used in used_variables(binding.value)
-            if used.name in peers and places[used.name].stage == place.stage
+            if used.name in shards_of and places[used.name].stage == place.stage
         ]
         source = source_of[name]
-        crossings = (rise + (of.crossings if of.source == source else 0) for of, rise in inside)
-        peers[name] = value_peers = _Peers(place.stage, source, max(crossings, default=0))
-        before = rises.setdefault(value_peers, {})
-        for operand_peers, rise in inside:
-            if operand_peers != value_peers:
-                before[operand_peers] = max(before.get(operand_peers, 0), rise)
-    levels: dict[_Peers, int] = {}
-    for group in TopologicalSorter(rises).static_order():
-        levels[group] = max((levels[earlier] + rise for earlier, rise in rises[group].items()), default=0)
-    level_of = {name: levels[group] for name, group in peers.items() if name in dependent}
+        transfers = (received + (operand.transfers if operand.source == source else 0) for operand, received in read)
+        shards_of[name] = shards = _Shards(place.stage, source, max(transfers, default=0))
+        operands = operands_of.setdefault(shards, {})
+        for operand, received in read:
+            if operand != shards:
+                operands[operand] = max(operands.get(operand, 0), received)
+    levels: dict[_Shards, int] = {}
+    for shards in TopologicalSorter(operands_of).static_order():
+        above = (levels[operand] + received for operand, received in operands_of[shards].items())
+        levels[shards] = max(above, default=0)
+    level_of = {name: levels[shards] for name, shards in shards_of.items() if name in dependent}
     first: dict[Place, int] = {}
     for name, level in level_of.items():
         first[places[name]] = min(level, first.get(places[name], level))

@@ -20,13 +20,13 @@ from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.support.cc import get_cc
 
 import schedules
+from relay_passes.costs import calls, size_bytes, tensors_in
 from relay_passes.ir import bindings_of, main_function, operator_name
 from relay_passes.kernel_sources import kernel_sources
 from relay_passes.lift_weights import lift_weights
 from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from relay_passes.pipeline import stage_phases
 from tvm_split.compiler.cuda_code import machine_code
-from tvm_split.compiler.describe import calls, size_bytes, tensors_in
 from tvm_split.compiler.targets import cpu_part, tvm_target
 from tvm_split.errors import CompileError, last_line
 from tvm_split.progress import show_part

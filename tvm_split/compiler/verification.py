@@ -34,8 +34,8 @@ from tvm_split.compiler.targets import host_target, runs_here, target_text
 from tvm_split.compiler.unusual import differs, with_unusual_values
 from tvm_split.errors import CompileWarning, VerificationError
 from tvm_split.model import Model, Reference
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.problem import Precision
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.problem import Precision
 
 
 def verify_bundle(
@@ -109,7 +109,7 @@ def _unusual(model: Model, plan: Plan, inputs: Sequence[np.ndarray]) -> _Compare
 
 
 def _warn_if_unusual_differs(model: Model, unusual: _Compared, actual: Sequence[np.ndarray]) -> None:
-    """Warn of outputs that differ from the source; it is no error, since networks may amplify such values."""
+    """Warn of outputs that differ from the source; it is not an error, since networks may amplify such values."""
     inputs, expected = unusual
     for place, tensor in enumerate(model.outputs):
         how = differs(actual[place], expected[place])

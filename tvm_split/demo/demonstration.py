@@ -18,7 +18,7 @@ from tvm_split.deployment.deployment import Deployment, deploy
 from tvm_split.errors import VerificationError
 from tvm_split.frontends import load_model
 from tvm_split.model import Model
-from tvm_split.planning import plan
+from tvm_split.planning.plan import plan
 from tvm_split.progress import StepProgress
 
 SEED = 0

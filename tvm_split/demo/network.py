@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tvm_split.planner.by_hand import Shard
+from tvm_split.placement.by_hand import Shard
 
 IMAGE_SIZE = 8
 CHANNELS = 3

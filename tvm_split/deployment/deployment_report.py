@@ -33,11 +33,11 @@ from tvm_split.deployment.report_values import (
 )
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.errors import PlanError
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.prediction import LinkPrediction, MachinePrediction
-from tvm_split.planner.problem import CoresLoad
-from tvm_split.planner.profile import Corrections
-from tvm_split.planner.replan import Measured
+from tvm_split.placement.corrections import Measured
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.prediction import LinkPrediction, MachinePrediction
+from tvm_split.placement.problem import CoresLoad
+from tvm_split.placement.profile import Corrections
 from tvm_split.units import Shown
 from tvm_split.values import read
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, computed_field
 
-from tvm_split.planner.problem import Amount
+from tvm_split.placement.problem import Amount
 from tvm_split.units import names_of, seconds_text
 
 RELEVANT_DIFFERENCE = 0.15

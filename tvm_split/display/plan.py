@@ -15,12 +15,13 @@ from tvm_split.display.cluster import transport_lines
 from tvm_split.display.performance import LATENCY, NOTHING, RATE, performance
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.model import Model
-from tvm_split.planner.baselines import one_machine_advice
-from tvm_split.planner.by_hand import sharding_words
-from tvm_split.planner.estimate import estimated_seconds
-from tvm_split.planner.plan import Plan, SizedPlan
-from tvm_split.planner.prediction import ComparedPlan, MachinePrediction, Prediction
-from tvm_split.planner.problem import objective_seconds
+from tvm_split.placement.by_hand import sharding_words
+from tvm_split.placement.estimate import estimated_seconds
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.prediction import ComparedPlan, MachinePrediction, Prediction
+from tvm_split.placement.problem import objective_seconds
+from tvm_split.planning.advice import one_machine_advice
+from tvm_split.planning.sizes import SizedPlan
 from tvm_split.units import age_text, bytes_text, count_text, gap_text, number_text, short_list
 
 PREDICTED_CAPTION = "milliseconds per micro-batch; est.: the share of computing that was not measured"

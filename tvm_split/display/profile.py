@@ -1,13 +1,14 @@
 """Show a model's profile: its kernels on one machine, or its pieces on each machine of a cluster."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.text import Text
 
 from tvm_split.display.view import Row, Table, View, as_json, view
-from tvm_split.profiling.cluster_profile import KernelProfile, MachineReport, MeasuredCluster, ModelProfile
+from tvm_split.placement.profile import ClusterProfile
+from tvm_split.profiling.cluster_profile import KernelProfile, MachineReport, ModelProfile
 from tvm_split.units import age_text, bytes_text, count_text, short_list
 
 MOST_LAYERS_SHOWN = 2
@@ -108,10 +109,18 @@ def _share_of_peak(profile: ModelProfile, operations: float, seconds: float) -> 
     return f"{share:.0%}{ABOVE_PEAK if share > 1 else ''}"
 
 
+@dataclass(frozen=True)
+class ShownProfile:
+    """The profile of a cluster, and how each machine's times were obtained."""
+
+    profile: ClusterProfile
+    reports: Sequence[MachineReport]
+
+
 @view.register
-def view_of_cluster(measured: MeasuredCluster, *, details: bool = False) -> View:
+def view_of_cluster(shown: ShownProfile, *, details: bool = False) -> View:
     """Return the measurements of each machine and link."""
-    profile = measured.profile
+    profile = shown.profile
     title = f"{profile.model}: {count_text(len(profile.pieces), 'piece')}, one micro-batch"
     numbers = ("alone, ms", "contended, ms", "GFLOP/s", "GB/s", "free")
     machines = [
@@ -124,7 +133,7 @@ def view_of_cluster(measured: MeasuredCluster, *, details: bool = False) -> View
             f"{machine.bytes_per_second / 1e9:.1f}",
             bytes_text(machine.memory_free_bytes),
         )
-        for machine, report in zip(profile.machines, measured.reports, strict=True)
+        for machine, report in zip(profile.machines, shown.reports, strict=True)
     ]
     links = [
         (
@@ -144,11 +153,11 @@ def view_of_cluster(measured: MeasuredCluster, *, details: bool = False) -> View
         ),
         *(
             f"{report.machine}: estimated where a kernel could not be timed: {problem}"
-            for report in measured.reports
+            for report in shown.reports
             for problem in report.problems
         ),
     ]
-    if any(report.cached for report in measured.reports):
+    if any(report.cached for report in shown.reports):
         lines.append("cached times are measured again with --refresh")
     return [
         Table(title, ("machine", "kernels"), numbers, machines),
@@ -158,9 +167,9 @@ def view_of_cluster(measured: MeasuredCluster, *, details: bool = False) -> View
 
 
 @as_json.register
-def cluster_as_json(measured: MeasuredCluster) -> dict[str, Any]:
+def cluster_as_json(shown: ShownProfile) -> dict[str, Any]:
     """Return the profile, and a report for each machine, as JSON values."""
-    return {**asdict(measured.profile), "reports": [asdict(report) for report in measured.reports]}
+    return {**asdict(shown.profile), "reports": [asdict(report) for report in shown.reports]}
 
 
 def _origins(report: MachineReport) -> str:

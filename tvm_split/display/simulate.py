@@ -9,7 +9,8 @@ from typing import Any
 from tvm_split.display.performance import performance
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.observing.trace import Trace
-from tvm_split.planner.problem import MachineLoad, Problem, Solution
+from tvm_split.placement.problem import MachineLoad, Problem
+from tvm_split.placement.solution import Solution
 from tvm_split.simulation.scenario import AS_PLANNED, Loss, WhatIf
 from tvm_split.simulation.simulate import Latencies, Simulation
 from tvm_split.units import bytes_text, count_text, gap_text, seconds_text, short_list

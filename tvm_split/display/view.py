@@ -17,20 +17,20 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from tvm_split.display.console import STDOUT, print_json
-from tvm_split.units import ShownFields
 
 MODULES = {
     "tvm_split.cluster": "cluster",
-    "tvm_split.planner": "plan",
-    "tvm_split.compiler": "other",
+    "tvm_split.placement": "plan",
+    "tvm_split.compiler": "bundle",
     "tvm_split.deployment": "report",
     "tvm_split.findings": "findings",
     "tvm_split.profiling": "profile",
-    "tvm_split.model": "other",
+    "tvm_split.model": "bundle",
     "tvm_split.observing": "trace",
     "tvm_split.simulation": "simulate",
-    "tvm_split.tuning": "other",
-    "tvm_split.worker_kit": "other",
+    "tvm_split.tuning": "tuning",
+    "tvm_split.units": "fields",
+    "tvm_split.worker_kit": "worker_kit",
 }
 """The package of a value's class, with the module of this package that registers its view."""
 Row = Sequence[str | Text]
@@ -75,14 +75,6 @@ def as_json(value: Any) -> Any:
     if as_json.dispatch(type(value)) is as_json.dispatch(object):
         return TypeAdapter(type(value)).dump_python(value, mode="json")
     return as_json(value)
-
-
-@view.register
-def view_of_fields(value: ShownFields, *, details: bool = False) -> View:
-    """Return a table of the fields that differ from their defaults."""
-    if not value.given:
-        return [f"{type(value).__name__}: all fields have their defaults"]
-    return [Table(type(value).__name__, ("field", "value"), (), [(n, str(v)) for n, v in value.given.items()])]
 
 
 def title_of(value: Any) -> str:

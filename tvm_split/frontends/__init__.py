@@ -188,7 +188,7 @@ def frontend_of(source: Any, example_inputs: Any = None) -> Frontend:
     shown = repr(str(source)) if isinstance(source, str | Path) else f"a {kind.__module__}.{kind.__qualname__}"
     titles = ", ".join(frontend.title for _, frontend in FRONTENDS.items())
     raise ModelImportError(
-        f"{shown} is no model that can be imported. Give one of these: {titles}; files end in "
+        f"{shown} is not a model that can be imported. Give one of these: {titles}; files end in "
         f"{', '.join(file_suffixes())}. Other files (checkpoints, TorchScript) hold no exported graph: load them in "
         "their framework and give the network"
     )
@@ -216,7 +216,8 @@ def load_model(
 
     ``example_inputs`` is a tuple of tensors or arrays, a single one, or a dict by name. ``batch`` binds an open first
     axis, ``dimensions`` binds open sizes by name, and the other open sizes come from ``example_inputs``. ``name`` is
-    the name of the Model. One network is imported at a time; other threads wait.
+    the name of the Model. One network is imported at a time; other threads wait. Not thread-safe otherwise: meanwhile
+    no other thread may call layers of the same framework, since classes of nnx and Keras are patched.
 
     Raises:
         ModelImportError: the file is unreadable, the kind of source is unknown, the framework is not installed,

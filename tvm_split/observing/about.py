@@ -13,7 +13,7 @@ from rpc_runtime.errors import ProtocolError
 from rpc_runtime.wire.messages import MAXIMUM_ABOUT_BYTES
 from rpc_runtime.wire.text import cleaned
 from tvm_split import values
-from tvm_split.planner.problem import Amount
+from tvm_split.placement.problem import Amount
 
 if TYPE_CHECKING:
     from tvm_split.compiler.bundle import Bundle

@@ -17,9 +17,9 @@ from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.outputs import written
 from tvm_split.pictures.timeline import COLOURS, NOT_IN_XML, TEXT_COLOURS
-from tvm_split.planner.by_hand import sharding_words
-from tvm_split.planner.graph import LayerGraph
-from tvm_split.planner.plan import Plan
+from tvm_split.placement.by_hand import sharding_words
+from tvm_split.placement.graph import LayerGraph
+from tvm_split.placement.plan import Plan
 from tvm_split.units import bytes_text, count_text, number_text, seconds_text
 
 MOST_NODES = 60

@@ -11,8 +11,7 @@ from typing import Any
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.execution.kernel_timer import undisturbed_seconds
 from tvm_split.arguments import BundleLike, ModelLike, as_bundle, as_model
-from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.shared_cores import shared_cores
+from tvm_split.cluster.cluster import Cluster, shared_cores
 from tvm_split.compiler.stage import Kernel
 from tvm_split.compiler.targets import runs_here
 from tvm_split.compiler.tuning_folder import open_database
@@ -20,9 +19,9 @@ from tvm_split.compiler.verification import verification_inputs
 from tvm_split.errors import ProfileError
 from tvm_split.model import Model
 from tvm_split.parameters import Count
-from tvm_split.planner.estimate import Roofline
-from tvm_split.planner.graph import piece_edges, pieces_of, pieces_of_kernels
-from tvm_split.planner.profile import ClusterProfile, MachineProfile, ModelPiece, StreamingCost
+from tvm_split.placement.estimate import Roofline
+from tvm_split.placement.graph import piece_edges, pieces_of, pieces_of_kernels
+from tvm_split.placement.profile import ClusterProfile, MachineProfile, ModelPiece, StreamingCost
 from tvm_split.profiling.kernel_timing import DEFAULT_TIMEOUT_SECONDS, time_kernels
 from tvm_split.profiling.kernels import KernelCall, TargetCode, shared_weight_bytes, target_code
 from tvm_split.profiling.link_probing import probe_links
@@ -40,7 +39,7 @@ def profile_model(
     refresh: bool = False,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     on_progress: StepProgress | None = None,
-) -> MeasuredCluster:
+) -> Measured:
     """Measure the pieces of a model on every machine, then the links, with the tensor sizes of this model's cuts.
 
     Arguments and errors are those of `time_kernels` and `probe_links`; ``database`` is the folder of tuned kernels.
@@ -52,12 +51,11 @@ def profile_model(
             "timeout_seconds": timeout_seconds,
             "on_progress": on_progress,
         }
-        measured = measured_pieces(model, workers, database, **how)
-        profile = measured.profile
+        profile, reports = measured_pieces(model, workers, database, **how)
         edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
         probe = probe_links(workers, sorted({int(edge.bytes) for edge in edges}), **how)
     machines = tuple(replace(machine, streaming=probe.streaming[machine.machine]) for machine in profile.machines)
-    return replace(measured, profile=replace(profile, machines=machines, links=probe.links))
+    return replace(profile, machines=machines, links=probe.links), reports
 
 
 @dataclass(frozen=True)
@@ -75,15 +73,11 @@ class MachineReport:
     oldest_seconds: float
 
 
-@dataclass(frozen=True)
-class MeasuredCluster:
-    """A profile, and how each machine's times were obtained."""
-
-    profile: ClusterProfile
-    reports: tuple[MachineReport, ...]
+Measured = tuple[ClusterProfile, tuple[MachineReport, ...]]
+"""A profile, and how each machine's times were obtained."""
 
 
-def measured_pieces(model: Model, cluster: Cluster, database: str | Path | None = None, **how: Any) -> MeasuredCluster:
+def measured_pieces(model: Model, cluster: Cluster, database: str | Path | None = None, **how: Any) -> Measured:
     """Measure the time of each piece on each machine, alone and under contention from others of its host.
 
     Links and transfer costs are not measured here: ``links`` is empty and ``streaming`` costs nothing. ``database`` is
@@ -121,7 +115,7 @@ def measured_pieces(model: Model, cluster: Cluster, database: str | Path | None 
             },
         ),
     )
-    return MeasuredCluster(profile, tuple(_report(machine_times) for machine_times in times))
+    return profile, tuple(_report(machine_times) for machine_times in times)
 
 
 def _calls_of_pieces(pieces: Sequence[Sequence[str]], code: TargetCode) -> list[list[KernelCall]]:

@@ -25,7 +25,7 @@ from rpc_runtime.hardware import usable_together
 from rpc_runtime.program.measurements import MAXIMUM_LIMIT_SECONDS, KernelTime, TimingEffort
 from rpc_runtime.program.specs import BlobSpec
 from tvm_split.cluster.cluster import Cluster, Workers
-from tvm_split.compiler.build_cache import BlobFolder
+from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.errors import ProfileError
 from tvm_split.profiling.kernels import TargetCode

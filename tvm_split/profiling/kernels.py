@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from tvm import relax, tirx
 
 import schedules
+from relay_passes.costs import size_bytes, tensors_in
 from relay_passes.ir import bindings_of, is_tensor_constant, main_function, operator_name, shape_of, used_variables
 from relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES
 from rpc_runtime.program.measurements import TimedKernel
@@ -19,8 +20,8 @@ from rpc_runtime.program.specs import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.blocks import without_symbol
 from schedules.tuning import TuningDatabase
-from tvm_split.compiler.build_cache import BlobFolder, keep, key_of, recall
-from tvm_split.compiler.describe import size_bytes, tensors_in
+from tvm_split.compiler.blob_folder import BlobFolder
+from tvm_split.compiler.build_cache import keep, key_of, recall
 from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
 from tvm_split.model import Model
 

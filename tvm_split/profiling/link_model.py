@@ -16,9 +16,9 @@ from relay_passes.one_at_a_time import one_at_a_time
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
-from tvm_split.compiler.build_cache import BlobFolder
+from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.stage import StageCompiler
-from tvm_split.planner.profile import StreamingCost
+from tvm_split.placement.profile import StreamingCost
 
 DISAGREEMENT = 2.0
 """Largest ratio between two undisturbed measurements of the same transfer."""

@@ -27,7 +27,7 @@ from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import DEFAULT
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.errors import CompileError, ProfileError
-from tvm_split.planner.profile import LinkProfile, Origin, StreamingCost
+from tvm_split.placement.profile import LinkProfile, Origin, StreamingCost
 from tvm_split.profiling.link_model import (
     LARGEST_BYTES,
     LEAST_LARGEST_BYTES,

@@ -18,7 +18,7 @@ from tvm_split.cluster.cluster import Workers
 from tvm_split.cluster.machine import Machine
 from tvm_split.compiler.machine_targets import require_fit
 from tvm_split.compiler.targets import require_executable
-from tvm_split.planner.profile import Bus
+from tvm_split.placement.profile import Bus
 
 
 @dataclass(frozen=True)

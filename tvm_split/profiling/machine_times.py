@@ -14,8 +14,8 @@ from rpc_runtime.program.measurements import KernelSet, KernelTime
 from rpc_runtime.program.specs import BlobSpec
 from tvm_split.compiler.targets import target_text
 from tvm_split.errors import ProfileError
-from tvm_split.planner.estimate import Roofline
-from tvm_split.planner.profile import SHORTEST_SECONDS, PieceTime
+from tvm_split.placement.estimate import Roofline
+from tvm_split.placement.profile import SHORTEST_SECONDS, PieceTime
 from tvm_split.profiling.kernels import KernelCall, TargetCode, symbol
 from tvm_split.profiling.machine_facts import MachineFacts
 from tvm_split.profiling.store import Store, entry_key

@@ -9,8 +9,8 @@ from tvm.target import Target
 
 from rpc_runtime.program.measurements import TimedKernel, TimingEffort
 from rpc_runtime.program.specs import TensorSpec
-from schedules.apply import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
 from schedules.blocks import new_schedule
+from schedules.template import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
 from schedules.traits import traits_of
 from tvm_split.compiler.stage import Kernel
 from tvm_split.compiler.targets import tvm_target

@@ -200,7 +200,7 @@ class Worker:
         self._resting = Resting(self.clock.environment)
         self.scheduler = Scheduler(self.plan, self._resting.rouse)
         self._sender = {tensor.name: stage.name for stage in self.plan.stages for tensor in stage.outputs}
-        self._taker = {tensor.name: stage.name for stage in reversed(self.plan.stages) for tensor in stage.inputs}
+        self._consumer = {tensor.name: stage.name for stage in reversed(self.plan.stages) for tensor in stage.inputs}
         self._spent = dict.fromkeys(ACTIVITIES, 0.0)
         self._doing, self._since = "wait", 0.0
 
@@ -214,7 +214,7 @@ class Worker:
         )
 
     def received(self, route: Route, sequence: int, start: float, release: Callable[[], None]) -> None:
-        stage, size_bytes = self._taker[route.tensor.name], route.tensor.size_bytes
+        stage, size_bytes = self._consumer[route.tensor.name], route.tensor.size_bytes
         self.trace.record(
             self.plan.machine, stage, sequence, RECEIVE, start, size_bytes, route.source, route.tensor.name
         )

@@ -11,8 +11,8 @@ from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec
 from rpc_runtime.transports.transport import memory_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.prediction import Prediction
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.prediction import Prediction
 from tvm_split.units import known_names
 from tvm_split.values import first_repeated
 
@@ -150,17 +150,17 @@ def program_of(
     """
     whole = list(tensors)
     for stage in stages:
-        if not any(stage in takers for *_, takers in whole):
+        if not any(stage in consumers for *_, consumers in whole):
             whole.append((f"begin of {stage}", 1, None, (stage,)))
-        if not any(stage == maker for _, _, maker, _ in whole):
+        if not any(stage == producer for _, _, producer, _ in whole):
             whole.append((f"end of {stage}", 1, stage, (None,)))
     spec = {name: TensorSpec(name, (max(round(size), 1),), "uint8") for name, size, *_ in whole}
 
     def made_by(stage: str | None) -> tuple[TensorSpec, ...]:
-        return tuple(spec[name] for name, _, maker, _ in whole if maker == stage)
+        return tuple(spec[name] for name, _, producer, _ in whole if producer == stage)
 
     def taken_by(stage: str | None) -> tuple[TensorSpec, ...]:
-        return tuple(spec[name] for name, *_, takers in whole if stage in takers)
+        return tuple(spec[name] for name, *_, consumers in whole if stage in consumers)
 
     return Program(
         inputs=made_by(None),
@@ -203,16 +203,16 @@ def scenario_of(prediction: Prediction) -> Scenario:
         values = zip(step.alone_seconds, step.compute_seconds, step.transfer_seconds, strict=True)
         for machine, seconds in zip(step.machines, values, strict=True):
             times.setdefault(machine, {})[step.name] = StageTimes(*seconds)
-    takers: dict[str, list[str | None]] = {}
+    consumers: dict[str, list[str | None]] = {}
     for transfer in prediction.transfers:
-        takers.setdefault(transfer.tensor, []).extend(transfer.targets or (None,))
+        consumers.setdefault(transfer.tensor, []).extend(transfer.targets or (None,))
     origins = {
         transfer.tensor: (transfer.bytes, None if transfer.source == CLIENT else transfer.source)
         for transfer in prediction.transfers
     }
     program = program_of(
         {step.name: (step.machines, schedule_by_share(step.shares)) for step in prediction.steps},
-        ((tensor, size, source, takers[tensor]) for tensor, (size, source) in origins.items()),
+        ((tensor, size, source, consumers[tensor]) for tensor, (size, source) in origins.items()),
     )
     cores = {machine.machine: machine.cores for machine in prediction.machines}
     return Scenario(
@@ -227,7 +227,7 @@ def scenario_of(prediction: Prediction) -> Scenario:
 def _links(prediction: Prediction, routes: Iterable[Route]) -> dict[tuple[str, str], LinkTimes]:
     sizes = {transfer.tensor: transfer.bytes for transfer in prediction.transfers}
     predicted = {(link.source, link.destination): link for link in prediction.links}
-    crossing: dict[tuple[str, str], dict[str, float]] = {}
+    sent: dict[tuple[str, str], dict[str, float]] = {}
     averages: dict[tuple[str, str], float] = {}
     for route in routes:
         ends, size = (route.source, route.destination), sizes.get(route.tensor.name)
@@ -235,10 +235,10 @@ def _links(prediction: Prediction, routes: Iterable[Route]) -> dict[tuple[str, s
             continue
         if ends not in predicted:
             raise PlanError(f"nothing is predicted of the link from {ends[0]} to {ends[1]}; make the plan anew")
-        crossing.setdefault(ends, {})[route.tensor.name] = size
+        sent.setdefault(ends, {})[route.tensor.name] = size
         averages[ends] = averages.get(ends, 0.0) + size * route.when.share
     links = {}
-    for ends, tensors in crossing.items():
+    for ends, tensors in sent.items():
         link, average = predicted[ends], averages[ends]
         wires = {name: link.stream_seconds * size / average if average else 0.0 for name, size in tensors.items()}
         latency = max(0.0, link.seconds - math.fsum(wires.values()))

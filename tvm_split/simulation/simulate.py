@@ -18,7 +18,7 @@ from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from tvm_split.errors import PlanError, required
 from tvm_split.observing.trace import Trace, trace_of
 from tvm_split.parameters import Count, Natural
-from tvm_split.planner.plan import Plan
+from tvm_split.placement.plan import Plan
 from tvm_split.progress import StepProgress
 from tvm_split.simulation.actors import ACTIVITIES, Client, Clock, Link, Records, Worker
 from tvm_split.simulation.processors import Processors

@@ -16,7 +16,7 @@ from tvm.target import Target
 
 import tvm_split
 from rpc_runtime.execution.cuda_code import find_nvcc
-from tvm_split.planner.problem import Precision
+from tvm_split.placement.problem import Precision
 
 MOST_THREADS = 1024
 MOST_STATIC_SHARED_BYTES = 48 * 1024

@@ -65,7 +65,7 @@ def test_more_machines_than_channels_groups_or_heads_are_refused() -> None:
     text = refused(network, network.convolution(network.input, 2, 1), shares)
     assert text == (
         "'layer' (relax.nn.conv2d) has 2 output channels, too few for 3 machines with shares 0.5 / 0.3 / 0.2: "
-        "take fewer, or leave it out of the shard"
+        "take fewer, or leave it out of the sharded layers"
     )
     network = Network((1, 4, 4, 4))
     assert "has 2 groups of channels" in refused(network, network.convolution(network.input, 8, 1, groups=2), shares)

@@ -109,7 +109,7 @@ def test_what_windows_cannot_do_is_refused() -> None:
     )
     assert "in the mode 'reflect'" in refusal(lambda x: op.nn.pad(x, [0, 0, 0, 0, 1, 1, 0, 0], "reflect"))
     message = refusal(lambda x: op.nn.conv2d(x, weights(2, 8, 1, 1), data_layout="NHWC"), "columns")
-    assert "'C' of its layout NHWC is no axis of its windows" in message
+    assert "'C' of its layout NHWC is not an axis of its windows" in message
 
 
 @pytest.mark.parametrize("axis", INDICES)
@@ -162,7 +162,7 @@ def test_what_computes_over_the_axis_is_refused() -> None:
     assert "only a mean of all pixels" in refusal(lambda x: op.nn.adaptive_avg_pool2d(x, 3))
     message = refusal(lambda x: op.nn.batch_norm(x, *[weights(2)] * 4, 1, training=True), "batch")
     assert "statistics of the batch" in message
-    assert "no rule is known for this operator; end the shard before it" in refusal(lambda x: op.sort(x, 1))
+    assert "no rule is known for this operator; end the sharded layers before it" in refusal(lambda x: op.sort(x, 1))
 
 
 COORDINATES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")

@@ -89,7 +89,7 @@ def test_merging(tmp_path):
 
 
 def test_merging_what_is_no_database(tmp_path):
-    with DatabaseWriter(tmp_path / "mine") as writer, pytest.raises(DatabaseError, match="no tuning database"):
+    with DatabaseWriter(tmp_path / "mine") as writer, pytest.raises(DatabaseError, match="not a tuning database"):
         writer.merge(tmp_path / "nothing")
 
 

@@ -129,7 +129,7 @@ def test_threads_that_the_bundle_is_not_compiled_for_are_mentioned(invoke, bundl
 
 def test_other_wrong_use(invoke, bundle, tmp_path):
     assert "without a bundle" in invoke("run", tmp_path, code=2).stderr
-    assert "'nope' is no bundle's folder" in invoke("run", "nope", code=2).stderr
+    assert "'nope' is not a bundle's folder" in invoke("run", "nope", code=2).stderr
     assert "missing.npz" in invoke("run", "damaged", "--inputs", tmp_path / "missing.npz", code=2).stderr
     assert "planned and compiled already" in invoke("run", bundle, "--stages", "2", code=2).stderr
     assert "machine-b" in invoke("run", bundle, "--workers", "1", code=2).stderr

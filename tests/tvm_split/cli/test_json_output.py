@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers.frontends.onnx_cases import node_model
-from tests.helpers.planner.bench_reports import report_of
-from tests.helpers.planner.problems import GOOD
+from tests.helpers.placement.bench_reports import report_of
+from tests.helpers.placement.problems import GOOD
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tvm_split.cli.application import app, loaded, registry
 from tvm_split.ssh.ssh_worker import SSH_VARIABLE

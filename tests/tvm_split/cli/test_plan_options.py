@@ -5,10 +5,10 @@ import json
 import onnx
 import pytest
 
-from tests.helpers.planner.bench_reports import report_of
+from tests.helpers.placement.bench_reports import report_of
 from tests.models.small_onnx_model import small_model
-from tvm_split.planner.plan import Plan
-from tvm_split.planner.request import PlanRequest
+from tvm_split.placement.plan import Plan
+from tvm_split.placement.request import PlanRequest
 
 A, B = "machine-a", "machine-b"
 ROWS = f"conv_1..conv_2:rows:{A}=0.5,{B}=0.5"
@@ -120,7 +120,7 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
         (["--pin", "conv_1"], "--pin: 'conv_1' is not LAYER=MACHINE"),
         (["--maximum-machines", "0"], "--maximum-machines"),
         (["--refresh"], "--estimate, --refresh: an estimate measures nothing"),
-        (["--batches", "1,two"], "--batches: '1,two' is no list of numbers"),
+        (["--batches", "1,two"], "--batches: '1,two' is not a list of numbers"),
         (["--batches", "2,2"], "different whole numbers"),
         (["--batches", "1,2", "--batch", "2"], "--batch, --batches"),
         (["--batches", "1,2", "--write-problem", "p.json"], "--batches, --write-problem"),

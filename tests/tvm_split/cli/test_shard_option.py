@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tvm_split.errors import PlanError
-from tvm_split.planner.by_hand import Shard
+from tvm_split.placement.by_hand import Shard
 
 A, B = "machine-a", "machine-b"
 HALVES = {A: 0.5, B: 0.5}

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.helpers.planner.bench_reports import report_of
-from tests.helpers.planner.problems import GOOD
-from tests.helpers.planner.profiles import A, B, chain_profile, planned
+from tests.helpers.placement.bench_reports import report_of
+from tests.helpers.placement.problems import GOOD
+from tests.helpers.placement.profiles import A, B, chain_profile, planned
 
 
 @pytest.fixture
@@ -157,9 +157,9 @@ def test_a_wrong_file_is_wrong_use_and_names_the_line(invoke, problem_path):
     assert f"{problem_path}:6: " in invoke("solve", problem_path, code=2).stderr
 
 
-def test_a_circle_of_edges_is_wrong_use(invoke, problem_path):
+def test_a_cycle_of_edges_is_wrong_use(invoke, problem_path):
     back = ',\n              {"from": "layer-1", "to": "layer-0", "bytes": 1}]}'
     problem_path.write_text(GOOD.replace("]}\n", back))
     error = invoke("solve", problem_path, code=2).stderr
     assert str(problem_path) in error
-    assert "circle" in error
+    assert "cycle" in error

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.planner.bench_reports import report_of
-from tests.helpers.planner.problems import GOOD
+from tests.helpers.placement.bench_reports import report_of
+from tests.helpers.placement.problems import GOOD
 
 WIDTH = 80
 OTHER_WORDS = {

@@ -111,7 +111,7 @@ def test_dead_workers_are_told_before_the_model_is_read(invoke, tmp_path, comman
 @pytest.mark.parametrize("command", ["run", "bench", "deploy"])
 @pytest.mark.parametrize("renaming", [[], ["--rename", "box=desk"]])
 def test_dead_workers_are_told_before_a_bundle_is_read(invoke, tmp_path, command, renaming):
-    """A manifest that names machines is no bundle yet; workers of other machines are not asked."""
+    """A manifest that names machines is not a bundle yet; workers of other machines are not asked."""
     (tmp_path / "token").write_text(TOKEN)
     stages = {"program": {"stages": [{"machine": "box"}]}}
     (tmp_path / "manifest.json").write_text(json.dumps(stages))

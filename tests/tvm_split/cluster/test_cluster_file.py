@@ -183,7 +183,7 @@ def test_of_hundreds_of_machines_a_few_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "line", "message"),
     [
-        ("lab: [desk, box]", "lab: [desk, bax]", 5, "group 'lab' has 'bax', which is no machine or group; there are"),
+        ("lab: [desk, box]", "lab: [desk, bax]", 5, "group 'lab' has 'bax', neither a machine nor a group; there are"),
         ("lab: [desk, box]", "lab: [desk, campus]", 5, "is in itself, by "),
         ("lab: [desk", "edge: [desk", 5, "group 'edge' has the name of a machine"),
         ("to: campus", "to: campus}\n  - {from: campus, to: campus", 10, "second link from 'desk' to 'box'"),
@@ -230,7 +230,7 @@ LIBRARY_WORDS = ("valid", "Input", "List", "item", "convert", "string", "<", "to
         ("ssh: {to: b, arguments: [--x]}", "machines.0.ssh", "a worker's options: unrecognized arguments: --x"),
         ("a: &a [*a", "", "indentation, colons, brackets or quotes are wrong here or in the line before"),
         ("? [a]\n: b", "", "keys are plain text"),
-        ("a: 2001-99-99", "", "this is no YAML, such as machines: [{name: desk, "),
+        ("a: 2001-99-99", "", "this is not YAML, such as machines: [{name: desk, "),
     ],
 )
 def test_a_wrong_value_is_explained_by_an_example(

@@ -15,10 +15,10 @@ from rpc_runtime.program.specs import TensorSpec
 from schedules import machine_of
 from schedules.template import text_of
 from schedules.tuning import DatabaseWriter
-from tvm_split.compiler.build_cache import BlobFolder
+from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.targets import host_target, tvm_target
 from tvm_split.errors import CacheWarning
-from tvm_split.planner.plan import PlannedCodec
+from tvm_split.placement.plan import PlannedCodec
 from tvm_split.profiling.kernels import target_code
 from tvm_split.tuning import kernels_to_tune
 

@@ -12,7 +12,7 @@ from tests.models.small_onnx_model import INPUT_SHAPE, small_model
 from tvm_split.compiler.bundle import Verified
 from tvm_split.compiler.precision import in_precision
 from tvm_split.errors import PlanError
-from tvm_split.planner.plan import Plan
+from tvm_split.placement.plan import Plan
 
 SPLIT = {"machine-a": ["conv_1", "relu_1"], "machine-b": ["conv_2"]}
 LARGEST_ERROR = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 3e-2}

@@ -13,7 +13,7 @@ from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import partition
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.problem import Stage
+from tvm_split.placement.problem import Stage
 
 
 def model_of(write: Callable[..., Sequence[relax.Var]], layers: Mapping[str, str] | None = None) -> Model:
@@ -123,9 +123,7 @@ def test_stages_by_machine_and_level(write: Callable[..., list[relax.Var]], expe
 def test_each_machine_gets_its_rows_of_the_input_and_those_beside() -> None:
     first = shared("rows", "conv1", "relu", shares={A: 0.375, B: 0.625})
     cut = partition(model_of(chain), planned(first, whole(B, "conv2", "last")))
-    assert [
-        (input_cut.tensor.shape, input_cut.input, input_cut.axis, input_cut.begin) for input_cut in cut.input_cuts
-    ] == [
+    assert [(part.tensor.shape, part.input, part.axis, part.begin) for part in cut.input_slices] == [
         ((1, 4, 4, 8), "x", 2, 0),
         ((1, 4, 6, 8), "x", 2, 2),
     ]
@@ -149,7 +147,7 @@ def test_each_machine_gets_its_rows_of_the_input_and_those_beside() -> None:
     ],
 )
 def test_what_cannot_be_shared_says_what_to_do(stage: Stage, message: str) -> None:
-    with pytest.raises(PlanError, match=rf"^stage_0 on machine-a, machine-b cannot be shared: .*{message}"):
+    with pytest.raises(PlanError, match=rf"^stage_0 on machine-a, machine-b cannot be sharded: .*{message}"):
         partition(model_of(chain), planned(stage))
 
 
@@ -191,14 +189,12 @@ def test_layers_that_are_executed_in_turns_are_refused_by_name() -> None:
         return [emit(op.exp(first), "second"), between]
 
     model = model_of(turns, {"first": "block", "second": "block"})
-    with pytest.raises(
-        PlanError, match=r"layer 'other' is executed between 'block' and 'block'; put it into the shard"
-    ):
+    with pytest.raises(PlanError, match=r"layer 'other' is executed between 'block' and 'block'; shard it too"):
         partition(model, planned(shared("rows", "block"), whole(C, "other")))
     parted(model, shared("rows", "block", "other"))
 
 
 def test_machines_whose_parts_would_have_the_same_names_are_refused() -> None:
     plan = planned(shared("rows", "conv1", "relu", "conv2", "last", shares={A: 0.5, "machine_a": 0.5}))
-    with pytest.raises(PlanError, match=r"stage_0 is shared by 'machine-a' and 'machine_a', .* rename one"):
+    with pytest.raises(PlanError, match=r"stage_0 is sharded over 'machine-a' and 'machine_a', .* rename one"):
         partition(model_of(chain), plan)

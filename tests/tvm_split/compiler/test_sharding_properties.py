@@ -15,7 +15,7 @@ from tests.helpers.shared_plans import A, B, C, planned, require_consistent, sha
 from tvm_split.compiler.sharding import partition
 from tvm_split.errors import PlanError
 from tvm_split.model import Model
-from tvm_split.planner.problem import Stage
+from tvm_split.placement.problem import Stage
 
 IMAGE = (1, 4, 12, 12)
 STEPS = ("convolution", "relu", "pool", "residual")

@@ -12,11 +12,11 @@ from torch import nn
 from tvm import relax, tirx
 
 import tvm_split
+from relay_passes.costs import calls
 from relay_passes.ir import new_function
 from tests.helpers.full_disk import full_disk
 from tests.models import torch_models
 from tests.models.unet import unet
-from tvm_split.compiler.describe import calls
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import host_target

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tvm_split
-from tests.helpers.planner.predictions import machine_prediction, prediction
+from tests.helpers.placement.predictions import machine_prediction, prediction
 from tests.models.small_onnx_model import INPUT_SHAPE, small_model
 
 A, B = "machine-a", "machine-b"

@@ -14,7 +14,7 @@ import torch
 
 import tvm_split
 from rpc_runtime.client.worker_client import describe
-from tests.helpers.planner.predictions import machine_prediction, prediction
+from tests.helpers.placement.predictions import machine_prediction, prediction
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine

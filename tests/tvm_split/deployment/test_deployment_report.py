@@ -9,14 +9,14 @@ import pytest
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.specs import StageSpec
 from tests.helpers.mutations import WRONG_FILES
-from tests.helpers.planner.predictions import machine_prediction, prediction
+from tests.helpers.placement.predictions import machine_prediction, prediction
 from tests.helpers.traces import CHAIN, LINKS, MILLISECOND, A, B, C, events_of, plan_for, stage, streamed, tensor
 from tvm_split.deployment.deployment_report import DeploymentReport, read_computing, read_measured, report_of
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.errors import PlanError
-from tvm_split.planner.prediction import LinkPrediction
-from tvm_split.planner.problem import CoresLoad
-from tvm_split.planner.profile import Corrections
+from tvm_split.placement.prediction import LinkPrediction
+from tvm_split.placement.problem import CoresLoad
+from tvm_split.placement.profile import Corrections
 
 SLOW = dataclasses.replace(streamed(), streams=(Window(0, 240 * MILLISECOND, 20),))
 """A result every 12 ms; 10 ms are predicted."""

@@ -8,11 +8,11 @@ import time
 import pytest
 from rich.console import Console
 
-from tests.helpers.planner.predictions import machine_prediction, prediction
+from tests.helpers.placement.predictions import machine_prediction, prediction
 from tvm_split.display.plan import plan_parts, prediction_as_json
 from tvm_split.display.view import print_parts
-from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.problem import Stage
+from tvm_split.placement.plan import Plan, PlannedMachine
+from tvm_split.placement.problem import Stage
 
 A, B = "machine-a", "machine-b"
 LONG = "features.denseblock1.denselayer1.conv1"

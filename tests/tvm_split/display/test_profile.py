@@ -7,7 +7,7 @@ import pytest
 from tvm_split.compiler.stage import Kernel
 from tvm_split.display.profile import ABOVE_PEAK
 from tvm_split.display.view import Table, as_json, view
-from tvm_split.planner.estimate import Roofline
+from tvm_split.placement.estimate import Roofline
 from tvm_split.profiling.cluster_profile import KernelProfile, ModelProfile
 
 KERNELS = tuple(

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from rpc_runtime.program.events import StageStatistics
-from tests.helpers.planner.predictions import machine_prediction, prediction
+from tests.helpers.placement.predictions import machine_prediction, prediction
 from tests.helpers.traces import CHAIN, A, B, events_of, plan_for, streamed
 from tvm_split.deployment.deployment_report import report_of
 from tvm_split.display.report import statistics_table

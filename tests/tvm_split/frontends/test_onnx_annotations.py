@@ -18,7 +18,7 @@ from tvm_split.frontends.onnx.annotations import (
     split_from_annotations,
     write_annotations,
 )
-from tvm_split.planner.plan import Plan
+from tvm_split.placement.plan import Plan
 
 A, B = "machine-a", "machine-b"
 SPLIT = {A: ["conv_1", "relu_1"], B: ["conv_2", "flatten", "dense"]}

@@ -184,7 +184,7 @@ def test_inputs_that_are_no_tensors_are_refused() -> None:
     place = onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, [])
     result = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [2])
     model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", [sequence, place], [result]), ir_version=10)
-    with pytest.raises(ModelImportError, match=r"input 's' is no tensor but of type sequence"):
+    with pytest.raises(ModelImportError, match=r"input 's' is not a tensor but of type sequence"):
         load_model(model)
     strings = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.STRING, [2])
     same = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.STRING, [2])

@@ -10,12 +10,12 @@ import torch
 
 import tvm_split
 from tests.helpers.frontends.onnx_cases import node_model
-from tests.helpers.planner.predictions import machine_prediction, prediction
+from tests.helpers.placement.predictions import machine_prediction, prediction
 from tests.models.small_onnx_model import small_model
 from tvm_split.errors import PlanError
 from tvm_split.pictures.plan_picture import MOST_NODES, PictureGraph, draw_plan, picture_graph
 from tvm_split.pictures.timeline import COLOURS
-from tvm_split.planner.problem import Sharding
+from tvm_split.placement.problem import Sharding
 
 SVG = "{http://www.w3.org/2000/svg}"
 A, B = "machine-a", "machine-b"

@@ -15,8 +15,9 @@ from tests.helpers.scripted_kernels import Noise, ScriptedKernels
 from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.launchers.local import InProcess
+from tvm_split.placement.profile import ClusterProfile
 from tvm_split.profiling import kernel_timing
-from tvm_split.profiling.cluster_profile import MeasuredCluster, measured_pieces
+from tvm_split.profiling.cluster_profile import MachineReport, measured_pieces
 
 pytestmark = pytest.mark.usefixtures("busy_machine")
 
@@ -45,12 +46,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(model: tvm_split.Model, workers: Cluster, cache: Path) -> MeasuredCluster:
+def measured(model: tvm_split.Model, workers: Cluster, cache: Path) -> tuple[ClusterProfile, tuple[MachineReport, ...]]:
     return measured_pieces(model, workers, cache_folder=cache)
 
 
-def test_every_piece_on_every_machine(model: tvm_split.Model, measured: MeasuredCluster) -> None:
-    profile = measured.profile
+def test_every_piece_on_every_machine(model: tvm_split.Model, measured: object) -> None:
+    profile, _ = measured
     graph = model.graph
     assert {layer for piece in profile.pieces for layer in piece.layers} == set(graph.layers) - graph.independent
     assert [machine.machine for machine in profile.machines] == ["machine-a", "machine-b"]
@@ -72,28 +73,28 @@ def test_of_equal_machines_the_first_and_the_last_are_timed(model: tvm_split.Mod
     steps: list[str] = []
     names = [f"machine-{letter}" for letter in "abcde"]
     with Cluster.local(5) as cluster:
-        result = measured_pieces(
+        profile, _ = measured_pieces(
             model,
             cluster,
             cache_folder=tmp_path,
             on_progress=lambda what, done, total: steps.append(what),
         )
         timed = {name for name in names for what in steps if what.startswith("timing") and f"on {name}" in what}
-        again = measured_pieces(model, cluster, cache_folder=tmp_path)
-    machines = {machine.machine: machine for machine in result.profile.machines}
+        _, again = measured_pieces(model, cluster, cache_folder=tmp_path)
+    machines = {machine.machine: machine for machine in profile.machines}
     assert timed >= {"machine-a", "machine-e"}
     assert machines["machine-b"].pieces == machines["machine-d"].pieces
-    if not result.profile.doubts:
-        assert len({report.cached for report in again.reports}) == 1
+    if not profile.doubts:
+        assert len({report.cached for report in again}) == 1
     together = {what for what in steps if what.endswith("at the same time")}
     cores = hardware.own_cores().count
     assert all(what.count("machine-") == min(5, max(2, cores)) for what in together)
 
 
-def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: MeasuredCluster) -> None:
+def test_equal_kernels_of_another_model_are_known(workers: Cluster, cache: Path, measured: object) -> None:
     wider = small_network(classes=11)
-    result = measured_pieces(wider, workers, cache_folder=cache)
-    assert all(report.measured == 1 and report.cached > 3 for report in result.reports)
+    _, reports = measured_pieces(wider, workers, cache_folder=cache)
+    assert all(report.measured == 1 and report.cached > 3 for report in reports)
 
 
 def test_what_cannot_be_timed_is_estimated(tmp_path: Path) -> None:
@@ -103,11 +104,11 @@ def test_what_cannot_be_timed_is_estimated(tmp_path: Path) -> None:
 
     numbers = torch.ones(4, 6, dtype=torch.int64)
     model = tvm_split.load_model(Divides().eval(), (numbers, numbers))
-    result = measured_pieces(model, Cluster.in_process(1, threads=1), cache_folder=tmp_path)
-    (machine,) = result.profile.machines
+    profile, reports = measured_pieces(model, Cluster.in_process(1, threads=1), cache_folder=tmp_path)
+    (machine,) = profile.machines
     assert "estimated" in {piece.origin for piece in machine.pieces.values()}
     assert all(piece.seconds > 0 for piece in machine.pieces.values())
-    assert result.reports[0].estimated > 0
+    assert reports[0].estimated > 0
     assert all(piece.seconds == piece.contended_seconds for piece in machine.pieces.values())  # nothing runs beside it
 
 
@@ -149,21 +150,21 @@ def test_what_is_kept_is_used_unless_one_kernel_is_faster_or_surely_slower(
     model: tvm_split.Model, tmp_path: Path, noise: Noise, later: list[float], is_measured_again: bool
 ) -> None:
     cluster = Cluster.in_process(1, threads=1)
-    first = measured_pieces(model, cluster, cache_folder=tmp_path).reports[0]
+    _, (first, *_) = measured_pieces(model, cluster, cache_folder=tmp_path)
     noise.change(later)
-    again = measured_pieces(model, cluster, cache_folder=tmp_path).reports[0]
+    _, (again, *_) = measured_pieces(model, cluster, cache_folder=tmp_path)
     assert (again.measured, again.cached) == ((first.measured, 0) if is_measured_again else (0, first.measured))
 
 
 def test_what_no_round_confirms_is_a_doubt_and_not_kept(model: tvm_split.Model, tmp_path: Path, noise: Noise) -> None:
     cluster = Cluster.in_process(1, threads=1)
     noise.change([1.0 + number for number in range(20)])
-    result = measured_pieces(model, cluster, cache_folder=tmp_path)
-    assert "machine-a" in result.profile.doubts[0]
+    profile, _ = measured_pieces(model, cluster, cache_folder=tmp_path)
+    assert "machine-a" in profile.doubts[0]
     noise.change([1.0])
-    again = measured_pieces(model, cluster, cache_folder=tmp_path)
-    assert again.reports[0].cached == 0
-    assert again.profile.doubts == ()
+    profile, reports = measured_pieces(model, cluster, cache_folder=tmp_path)
+    assert reports[0].cached == 0
+    assert profile.doubts == ()
 
 
 def test_a_kept_time_gives_way_to_a_faster_one_and_to_a_confirmed_slower_one(
@@ -175,7 +176,7 @@ def test_a_kept_time_gives_way_to_a_faster_one_and_to_a_confirmed_slower_one(
         noise.change(script)
         measured_pieces(model, cluster, cache_folder=tmp_path, refresh=True)
         noise.change([1.0])
-        (machine,) = measured_pieces(model, cluster, cache_folder=tmp_path).profile.machines
+        (machine,) = measured_pieces(model, cluster, cache_folder=tmp_path)[0].machines
         return sum(piece.seconds for piece in machine.pieces.values())
 
     first = kept_seconds([1.0])

@@ -24,7 +24,7 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ProfileError
-from tvm_split.planner.profile import LinkProfile, StreamingCost
+from tvm_split.placement.profile import LinkProfile, StreamingCost
 from tvm_split.profiling import link_model
 from tvm_split.profiling.link_model import ProbePrograms
 from tvm_split.profiling.link_probing import LinkProbe, has_spare_cores, probe_links

@@ -13,7 +13,7 @@ from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
 from tests.helpers.rpc_runtime.raw_calls import METHODS
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
-from tvm_split.planner.profile import Bus
+from tvm_split.placement.profile import Bus
 from tvm_split.profiling.machine_facts import MachineFacts, machine_facts
 
 GPU, CPU = {"kind": "cuda", "arch": "sm_90"}, {"kind": "llvm"}

@@ -3,7 +3,7 @@ from dataclasses import replace
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.program.measurements import KernelSet
-from tvm_split.compiler.build_cache import BlobFolder
+from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.targets import host_target, target_text
 from tvm_split.profiling.peaks import PEAK_EFFORT, peak_code
 

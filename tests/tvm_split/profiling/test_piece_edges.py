@@ -12,9 +12,9 @@ from rpc_runtime.program.routes import CLIENT
 from tests.models import torch_models
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.targets import host_target
-from tvm_split.planner.graph import piece_edges, pieces_of
+from tvm_split.placement.graph import piece_edges, pieces_of
+from tvm_split.planning.sharding.estimates import transfers_of
 from tvm_split.profiling.kernels import target_code
-from tvm_split.shard_planning.estimates import transfers_of
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
 Moved = dict[tuple[str, str, str], int]

@@ -11,17 +11,18 @@ from hypothesis import given, settings, strategies as st
 
 from rpc_runtime.program.events import COMPUTE
 from rpc_runtime.program.routes import CLIENT
-from tests.helpers.planner.profiles import A, B, C, chain_problem, chain_profile, planned as planned_best
-from tests.helpers.planner.steps import random_graph, step
+from tests.helpers.placement.profiles import A, B, C, chain_problem, chain_profile, planned as planned_best
+from tests.helpers.placement.steps import random_graph, step
 from tests.helpers.scenarios import busiest
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
-from tvm_split.planner.plan import Plan, PlannedMachine
-from tvm_split.planner.predict import Certificate, CodedLink, predict
-from tvm_split.planner.problem import Sharding, Stage
-from tvm_split.planner.profile import StreamingCost
-from tvm_split.planner.request import PlanRequest
-from tvm_split.planner.step_graph import StepGraph, Transfer
+from tvm_split.placement.plan import Plan, PlannedMachine
+from tvm_split.placement.predict import CodedLink, predict
+from tvm_split.placement.problem import Sharding, Stage
+from tvm_split.placement.profile import StreamingCost
+from tvm_split.placement.request import PlanRequest
+from tvm_split.placement.solution import Solution
+from tvm_split.placement.step_graph import StepGraph, Transfer
 from tvm_split.simulation.scenario import Scenario, scenario_of_plan, with_measured_compute
 from tvm_split.simulation.simulate import Simulation, simulate
 
@@ -51,7 +52,7 @@ def planned(
     streaming = StreamingCost(transfer_seconds, client_transfer_seconds=transfer_seconds)
     profile = replace(profile, machines=tuple(replace(machine, streaming=streaming) for machine in profile.machines))
     problem = chain_problem(profile, "latency")
-    prediction = predict(problem, parts, Certificate(0.0, "test"), profile, coded)
+    prediction = predict(problem, Solution.of_graph(problem, (), parts), profile, coded)
     machines = tuple(PlannedMachine(name, {"kind": "llvm"}, 1) for name in (A, B, C))
     used = tuple(dict.fromkeys(part.machines[0] for part in parts.steps))
     sharding = Sharding("rows", "each") if len(used) > 1 else None

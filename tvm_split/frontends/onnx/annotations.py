@@ -17,7 +17,7 @@ import onnx
 from tvm_split.errors import PlanError
 from tvm_split.frontends.onnx.graph import layers_of_nodes
 from tvm_split.outputs import written
-from tvm_split.planner.plan import Plan
+from tvm_split.placement.plan import Plan
 
 CONFIGURATION = "tvm-split"
 IR_VERSION = 11

@@ -65,7 +65,7 @@ def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:
         raise ModelImportError(f"{shown} cannot be read as an ONNX model: {error}") from error
     _check_inputs(model)
     if not model.graph.output:
-        raise ModelImportError(f"{shown} is no ONNX model: it has no graph with outputs")
+        raise ModelImportError(f"{shown} is not an ONNX model: it has no graph with outputs")
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise ModelImportError(
@@ -91,7 +91,7 @@ def _check_inputs(model: onnx.ModelProto) -> None:
         if kind != "tensor_type":
             shown = (kind or "value of unknown type").removesuffix("_type")
             raise ModelImportError(
-                f"input {value.name!r} is no tensor but of type {shown}; every input of a split network is a tensor: "
+                f"input {value.name!r} is not a tensor but of type {shown}; inputs of a split network are tensors: "
                 "make its parts inputs of their own"
             )
         if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:

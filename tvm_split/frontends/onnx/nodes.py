@@ -30,19 +30,19 @@ def order_nodes(model: onnx.ModelProto) -> None:
     graph = model.graph
     known = {value.name for values in (graph.input, graph.initializer) for value in values}
     known |= {weight.values.name for weight in graph.sparse_initializer}
-    makers: dict[str, onnx.NodeProto] = {}
+    producers: dict[str, onnx.NodeProto] = {}
     for node in graph.node:
         for name in filter(None, node.output):
-            if makers.setdefault(name, node) is not node:
-                raise ModelImportError(f"two nodes make tensor {name!r}: {makers[name].op_type} and {node.op_type}")
+            if producers.setdefault(name, node) is not node:
+                raise ModelImportError(f"two nodes make tensor {name!r}: {producers[name].op_type} and {node.op_type}")
     nodes = list(graph.node)
     for reader, name in [(node.op_type, name) for node in nodes for name in filter(None, node.input)]:
-        if name not in known and name not in makers:
+        if name not in known and name not in producers:
             raise ModelImportError(f"no node makes tensor {name!r}, which {reader} reads")
-    if lost := [value.name for value in graph.output if value.name not in known and value.name not in makers]:
+    if lost := [value.name for value in graph.output if value.name not in known and value.name not in producers]:
         raise ModelImportError(f"no node makes output {lost[0]!r}")
     places = {name: place for place, node in enumerate(nodes) for name in node.output}
-    before = {place: {places[n] for n in read_by(node) if n in makers} for place, node in enumerate(nodes)}
+    before = {place: {places[n] for n in read_by(node) if n in producers} for place, node in enumerate(nodes)}
     if any(place <= max(earlier, default=-1) for place, earlier in before.items()):
         try:
             order = [*TopologicalSorter(before).static_order()]

@@ -1,4 +1,14 @@
-"""Name the layer of every operation by its location, in which JAX and TensorFlow record the user's modules."""
+"""Name the layer of every operation by its location, in which JAX and TensorFlow record the user's modules.
+
+    "jit(f)/block/conv/tanh"
+        words jit(f) block conv tanh, path block conv, layer block/conv
+    "max", in a function that is called at "jit(f)/block/jit(relu)"
+        words jit(f) block jit(relu) max, path block, layer block/relu
+    "cell/tanh", in the second iteration of the loop at "jit(f)/block/rnn/while"
+        words jit(f) block rnn while body closed_call cell tanh, path block rnn cell, layer block/rnn/cell@1
+
+The words are those of the location below those of the frame. The path has the user's words, without the operation's.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +57,10 @@ class Frame:
         return bool(self.words) and (self.outer is None or self.words != self.outer.words)
 
     def words_within(self, own: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the full words of an operation inside; a function's operations may lack the words of its caller."""
+        """Return all words of an operation inside, from those of its own location.
+
+        These may lack the frame's words: for ``max`` in the call ``block/jit(relu)``, return ``block/jit(relu)/max``.
+        """
         words = self.outer.words_within(own) if self.has_blocks and self.outer else own
         scope_words = tuple(word for word in self.words if not is_call(word))
         # Inside a loop, TensorFlow omits the words of calls.

@@ -106,7 +106,7 @@ def shape_and_dtype(kind: ir.Type) -> tuple[tuple[int | None, ...], str]:
     try:
         tensor = ir.RankedTensorType(kind)
     except ValueError as error:
-        raise ModelImportError(f"a value of type {kind} is no tensor of known rank") from error
+        raise ModelImportError(f"a value of type {kind} is not a tensor of known rank") from error
     element = str(tensor.element_type)
     if element not in _DTYPES:
         raise ModelImportError(f"a tensor of {element} cannot be computed with here")

@@ -91,10 +91,10 @@ class TfliteFile:
     """A parsed TFLite file, before its sizes are bound."""
 
     def __init__(self, content: bytes, shown: str) -> None:
-        """Parse ``content``, named ``shown`` in messages. Raises ModelImportError if it is no TFLite file."""
+        """Parse ``content``, named ``shown`` in messages. Raises ModelImportError if it is not a TFLite file."""
         self.shown = shown
         if content[4:8] != IDENTIFIER:
-            raise ModelImportError(f"{shown} is no TFLite file: it does not have {IDENTIFIER.decode()} at byte 4")
+            raise ModelImportError(f"{shown} is not a TFLite file: it does not have {IDENTIFIER.decode()} at byte 4")
         try:
             self.model = schema.ModelT.InitFromPackedBuf(bytearray(content))
             self.content = content if _made_readable(self.model) == 0 else _packed(self.model)

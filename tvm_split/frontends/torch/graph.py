@@ -57,7 +57,7 @@ TAKEN_APART = (
 
 
 LAYER_ANNOTATION = "layer"
-"""The key of ``torch.fx.traceback.annotate`` for layers of networks that are no tree of torch modules."""
+"""The key of ``torch.fx.traceback.annotate`` for layers of networks that are not a tree of torch modules."""
 
 Decompositions = dict[Any, Callable[..., Any]]
 

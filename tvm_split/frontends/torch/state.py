@@ -126,7 +126,7 @@ def state_of(module: nn.Module, arguments: Any) -> list[str]:
 
     Attributes that the second of two calls with other inputs changes are made unreadable, and the next call has to
     give the same outputs as a first call. So attributes that are only written, or filled once with values that do not
-    depend on the inputs, are no state.
+    depend on the inputs, are not state.
     """
 
     def run(change: Callable[[torch.Tensor], torch.Tensor] = torch.clone) -> list[Any]:

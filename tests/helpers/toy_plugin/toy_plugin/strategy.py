@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import ClassVar
 
-from tvm_split.planner.problem import Evaluation, Problem, Solution, Stage
-from tvm_split.planner.strategy import Strategy, solution_of
+from tvm_split.placement.problem import Evaluation, Problem, Stage
+from tvm_split.placement.solution import Solution, solution_of
+from tvm_split.placement.strategy import Strategy
 
 
 class FirstMachine(Strategy):

@@ -1,0 +1,192 @@
+"""Search for the least period on more machines than tables can hold: beam searches inside a binary search of periods.
+
+Stages follow an order of the pieces, without replicas or with two of each stage: larger sets won in none of 18 problems
+of 16 to 1,024 machines. Of machines on oversubscribed cores, it uses only as many as have cores of their own. This
+loses nothing if pieces are small, and needs fewer transfers.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_split.errors import PlanError
+from tvm_split.placement.problem import TOLERANCE
+from tvm_split.placement.search.bounds import Prices, client_bound, fair_prices, longest_latency
+from tvm_split.placement.search.budget import EVALUATION_WORK, Budget
+from tvm_split.placement.search.candidate import Candidate, Placement, candidate, fits, scheduled
+from tvm_split.placement.search.instance import Instance
+from tvm_split.placement.search.order_costs import DeviceClasses, OrderCosts
+from tvm_split.placement.search.stage_beam import StageBeam
+
+WIDTHS = (4, 8, 16, 32)
+"""Numbers of partial plans that the beam searches keep, one after the other while the budget lasts."""
+COARSE, FINE = 0.02, 0.001
+"""Relative first step to a longer period, and relative width at which the binary search of periods ends."""
+LONG = 1.0
+"""Relative step to a longer period after the budget is used up."""
+SLIGHT = 1e-7
+"""Relative decrease of the period that is tried after the binary search has ended."""
+SHORTEST = 1e-9
+"""Least period that is tried, as a share of the upper bound on latency."""
+Counts = npt.NDArray[np.intp]
+
+
+class PricedSearch:
+    """Searches plans of one instance within a budget: ``plans`` has them, ``bound`` is the lower bound in seconds.
+
+    The period of a plan with replicas is that of its round-robin schedules (`scheduled`).
+
+    Args:
+        known: plans to start with.
+    """
+
+    def __init__(self, instance: Instance, budget: Budget, *, known: Sequence[Candidate] = ()) -> None:
+        self._instance = instance
+        self._budget = budget
+        self._machines = machines = DeviceClasses(instance)
+        self._prices = prices = fair_prices(machines.seconds, machines.counts.astype(np.float64), budget.rest(0.15))
+        self._usable = _fastest(_with_own_cores(instance, machines.counts, prices), prices, self._most_machines)
+        # The machines of a plan are together worth at most as much as the most expensive ones that it may use.
+        worth = float(_fastest(machines.counts, prices, self._most_machines) @ prices.classes)
+        bound = prices.bound / (worth / float(machines.counts @ prices.classes))
+        self.plans: list[Candidate] = [*known]
+        periods = (scheduled(instance, plan).flow.period_seconds for plan in known)
+        self._shortest = min(periods, default=math.inf)
+        self._longest = longest_latency(instance)
+        if not instance.problem.replicas:
+            slowest = machines.seconds.min(axis=1).max()
+            bound = max(bound, float(slowest))
+        self.bound = max(bound * (1 - TOLERANCE), client_bound(instance))
+        order = range(len(instance.pieces))
+        self._costs = [OrderCosts(instance, order)]
+        if any(len(tensor.destinations) > 1 for tensor in instance.tensors):
+            self._costs.append(OrderCosts(instance, order, together=True))
+
+    def search(self, width: int) -> None:
+        """Add the plans of beam searches of this width to ``plans``, if they fit."""
+        for costs in self._costs:
+            self._place(StageBeam(costs, self._machines, self._prices, width))
+        if width == WIDTHS[0] and self._instance.problem.replicas:
+            self._search_pairs()
+
+    def _search_pairs(self) -> None:
+        """Add plans whose stages have two replicas, of similar price and with equal links; an odd one is alone."""
+        machines = self._machines
+        by_place: dict[int, list[int]] = {}
+        for index in np.argsort(-self._prices.classes, kind="stable"):
+            of_class = (machine for (machine,) in machines.members[index][: self._usable[index]])
+            by_place.setdefault(int(machines.link_group[index]), []).extend(of_class)
+        pairs = DeviceClasses(
+            self._instance,
+            [tuple(sorted(chosen[at : at + 2])) for chosen in by_place.values() for at in range(0, len(chosen), 2)],
+        )
+        if np.isfinite(pairs.seconds).any(axis=1).all():
+            pair_prices = fair_prices(pairs.seconds, pairs.counts.astype(np.float64), self._budget.rest(0.15))
+            self._bisect(StageBeam(self._costs[0], pairs, pair_prices, WIDTHS[0]), pairs.counts)
+
+    def _place(self, beam: StageBeam) -> None:
+        """Search the period of plans on all machines, or on the fastest ones if not all may be used."""
+        counts, plan_count = self._machines.counts, len(self.plans)
+        self._bisect(beam, self._usable)
+        has_no_plan = len(self.plans) == plan_count
+        if has_no_plan and (self._usable != counts).any():  # some must be on slow machines, or share cores
+            self._bisect(beam, counts)
+
+    @property
+    def _most_stages(self) -> int:
+        most = self._instance.machine_limit
+        return most if self._instance.problem.stages is None else min(most, self._instance.problem.stages)
+
+    @property
+    def _most_machines(self) -> int:
+        return self._instance.machine_limit if self._instance.problem.replicas else self._most_stages
+
+    def _bisect(self, beam: StageBeam, usable: Counts) -> None:
+        """Bisect the periods between the lower bound and the shortest known one; try longer ones while none is known.
+
+        At the end, try slightly less than the best period, as long as that succeeds. While no plan is known, continue
+        in long steps after the budget is used up: one machine alone may be hundreds of times slower.
+        """
+        low, high, step = max(self.bound, self._longest * SHORTEST), self._shortest, COARSE
+        while low < self._longest and high > self.bound and (not self.plans or not self._budget.is_used_up):
+            if self._budget.is_used_up:
+                step = max(step, LONG)
+            is_near = high <= low * (1 + FINE)
+            period = high * (1 - SLIGHT) if is_near else min(low * (1 + step), math.sqrt(low * high))
+            stages = beam.stages(period, self._most_stages, usable, self._budget if self.plans else Budget())
+            plan_period = None if stages is None else self._keep(stages)
+            if is_near and (plan_period is None or plan_period > period):
+                return
+            if plan_period is None:
+                low, step = period, 2 * step
+            else:
+                high, step = min(period, plan_period), math.inf
+
+    def _keep(self, stages: Sequence[Placement]) -> float | None:
+        """Evaluate a plan and keep it if it fits. Return its period as it runs, in seconds; None if it does not fit."""
+        instance = self._instance
+        stage_count = instance.problem.stages
+        self._budget.spend(EVALUATION_WORK * len(stages))
+        try:
+            plan = candidate(instance, stages if stage_count is None else _with_count(instance, stages, stage_count))
+        except PlanError:  # a link is missing between stages that are not adjacent
+            return None
+        if not fits(instance, plan):
+            return None
+        self.plans.append(plan)
+        period = scheduled(instance, plan).flow.period_seconds
+        self._shortest = min(self._shortest, period)
+        return period
+
+
+def _fastest(counts: Counts, prices: Prices, most: int) -> Counts:
+    """Return how many machines of each class to use: those of highest price, at most ``most`` in total."""
+    usable = np.zeros_like(counts)
+    for index in np.argsort(-prices.classes, kind="stable"):
+        usable[index] = min(counts[index], most)
+        most -= int(usable[index])
+    return usable
+
+
+def _with_own_cores(instance: Instance, counts: Counts, prices: Prices) -> Counts:
+    """Return how many machines of each class to use so that each has cores of its own, the most expensive first."""
+    counts = counts.copy()
+    for sharing, cores in instance.core_sets:
+        free = cores
+        for index in np.argsort(-prices.classes, kind="stable"):
+            machine = instance.classes[index][0]
+            wanted = instance.problem.machines[machine].cores
+            if machine in sharing and wanted:
+                counts[index] = min(counts[index], max(free // wanted, int(free == cores)))
+                free = max(0, free - int(counts[index]) * wanted)
+    return counts
+
+
+def _with_count(instance: Instance, stages: Sequence[Placement], count: int) -> Sequence[Placement]:
+    """Cut the longest stages in two until there are ``count`` stages.
+
+    Returns fewer stages if no stage can be cut; the caller checks the plan.
+    """
+    while len(stages) < count:
+        seconds = [float(instance.times[np.ix_(stage.pieces, stage.machines)].sum()) for stage in stages]
+        longest_first = sorted(range(len(stages)), key=lambda number: -seconds[number])
+        cut = next(filter(None, (_with_halves(instance, stages, number) for number in longest_first)), None)
+        if cut is None:
+            break
+        stages = cut
+    return stages
+
+
+def _with_halves(instance: Instance, stages: Sequence[Placement], number: int) -> list[Placement] | None:
+    """Cut a stage in two; the second half is for an idle machine, or for half of the replicas."""
+    pieces, machines = stages[number].pieces, stages[number].machines
+    half, size = len(pieces) // 2, (len(machines) + 1) // 2
+    busy = {machine for stage in stages for machine in stage.machines}
+    able = np.isfinite(instance.seconds[list(pieces[half:])]).all(axis=0)
+    idle = next((machine for machine in np.flatnonzero(able).tolist() if machine not in busy), None)
+    staying, moved = (machines[:size], machines[size:]) if idle is None else (machines, (idle,))
+    if not half or not moved:
+        return None
+    return [*stages[:number], Placement(staying, pieces[:half]), Placement(moved, pieces[half:]), *stages[number + 1 :]]

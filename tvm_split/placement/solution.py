@@ -1,0 +1,103 @@
+"""A solution of a planning problem: stages with their steps and evaluation, a lower bound, and the plans that lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tvm_split.placement.evaluate import evaluate
+from tvm_split.placement.problem import Evaluation, Objective, Problem, Stage, gap_of, objective_seconds
+from tvm_split.placement.step_graph import StepGraph, lower
+
+STAGE_SECONDS = 1e-4
+"""Seconds that one more stage must gain: about the time to hand over and wake up; fewer stages are easier to read."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A plan of whole or of sharded layers, in the form in which plans are compared.
+
+    Attributes:
+        stages: of pieces as a strategy returns them, in topological order; of layers as soon as the model is known.
+            Replicas have the shares of their round-robin schedules.
+        graph, evaluation: the steps and transfers of these stages, and their performance.
+        lower_bound_seconds: no plan for this problem has a smaller period (or latency, for that objective), whatever
+            shares its replicas have; 0 if no bound is known.
+        method: how the plan and the bound were found, in a few words.
+        why_no_more_machines: why idle machines stay idle; empty if none is.
+        alternatives: the best few other plans, best first.
+        name, why: of an alternative: what it is, and why it was not chosen.
+    """
+
+    objective: Objective
+    stages: tuple[Stage, ...]
+    graph: StepGraph
+    evaluation: Evaluation
+    lower_bound_seconds: float = 0.0
+    method: str = ""
+    why_no_more_machines: str = ""
+    alternatives: tuple[Solution, ...] = ()
+    name: str = ""
+    why: str = ""
+
+    @classmethod
+    def of_graph(
+        cls, problem: Problem, stages: Sequence[Stage], graph: StepGraph, lower_bound_seconds: float = 0.0
+    ) -> Solution:
+        """Return the solution of stages whose steps are known; raises a `PlanError` as `evaluate`."""
+        solution = cls(problem.objective, tuple(stages), graph, evaluate(problem, graph))
+        return solution.bounded(lower_bound_seconds)
+
+    @property
+    def period_seconds(self) -> float:
+        return self.evaluation.period_seconds
+
+    @property
+    def latency_seconds(self) -> float:
+        return self.evaluation.latency_seconds
+
+    @property
+    def value_seconds(self) -> float:
+        """What the objective minimises."""
+        return objective_seconds(self.objective, self)
+
+    @property
+    def compared_seconds(self) -> float:
+        """The seconds by which plans are compared: with the hand-overs that an evaluation does not count.
+
+        These are between the steps of the machine that has most.
+        """
+        steps = Counter(machine for step in self.graph.steps for machine in step.machines)
+        return self.value_seconds + STAGE_SECONDS * (max(steps.values(), default=1) - 1)
+
+    @property
+    def gap(self) -> float:
+        """The optimality gap, (value - lower bound) / value; 0 is proven optimal."""
+        return gap_of(self.value_seconds, self.lower_bound_seconds)
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(machine for stage in self.stages for machine in stage.machines))
+
+    def bounded(self, lower_bound_seconds: float) -> Solution:
+        """Return the solution with a lower bound, which is at most its own value."""
+        return replace(self, lower_bound_seconds=min(lower_bound_seconds, self.value_seconds))
+
+    def beside(self, best: Solution, what: str) -> Solution:
+        """Return this solution, which was not searched, with the lower bound and the alternatives of the best one."""
+        if self.stages == best.stages:
+            return best
+        method = f"{what}; lower bound: {best.method}"
+        return replace(self.bounded(best.lower_bound_seconds), method=method, alternatives=best.alternatives)
+
+
+def solution_of(
+    problem: Problem, stages: Sequence[Stage], lower_bound_seconds: float = 0.0, method: str = ""
+) -> Solution:
+    """Return the solution that consists of these stages of pieces; a lower bound of 0 means that none is known.
+
+    Raises:
+        PlanError: the stages are no plan for the problem.
+    """
+    return replace(Solution.of_graph(problem, stages, lower(problem, stages), lower_bound_seconds), method=method)

@@ -1,0 +1,182 @@
+"""The planner of one model on one session of workers: profile, problem, the best solution, and a solution's plan."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from rpc_runtime.client.worker_client import WorkerDescription
+from tvm_split.cluster.cluster import Workers
+from tvm_split.compiler.machine_targets import resolve_targets
+from tvm_split.errors import NoPlanError, PlanError
+from tvm_split.model import Model
+from tvm_split.placement.estimate import estimated_profile
+from tvm_split.placement.evaluate import keeps_demands
+from tvm_split.placement.graph import piece_edges
+from tvm_split.placement.plan import Plan, PlannedMachine
+from tvm_split.placement.problem import Problem, Stage
+from tvm_split.placement.profile import ClusterProfile
+from tvm_split.placement.request import PlanRequest
+from tvm_split.placement.search.bounds import division_bound
+from tvm_split.placement.solution import Solution, solution_of
+from tvm_split.placement.strategy import solve_by
+from tvm_split.planning.choose import RELAXATION, cannot_gain, choose, with_fewest_machines
+from tvm_split.planning.problem_from_profile import (
+    in_layers,
+    model_problem,
+    stages_of_pieces,
+    with_identical_averaged,
+)
+from tvm_split.planning.sharding.search import ShardSearch
+from tvm_split.profiling.cluster_profile import profile_model
+from tvm_split.progress import StepProgress
+
+WHOLE_LAYERS_SHARE = 0.4
+"""Fraction of the time limit for plans of whole layers, if plans with sharded layers are searched in the rest."""
+
+
+class Planner:
+    """Plans a model by a request. Nothing is measured until `profile` is read, or what follows from it.
+
+    ``described`` are the descriptions of the workers that have answered, by machine.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        workers: Workers,
+        request: PlanRequest,
+        described: Mapping[str, WorkerDescription] | None = None,
+        on_progress: StepProgress | None = None,
+    ) -> None:
+        self.model, self.workers, self.request = model, workers, request
+        self.described, self.on_progress = described or {}, on_progress
+        is_estimated = request.estimate or workers.launcher.in_process
+        self.origin = "estimated" if request.profile is None and is_estimated else "measured"
+        self._measures = request.profile is None and not is_estimated
+
+    @cached_property
+    def profile(self) -> ClusterProfile:
+        """The request's profile, or a measured or estimated one; raises as `tvm_split.planning.plan.plan`."""
+        profile, request = self.request.profile, self.request
+        if profile is None and self._measures:
+            profile, _ = profile_model(
+                self.model,
+                self.workers,
+                database=request.database,
+                refresh=request.refresh,
+                on_progress=self.on_progress,
+            )
+        return with_identical_averaged(profile or estimated_profile(self.model.description, self.workers))
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The planning problem of the profile and the request's demands."""
+        limits = {machine.name: machine.memory_bytes for machine in self.workers.machines}
+        edges = piece_edges(self.model.graph, [piece.layers for piece in self.profile.pieces])
+        return model_problem(self.profile, edges, limits, self.request)
+
+    def with_profile(self, profile: ClusterProfile) -> Planner:
+        """Return a planner with another profile of the same machines."""
+        planner = Planner(self.model, self.workers, self.request, self.described, self.on_progress)
+        planner.profile = profile
+        return planner
+
+    @cached_property
+    def sharding(self) -> ShardSearch:
+        """The search of plans with sharded layers."""
+        workers = self.workers if self._measures else None
+        return ShardSearch(
+            self.model, self.profile, self.problem, self.request, self.plan_of, workers, self.on_progress
+        )
+
+    def best(self) -> Solution:
+        """Return the best plan of whole layers; for latency, or if none fits, possibly one with sharded layers.
+
+        Raises:
+            NoPlanError: no plan fits.
+        """
+        request = self.request
+        deadline = time.monotonic() + request.time_limit_seconds
+        whole, refusal = None, None
+        may_shard = request.auto_shards and request.stages is None and len(self.workers.machines) > 1
+        may_shard = may_shard and request.precision == "float32"
+        try:
+            share = WHOLE_LAYERS_SHARE if may_shard and request.objective == "latency" else 1.0
+            whole = self._in_layers(with_fewest_machines(self.problem, self._solved(share)))
+        except PlanError as error:
+            if not may_shard:
+                raise
+            refusal = error
+        if whole is not None and not (may_shard and request.objective == "latency"):
+            return whole
+        relaxed_seconds, sharding = division_bound(self.problem), self.sharding
+        sharded: Sequence[Solution] = ()
+        if whole is None or not cannot_gain(whole, relaxed_seconds):
+            sharded = sharding.best_few(deadline, math.inf if whole is None else whole.value_seconds)
+        if refusal is not None and not sharded:
+            raise refusal
+        return choose(whole, sharded, relaxed_seconds, sharding.how, sharding.attempts.notes)
+
+    def best_of_whole_layers(self) -> Solution:
+        """Return the plan of the request's strategy, in layers; raises as `solve_by`."""
+        return self._in_layers(self._solved(1.0))
+
+    def _solved(self, share: float) -> Solution:
+        """Return the solution of the request's strategy, which has a share of the time limit."""
+        return solve_by(self.request.strategy, self.problem, share * self.request.time_limit_seconds)
+
+    def _in_layers(self, solution: Solution) -> Solution:
+        return in_layers(self.model.graph, self.profile, self.problem, solution)
+
+    def in_pieces(self, stages: Sequence[Stage]) -> tuple[Stage, ...] | None:
+        """Return stages as stages of pieces; None if one ends inside a piece, or they are not of `whole_layers`."""
+        return stages_of_pieces(self.profile, stages) if whole_layers(stages) else None
+
+    def by_hand(self, stages: tuple[Stage, ...]) -> Solution:
+        """Return the solution of a plan by hand, with the lower bound of the best one."""
+        try:
+            best = self.best_of_whole_layers()
+        except NoPlanError:
+            best = None
+        return self.of_stages(stages, best, "plan by hand")
+
+    def keeps_demands(self, solution: Solution) -> bool:
+        """Whether a solution of layers keeps to pins, counts and limits; sharded layers must fit the memory too."""
+        pieces = self.in_pieces(solution.stages)
+        return (
+            self.sharding.keeps_demands(solution) if pieces is None else keeps_demands(self.problem, pieces, solution)
+        )
+
+    def of_stages(self, stages: tuple[Stage, ...], best: Solution | None, what: str) -> Solution:
+        """Return the solution of stages of layers that are decided, with a lower bound.
+
+        Args:
+            best: the best plan of whole layers, whose bound counts; None if there is none.
+            what: what the stages are.
+        """
+        pieces = self.in_pieces(stages)
+        if pieces is None or best is None:
+            solution, bound = self.sharding.of_stages(stages), division_bound(self.problem)
+            bound = min(bound, math.inf if best is None else best.lower_bound_seconds)
+            return replace(solution.bounded(bound), method=f"{what}; lower bound: {RELAXATION}")
+        return replace(self._in_layers(solution_of(self.problem, pieces)).beside(best, what), stages=stages)
+
+    def plan_of(self, stages: tuple[Stage, ...], origin: str | None = None) -> Plan:
+        """Return the plan of these stages of layers, with the targets of their machines."""
+        targets = resolve_targets(self.workers, {name for stage in stages for name in stage.machines}, self.described)
+        machines = tuple(
+            PlannedMachine(machine.name, targets[machine.name], machine.threads, machine.address)
+            for machine in self.workers.machines
+            if machine.name in targets
+        )
+        return Plan(self.model.name, self.request.objective, origin or self.origin, machines, stages)
+
+
+def whole_layers(stages: Sequence[Stage]) -> bool:
+    """Return whether no stage is sharded and no machine has two stages."""
+    machines = [machine for stage in stages for machine in stage.machines]
+    return len(set(machines)) == len(machines) and not any(stage.sharding for stage in stages)

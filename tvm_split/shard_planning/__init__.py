@@ -1,1 +1,0 @@
-"""Find plans with sharded stages, and decide whether one is better than the best plan of whole layers."""
