@@ -72,7 +72,7 @@ def require_file(path: Path) -> None:
 
 
 def file_bytes(path: Path) -> bytes:
-    """Return the content of a file; raises an OSError if it is no file or cannot be read."""
+    """Return the content of a file; raises an OSError if it is not a file or cannot be read."""
     require_file(path)
     return path.read_bytes()
 

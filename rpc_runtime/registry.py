@@ -124,7 +124,7 @@ class Registry(Generic[Kind]):
         if base and not (
             isinstance(kind, base) if self._instances else isinstance(kind, type) and issubclass(kind, base)
         ):
-            raise TypeError(f"{kind!r} is no {'' if self._instances else 'subclass of '}{base.__name__}")
+            raise TypeError(f"{kind!r} is not {'of the class' if self._instances else 'a subclass of'} {base.__name__}")
         if missing := getattr(kind, "__abstractmethods__", ()):
             raise TypeError(f"{kind!r} does not define {', '.join(sorted(missing))}")
         return kind

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.cluster.cluster import Cluster, cluster_of
 from tvm_split.cluster.launcher import Launcher
 from tvm_split.compiler.bundle import Bundle

@@ -11,7 +11,8 @@ from urllib.parse import quote
 import tvm
 
 from relay_passes.one_at_a_time import one_at_a_time
-from rpc_runtime.program.program import Program, RouteCodec, StageSpec
+from rpc_runtime.program.program import Program, RouteCodec
+from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.tuning import TuningDatabase
 from tvm_split.arguments import ModelLike, PlanLike, as_model, as_plan
@@ -164,7 +165,7 @@ def _compiled(
     tensors.update({tensor.name: tensor for tensor in model.inputs})
     results = tuple(tensors[name] for name in whole.outputs)
     output_names = tuple(tensor.name for tensor in model.outputs)
-    program = Program(model.inputs, results, tuple(stages), cuts=whole.input_cuts, output_names=output_names)
+    program = Program(model.inputs, results, tuple(stages), input_slices=whole.input_slices, output_names=output_names)
     program = _with_codecs(program, plan)
     readable = {"annotated": annotated, **whole.machine_modules()}
     ir = {name: module.script(show_meta=False) for name, module in readable.items()}

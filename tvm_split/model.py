@@ -14,8 +14,8 @@ from tvm import relax
 
 from relay_passes.costs import calls, size_bytes
 from relay_passes.ir import bindings_of, is_tensor_constant, main_function, returned_fields, used_variables
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.errors import PlanError
 from tvm_split.placement.graph import Call, LayerGraph, ModelDescription, Value
 from tvm_split.units import Shown

@@ -19,7 +19,8 @@ from rpc_runtime.program.events import FAILURE, FLIGHT, SEND, WINDOW, Recorder, 
 from rpc_runtime.program.inputs import checked_inputs, client_arrays, flat_bytes
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
-from rpc_runtime.program.runner import Array, Outputs
+from rpc_runtime.program.runner import Outputs
+from rpc_runtime.program.specs import Array
 from rpc_runtime.transports.credits import MOST_MORE
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
@@ -73,7 +74,7 @@ class _MicroBatch:
 
 
 class Dispatcher:
-    """Feeds micro-batches into the client's links, whose station it is, and returns their results. Thread-safe.
+    """Feeds micro-batches into the client's links, whose owner it is, and returns their results. Thread-safe.
 
     Micro-batches wait in one queue, with at most one per stream. So if room is scarce, streams are served round-robin,
     and a stream whose results are not taken does not block others. ``waited_for`` describes what a micro-batch waits
@@ -106,17 +107,17 @@ class Dispatcher:
         self._flights = self.recorder.track(FLIGHT)
         self._failure: TvmSplitError | None = None
         """Why the pipeline has ended; `CLOSED` after `close`."""
-        part = program.on(CLIENT)
+        own = program.on(CLIENT)
         self.outgoing = {
             machine: OutgoingLink(self, routes, flat_bytes, array_slot, timeouts=timeouts)
-            for machine, routes in part.by_destination.items()
+            for machine, routes in own.by_destination.items()
         }
         self.incoming = {
             machine: IncomingLink(self, routes, array_slot, timeouts=timeouts, reuse=False)
-            for machine, routes in part.by_source.items()
+            for machine, routes in own.by_source.items()
         }
         self._links: tuple[LinkEnd, ...] = (*self.outgoing.values(), *self.incoming.values())
-        self._sends = part.sends(program.client_tensors)
+        self._sends = own.sends(program.client_tensors)
         threading.Thread(target=self._feed_calls, name="feed-calls", daemon=True).start()
 
     @property
@@ -292,8 +293,8 @@ class Dispatcher:
             batch.sequence = sequence = self._results.submit(batch.inputs)
             batch.fed_nanoseconds = now()
             self._in_flight.append(batch)
-            for tensor, place, machine in self._sends[sequence % len(self._sends)]:
-                self.outgoing[machine].put_locked(tensor, sequence, batch.tensors[place])
+            for tensor, position, machine in self._sends[sequence % len(self._sends)]:
+                self.outgoing[machine].put_locked(tensor, sequence, batch.tensors[position])
             done += self._hand_out_locked()
         return done
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from rpc_runtime.program.program import Program, TensorSpec
-from rpc_runtime.program.runner import Array, Bytes, Outputs
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.runner import Outputs
+from rpc_runtime.program.specs import Array, Bytes, TensorSpec
 from rpc_runtime.transports.carrier import Slot
 
 
@@ -27,7 +28,7 @@ class ResultQueue:
         self._program = program
         inputs = [tensor.name for tensor in program.inputs]
         self._names = [tensor.name for tensor in program.outputs]
-        self._kept_places = {name: inputs.index(name) for name in self._names if name in inputs}
+        self._kept_inputs = {name: inputs.index(name) for name in self._names if name in inputs}
         # By sequence number, because one replica that makes an output may be ahead of another.
         self._arrived: dict[str, dict[int, tuple[Any, Callable[[], None] | None]]] = {n: {} for n in self._names}
         self.submitted = 0
@@ -37,8 +38,8 @@ class ResultQueue:
         """Register a micro-batch; return its sequence number."""
         sequence = self.submitted
         self.submitted += 1
-        for name, place in self._kept_places.items():
-            self._arrived[name][sequence] = (inputs[place].copy(), None)
+        for name, position in self._kept_inputs.items():
+            self._arrived[name][sequence] = (inputs[position].copy(), None)
         return sequence
 
     def arrive(self, tensor: str, sequence: int, value: Array, release: Callable[[], None]) -> None:
@@ -55,7 +56,8 @@ class ResultQueue:
             if release is not None:
                 release()
         self.taken += 1
-        return self._program.result(
-            values[name].copy() if name in self._names[:place] else values[name]
-            for place, name in enumerate(self._names)
+        arrays = (
+            values[name].copy() if name in self._names[:position] else values[name]
+            for position, name in enumerate(self._names)
         )
+        return Outputs.of(self._program, arrays)

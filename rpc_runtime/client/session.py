@@ -13,13 +13,7 @@ from typing import Any
 
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.watch import WorkerWatch
-from rpc_runtime.client.worker_client import (
-    ANSWER_SECONDS,
-    Answer,
-    WorkerClient,
-    WorkerDescription,
-    on_every_machine,
-)
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, Answer, WorkerClient, WorkerDescription, on_every_machine
 from rpc_runtime.errors import (
     DeadlineError,
     InputError,
@@ -39,8 +33,8 @@ from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.transport import DEFAULT, NO_SETTINGS, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.messages import LINK_SECRET_BYTES, MAXIMUM_CONNECT_SECONDS, hello_of
+from rpc_runtime.wire.text import cleaned
 
 logger = logging.getLogger(__name__)
 
@@ -104,16 +98,16 @@ class Session(Runner):
         self.name = self.deployment[:SHOWN_LETTERS]
         self._endpoints = {machine: endpoints[machine] for machine in program.machines}
         self._clients = {name: WorkerClient(endpoint, self.deployment) for name, endpoint in self._endpoints.items()}
-        parts = {machine: program.on(machine) for machine in program.machines}
+        programs = {machine: program.on(machine) for machine in program.machines}
         # The two ends of a link share a secret, so that no worker needs another worker's token.
-        ends = dict.fromkeys(chain.from_iterable(part.links for part in parts.values()))
+        ends = dict.fromkeys(chain.from_iterable(own.links for own in programs.values()))
         self.link_secrets = {link: secrets.token_bytes(LINK_SECRET_BYTES) for link in ends}
         self._calls: list[LinkCall] = []
         self._links_of_workers: tuple[LinkStatistics, ...] = ()
         self._is_watched = self._is_open = False
         stages = {
-            machine: {cleaned(stage.name): stage.micro_batches for stage in part.stages}
-            for machine, part in parts.items()
+            machine: {cleaned(stage.name): stage.micro_batches for stage in own.stages}
+            for machine, own in programs.items()
         }
         self._dispatcher = Dispatcher(program, timeout_seconds, in_flight, self._waited_for, timeouts)
         self._watch = WorkerWatch(

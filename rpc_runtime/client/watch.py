@@ -22,7 +22,7 @@ from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts, Liveness
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import details_of, error_of
-from rpc_runtime.wire.framing import clean_message
+from rpc_runtime.wire.text import clean_message
 
 CAUSE_SECONDS = 0.5
 """How long a failed call waits for a report, which may name the cause."""

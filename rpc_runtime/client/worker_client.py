@@ -18,12 +18,14 @@ from rpc_runtime.hardware import HostCores, boot_id
 from rpc_runtime.program.clocks import ClockSample, MachineClock
 from rpc_runtime.program.events import Observation, checked, now
 from rpc_runtime.program.measurements import KernelSet, KernelTime, LinkStatistics, TimingEffort
-from rpc_runtime.program.program import BlobSpec, Program
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import BlobSpec
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
-from rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION, clean_message
+from rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION
 from rpc_runtime.wire.messages import load_request, message_of, value_of
 from rpc_runtime.wire.security import Token, find_token
+from rpc_runtime.wire.text import clean_message
 from rpc_runtime.wire.worker_pb2_grpc import ControlStub
 
 CLOCK_ROUNDS = 5

@@ -22,8 +22,7 @@ import numpy as np
 from rpc_runtime.errors import BlobError
 from rpc_runtime.files import is_kept, keep, locked, reason_and_remedy, replacing, require_file
 from rpc_runtime.private_folder import private_folder
-from rpc_runtime.program.program import BlobSpec
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import BlobSpec, Bytes
 
 SHARE_OF_FREE_DISK = 0.8
 LOCK_SECONDS = 60.0

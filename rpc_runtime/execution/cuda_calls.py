@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import Bytes
 
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 """``cudaMemcpyKind``."""
@@ -69,7 +69,7 @@ class Handle:
         self.address = address
 
 
-Mark = Handle
+Event = Handle
 """A CUDA event: a point in the work of a stream. It is recorded again for each use."""
 Stream = Handle
 """A CUDA stream: its operations run one after another."""
@@ -95,40 +95,40 @@ class CudaCalls:
         address = self._made("cudaMallocHost", max(size_bytes, 1))
         return memory_at(address, max(size_bytes, 1), self._functions["cudaFreeHost"], address)[:size_bytes]
 
-    def mark(self) -> Mark:
-        """Return a new event, which counts as reached until it is recorded."""
+    def event(self) -> Event:
+        """Return a new event, which counts as completed until it is recorded."""
         return self._owned("cudaEventCreateWithFlags", "cudaEventDestroy", SLEEPING_WAIT | NO_TIMES)
 
-    def upload(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
-        """Begin to copy from host address ``source`` to device address ``target``; record ``mark`` behind the copy."""
-        self._copy(source, target, size_bytes, HOST_TO_DEVICE, self._uploads, mark)
+    def upload(self, source: int, target: int, size_bytes: int, event: Event) -> None:
+        """Begin to copy from host address ``source`` to device address ``target``; record ``event`` behind the copy."""
+        self._copy(source, target, size_bytes, HOST_TO_DEVICE, self._uploads, event)
 
-    def download(self, source: int, target: int, size_bytes: int, mark: Mark) -> None:
-        """Begin to copy from device address ``source`` to host address ``target``; record ``mark`` behind the copy."""
-        self._copy(source, target, size_bytes, DEVICE_TO_HOST, self._downloads, mark)
+    def download(self, source: int, target: int, size_bytes: int, event: Event) -> None:
+        """Begin to copy from device address ``source`` to host address ``target``; record ``event`` behind the copy."""
+        self._copy(source, target, size_bytes, DEVICE_TO_HOST, self._downloads, event)
 
-    def compute_after(self, mark: Mark) -> None:
-        """Make kernels launched from now on wait until ``mark``, as recorded last, is reached."""
-        self._call("cudaStreamWaitEvent", NULL_STREAM, mark.address, 0)
+    def compute_after(self, event: Event) -> None:
+        """Make kernels launched from now on wait until ``event``, as recorded last, has completed."""
+        self._call("cudaStreamWaitEvent", NULL_STREAM, event.address, 0)
 
-    def computed(self, mark: Mark) -> None:
-        """Record ``mark`` behind all kernels launched so far."""
-        self._call("cudaEventRecord", mark.address, NULL_STREAM)
+    def computed(self, event: Event) -> None:
+        """Record ``event`` behind all kernels launched so far."""
+        self._call("cudaEventRecord", event.address, NULL_STREAM)
 
-    def wait(self, mark: Mark) -> None:
-        """Wait until ``mark`` is reached. Releases the GIL."""
-        self._call("cudaEventSynchronize", mark.address)
+    def wait(self, event: Event) -> None:
+        """Wait until ``event`` has completed. Releases the GIL."""
+        self._call("cudaEventSynchronize", event.address)
 
     def stream(self) -> Stream:
         """Return a new stream, independent of the others; operations in flight end before the stream is destroyed."""
         return self._owned("cudaStreamCreateWithFlags", "cudaStreamDestroy", NON_BLOCKING)
 
-    def record(self, mark: Mark, stream: Stream) -> None:
-        """Record ``mark`` behind all operations given to ``stream`` so far."""
-        self._call("cudaEventRecord", mark.address, stream.address)
+    def record(self, event: Event, stream: Stream) -> None:
+        """Record ``event`` behind all operations given to ``stream`` so far."""
+        self._call("cudaEventRecord", event.address, stream.address)
 
-    def is_reached(self, mark: Mark) -> bool:
-        code = self._functions["cudaEventQuery"](mark.address)
+    def has_completed(self, event: Event) -> bool:
+        code = self._functions["cudaEventQuery"](event.address)
         if code != NOT_READY:
             self._require(code, "cudaEventQuery")
         return not code
@@ -139,10 +139,10 @@ class CudaCalls:
         self._call("cudaDeviceGetPCIBusId", text, LONGEST_BUS_IDENTITY, DEVICE)
         return text.value.decode(errors="replace")
 
-    def _copy(self, source: int, target: int, size_bytes: int, kind: int, stream: Stream, mark: Mark) -> None:
+    def _copy(self, source: int, target: int, size_bytes: int, kind: int, stream: Stream, event: Event) -> None:
         if size_bytes:
             self._call("cudaMemcpyAsync", target, source, size_bytes, kind, stream.address)
-        self.record(mark, stream)
+        self.record(event, stream)
 
     def _call(self, function: str, *arguments: Any) -> None:
         self._require(self._functions[function](*arguments), function)
@@ -173,7 +173,7 @@ def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> tu
     Args:
         address: allocates device memory of a size in bytes; returns an object that keeps it alive, and its address.
     """
-    mark = calls.mark()
+    event = calls.event()
     host = calls.host_memory(LARGE_BYTES)
     memory, device = address(LARGE_BYTES)
 
@@ -183,8 +183,8 @@ def bus_speed(calls: CudaCalls, address: Callable[[int], tuple[Any, int]]) -> tu
             times = []
             for _ in range(ROUNDS):
                 start = time.perf_counter()
-                copy(*ends, size_bytes, mark)
-                calls.wait(mark)
+                copy(*ends, size_bytes, event)
+                calls.wait(event)
                 times.append(time.perf_counter() - start)
             slower = max(slower, min(times))
         return slower

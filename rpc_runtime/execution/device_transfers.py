@@ -28,26 +28,25 @@ import numpy as np
 import tvm
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.execution.cuda_calls import CudaCalls, Mark, memory_at
+from rpc_runtime.execution.cuda_calls import CudaCalls, Event, memory_at
 from rpc_runtime.execution.cuda_code import installed_folders
 from rpc_runtime.execution.cuda_runtime import runtime_library
 from rpc_runtime.execution.loaded_stage import TensorSlot, find_device, first_line, size_of, tensor_slot
 from rpc_runtime.processes import do_all
-from rpc_runtime.program.program import StageSpec, TensorSpec
 from rpc_runtime.program.routes import Route
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import Bytes, StageSpec, TensorSpec
 from rpc_runtime.transports.carrier import Slot
-from rpc_runtime.transports.link_end import Station
+from rpc_runtime.transports.link_end import LinkOwner
 
 Tensor = Any
 
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """A tensor on the device, complete when the event ``mark`` is reached."""
+    """A tensor on the device, complete when ``event`` has completed."""
 
     tensor: Tensor
-    mark: Mark
+    event: Event
 
 
 class DeviceTransfers:
@@ -60,17 +59,17 @@ class DeviceTransfers:
         self.calls, self._make_tensor = calls, make_tensor
         self.library = nvidia_library
         self._lock = threading.Lock()
-        self._under_way: dict[Mark, tuple[Uploaded, Tensor]] = {}
+        self._under_way: dict[Event, tuple[Uploaded, Tensor]] = {}
         """Uploaded tensors with their sources, by event, until `give_back`."""
         self._closed = False
         self._on_device: defaultdict[str, list[Uploaded]] = defaultdict(list)
-        self._on_host: defaultdict[int, list[tuple[Bytes, Mark]]] = defaultdict(list)
-        self._end = calls.mark()
+        self._on_host: defaultdict[int, list[tuple[Bytes, Event]]] = defaultdict(list)
+        self._end = calls.event()
 
     def slot(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
         """Return a slot in host memory (page-locked unless ``memory`` is given) that device tensors are copied to."""
         seen = tensor_slot(tensor, self.calls.host_memory(tensor.size_bytes) if memory is None else memory)
-        return _Slot(seen.data, seen.value, self, self.calls.mark())
+        return _Slot(seen.data, seen.value, self, self.calls.event())
 
     def upload(self, tensor: TensorSpec, value: Tensor) -> Uploaded | None:
         """Begin to copy a host tensor, which must not change meanwhile, to the device; None after `close`."""
@@ -78,15 +77,15 @@ class DeviceTransfers:
             if self._closed:
                 return None
             free = self._on_device[tensor.name]
-            uploaded = free.pop() if free else Uploaded(self._make_tensor(tensor), self.calls.mark())
-            self._under_way[uploaded.mark] = uploaded, value
-            self.calls.upload(value.data_ptr(), uploaded.tensor.data_ptr(), tensor.size_bytes, uploaded.mark)
+            uploaded = free.pop() if free else Uploaded(self._make_tensor(tensor), self.calls.event())
+            self._under_way[uploaded.event] = uploaded, value
+            self.calls.upload(value.data_ptr(), uploaded.tensor.data_ptr(), tensor.size_bytes, uploaded.event)
         return uploaded
 
     def give_back(self, tensor: TensorSpec, uploaded: Uploaded) -> None:
         """Free an uploaded tensor for reuse, after all stages that read it have ended."""
         with self._lock:
-            self._under_way.pop(uploaded.mark, None)
+            self._under_way.pop(uploaded.event, None)
             if not self._closed:
                 self._on_device[tensor.name].append(uploaded)
 
@@ -99,15 +98,15 @@ class DeviceTransfers:
         with self._lock:
             self._closed = True
             under_way, self._under_way = self._under_way, {}
-            error = do_all(partial(self.calls.wait, mark) for mark in under_way)
+            error = do_all(partial(self.calls.wait, event) for event in under_way)
             self._on_device.clear()
         if error is not None:
             raise error
 
-    def download(self, value: Tensor, data: Bytes, mark: Mark) -> None:
+    def download(self, value: Tensor, data: Bytes, event: Event) -> None:
         """Copy a complete device tensor to host memory; return when the copy is done."""
-        self.calls.download(value.data_ptr(), data.ctypes.data, data.size, mark)
-        self.calls.wait(mark)
+        self.calls.download(value.data_ptr(), data.ctypes.data, data.size, event)
+        self.calls.wait(event)
 
     def bytes_of(self, value: Tensor) -> Bytes:
         """Return a device tensor's content as uint8 on one axis in page-locked host memory, when the copy is done.
@@ -118,11 +117,11 @@ class DeviceTransfers:
         if not size_bytes:
             return np.empty(0, np.uint8)
         try:
-            data, mark = self._on_host[size_bytes].pop()
+            data, event = self._on_host[size_bytes].pop()
         except IndexError:
-            data, mark = self.calls.host_memory(size_bytes), self.calls.mark()
-        self.download(value, data, mark)
-        return memory_at(data.ctypes.data, size_bytes, self._on_host[size_bytes].append, (data, mark))
+            data, event = self.calls.host_memory(size_bytes), self.calls.event()
+        self.download(value, data, event)
+        return memory_at(data.ctypes.data, size_bytes, self._on_host[size_bytes].append, (data, event))
 
     def memory(self, tensor: TensorSpec) -> tuple[int, Uploaded]:
         """Allocate device memory for a tensor that a link receives into it."""
@@ -130,7 +129,7 @@ class DeviceTransfers:
             memory = self._make_tensor(tensor)
         except Exception as error:
             raise WorkerError(f"the GPU has no memory for tensor {tensor.name!r}: {first_line(error)}") from error
-        return self.address(memory), Uploaded(memory, self.calls.mark())
+        return self.address(memory), Uploaded(memory, self.calls.event())
 
     def address(self, value: Tensor) -> int:
         return int(value.data_ptr())
@@ -139,7 +138,7 @@ class DeviceTransfers:
         """Return a stage's inputs on the device; kernels launched from now on wait for their uploads."""
         for value in inputs:
             if isinstance(value, Uploaded):
-                self.calls.compute_after(value.mark)
+                self.calls.compute_after(value.event)
         return [value.tensor if isinstance(value, Uploaded) else value for value in inputs]
 
     def end(self) -> None:
@@ -151,27 +150,27 @@ class DeviceTransfers:
 @dataclass(frozen=True, slots=True)
 class _Slot(TensorSlot):
     transfers: DeviceTransfers
-    mark: Mark
+    event: Event
 
     def copy_in(self, value: Tensor) -> None:
-        self.transfers.download(value, self.data, self.mark)
+        self.transfers.download(value, self.data, self.event)
 
 
-class UploadingStation:
-    """Wraps the station of a machine with a GPU: uploads each received tensor at once.
+class UploadingOwner:
+    """Wraps the owner of a machine with a GPU: uploads each received tensor at once.
 
     Tensors received in the memory of the device are there already.
     """
 
-    def __init__(self, station: Station, transfers: DeviceTransfers) -> None:
-        self._station, self._transfers = station, transfers
-        self.lock, self.device = station.lock, transfers
-        self.moved, self.transferred, self.widened = station.moved, station.transferred, station.widened
-        self.room_locked, self.starves_locked = station.room_locked, station.starves_locked
+    def __init__(self, owner: LinkOwner, transfers: DeviceTransfers) -> None:
+        self._owner, self._transfers = owner, transfers
+        self.lock, self.device = owner.lock, transfers
+        self.moved, self.transferred, self.widened = owner.moved, owner.transferred, owner.widened
+        self.room_locked, self.starves_locked = owner.room_locked, owner.starves_locked
 
     def deliver(self, route: Route, sequence: int, value: Tensor | Uploaded, release: Callable[[], None]) -> None:
         if isinstance(value, Uploaded):
-            self._station.deliver(route, sequence, value, release)
+            self._owner.deliver(route, sequence, value, release)
             return
         uploaded = self._transfers.upload(route.tensor, value)
         if uploaded is None:
@@ -181,16 +180,12 @@ class UploadingStation:
             self._transfers.give_back(route.tensor, uploaded)
             release()
 
-        self._station.deliver(route, sequence, uploaded, release_both)
+        self._owner.deliver(route, sequence, uploaded, release_both)
 
 
 @cache
 def nvidia_library(name: str, file: str) -> ctypes.CDLL:
-    """Load a library of the system or of pip's package ``nvidia-NAME``, once per process.
-
-    Raises:
-        WorkerError: it is not found.
-    """
+    """Load a library of the system or of pip's package ``nvidia-NAME``; raise `WorkerError` if it is not found."""
     for path in (file, *(str(folder / "lib" / file) for folder in installed_folders(name))):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(path)

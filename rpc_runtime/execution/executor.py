@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rpc_runtime.execution.observed_stage import ObservedStage
 from rpc_runtime.execution.scheduler import IdleTimes, Scheduler, StageState
 from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, WINDOW, Recorder, now
-from rpc_runtime.program.program import StageSpec
 from rpc_runtime.program.routes import MachineProgram, Route
+from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import OutgoingLink
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StageExecutor:
-    """Runs stages as soon as their inputs have arrived and their outputs have room. It is the links' `Station`.
+    """Runs stages as soon as their inputs have arrived and their outputs have room. It is the links' `LinkOwner`.
 
     If a stage raises, ``on_failure(stage, error)`` is called once, from the computing thread; no stage runs after that.
     """
@@ -30,7 +30,7 @@ class StageExecutor:
     def __init__(
         self,
         lock: threading.Lock,
-        plan: MachineProgram,
+        program: MachineProgram,
         stages: Sequence[LoadedStage],
         recorder: Recorder,
         on_failure: Callable[[StageSpec, Exception], None],
@@ -43,25 +43,25 @@ class StageExecutor:
         self._on_failure = on_failure
         self._stopped = False
         self._stages = tuple(ObservedStage(stage, recorder) for stage in stages)
-        self._scheduler = Scheduler(plan, self._rouse_locked)
+        self._scheduler = Scheduler(program, self._rouse_locked)
         self._ends: list[tuple[LinkEnd, ...]] = []
         """By the position of a stage: the links to flush after it has computed."""
         # The stage that a transfer is counted for: the producer of a sent tensor, the first consumer of a received one.
-        producers = {tensor.name: stage.name for stage in plan.stages for tensor in stage.outputs}
-        consumers = {tensor.name: stage.name for stage in reversed(plan.stages) for tensor in stage.inputs}
-        self._computing = [recorder.track(COMPUTE, stage.name) for stage in plan.stages]
+        producers = {tensor.name: stage.name for stage in program.stages for tensor in stage.outputs}
+        consumers = {tensor.name: stage.name for stage in reversed(program.stages) for tensor in stage.inputs}
+        self._computing = [recorder.track(COMPUTE, stage.name) for stage in program.stages]
         self._tracks = {
             (kind, route): recorder.track(kind, stage_of[route.tensor.name], getattr(route, end), route.tensor.name)
             for routes, stage_of, end, kinds in (
-                (plan.outgoing, producers, "destination", [SEND]),
-                (plan.incoming, consumers, "source", [RECEIVE, WINDOW]),
+                (program.outgoing, producers, "destination", [SEND]),
+                (program.incoming, consumers, "source", [RECEIVE, WINDOW]),
             )
             for route in routes
             for kind in kinds
         }
         self._idle_times = IdleTimes(self._scheduler)
-        self._plan = plan
-        self._thread = threading.Thread(target=self._run, name=f"compute-{plan.machine}", daemon=True)
+        self._program = program
+        self._thread = threading.Thread(target=self._run, name=f"compute-{program.machine}", daemon=True)
 
     def start(self, links: Mapping[str, OutgoingLink], sources: Mapping[str, LinkEnd]) -> None:
         """Start computing. ``links``: the outgoing links by destination; ``sources``: the incoming links by source."""
@@ -69,9 +69,9 @@ class StageExecutor:
         for state in self._scheduler:
             outputs, inputs = ({tensor.name for tensor in side} for side in (state.stage.outputs, state.stage.inputs))
             ends: list[LinkEnd] = [
-                links[route.destination] for route in self._plan.outgoing if route.tensor.name in outputs
+                links[route.destination] for route in self._program.outgoing if route.tensor.name in outputs
             ]
-            ends += [sources[route.source] for route in self._plan.incoming if route.tensor.name in inputs]
+            ends += [sources[route.source] for route in self._program.incoming if route.tensor.name in inputs]
             self._ends.append(tuple(dict.fromkeys(ends)))
         self._thread.start()
 

@@ -16,9 +16,10 @@ from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.events import COMPUTE, Observation, Recorder, now
 from rpc_runtime.program.inputs import checked_inputs, client_arrays
 from rpc_runtime.program.measurements import LinkStatistics
-from rpc_runtime.program.program import Program, TensorSpec, weight_bytes
+from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
-from rpc_runtime.program.runner import Array, Outputs, Runner
+from rpc_runtime.program.runner import Outputs, Runner
+from rpc_runtime.program.specs import Array, TensorSpec, weight_bytes
 
 Result = TypeVar("Result")
 
@@ -135,12 +136,13 @@ class InProcessRunner(Runner):
             self._recorders[stage.machine].record(track, sequence, start, now())
             for tensor, value in zip(stage.outputs, outputs, strict=True):
                 self._keep(tensor, value, sequence, values)
-        return self.program.result(
+        arrays = (
             by_name[tensor.name].copy()
             if tensor.name in by_name
             else array_from_tensor(_value_at(CLIENT, tensor, values), tensor)
             for tensor in self.program.outputs
         )
+        return Outputs.of(self.program, arrays)
 
     def _keep(self, tensor: TensorSpec, value: Any, sequence: int, values: _Values) -> None:
         """Keep a tensor as it was made, and as it is received over each of its routes."""

@@ -26,8 +26,7 @@ from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.events import now
 from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel, TimingEffort
-from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import Bytes, TensorSpec
 
 ALIGNMENT_BYTES = 256
 PATTERN_VALUES = 1 << 18

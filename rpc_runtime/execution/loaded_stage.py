@@ -18,8 +18,7 @@ from tvm.runtime.vm import VirtualMachine
 from rpc_runtime.errors import BlobError, StageError, WorkerError, out_of_files
 from rpc_runtime.execution.cuda_runtime import load_cuda
 from rpc_runtime.program.events import now
-from rpc_runtime.program.program import StageSpec, TensorSpec, WeightSpec
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import Bytes, StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.transports.carrier import ALIGNMENT_BYTES, Slot
 
 Tensor = Any

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from rpc_runtime.program.events import BLOCK, WAIT
-from rpc_runtime.program.program import StageSpec
 from rpc_runtime.program.routes import MachineProgram, Route
+from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.transports.credits import depths
 
 
@@ -32,7 +32,7 @@ class Readiness(enum.Enum):
     """It has no inputs, and its next outputs have no room or no consumer."""
 
 
-class Leaving(Protocol):
+class OutgoingQueue(Protocol):
     """An outgoing link. The caller holds its lock, if it has one."""
 
     def has_room_locked(self, tensor: str) -> bool: ...
@@ -90,12 +90,12 @@ class _Queue:
 
 
 @dataclass
-class _Exit:
+class _Consumers:
     """The consumers of an output tensor: links, and queues of this machine."""
 
     tensor: str
-    links: Mapping[str, Leaving]
-    takers: Sequence[_Queue]
+    links: Mapping[str, OutgoingQueue]
+    queues: Sequence[_Queue]
 
     @property
     def full_links(self) -> list[str]:
@@ -104,7 +104,7 @@ class _Exit:
 
     @property
     def has_room(self) -> bool:
-        return not self.full_links and all(not taker.is_full for taker in self.takers)
+        return not self.full_links and all(not queue.is_full for queue in self.queues)
 
 
 class Blocked(NamedTuple):
@@ -116,18 +116,18 @@ class Blocked(NamedTuple):
 
 
 class StageState:
-    """The state of a stage on its machine. ``exits`` are by sequence number modulo ``period``.
+    """The state of a stage on its machine. ``outputs`` are by sequence number modulo ``period``.
 
-    After it has computed, it may be ready again, and so may the producers of its inputs, at positions ``makers``.
+    After it has computed, it may be ready again, and so may the producers of its inputs, at positions ``producers``.
     """
 
     def __init__(self, position: int, stage: StageSpec, queues: Sequence[_Queue]) -> None:
         self.position = position
         self.stage = stage
         self.queues = queues
-        self.exits: Mapping[int, Sequence[_Exit]] = {}
+        self.outputs: Mapping[int, Sequence[_Consumers]] = {}
         self.period = 1
-        self.makers: Sequence[int] = ()
+        self.producers: Sequence[int] = ()
         self.finished = 0
         self.sequence = stage.micro_batches.nth(0)
 
@@ -136,13 +136,13 @@ class StageState:
         """The inputs of the next micro-batch. They stay queued until the stage is done: credits limit memory."""
         return [queue.held[self.sequence].value for queue in self.queues]
 
-    def next_exits(self) -> Sequence[_Exit]:
-        return self.exits[self.sequence % self.period]
+    def next_outputs(self) -> Sequence[_Consumers]:
+        return self.outputs[self.sequence % self.period]
 
     @property
     def full(self) -> list[_Queue]:
         """The queues of this machine that have no room for the next micro-batch."""
-        return [queue for exit_ in self.next_exits() for queue in exit_.takers if queue.is_full]
+        return [queue for output in self.next_outputs() for queue in output.queues if queue.is_full]
 
     def advance(self) -> None:
         self.finished += 1
@@ -154,36 +154,36 @@ class StageState:
         for queue in self.queues:
             if self.sequence not in queue.held:
                 return Readiness.LACKS_INPUTS
-        exits = self.next_exits()
-        has_room = all(exit_.has_room for exit_ in exits)
+        outputs = self.next_outputs()
+        has_room = all(output.has_room for output in outputs)
         if self.queues:
             return Readiness.READY if has_room else Readiness.LACKS_ROOM
-        is_taken = any(exit_.links or exit_.takers for exit_ in exits)  # else the stage would run for ever
+        is_taken = any(output.links or output.queues for output in outputs)  # else the stage would run for ever
         return Readiness.READY if has_room and is_taken else Readiness.AHEAD
 
 
 class Scheduler:
     """All stages of a machine; ``on_ready`` is called when a stage becomes ready."""
 
-    def __init__(self, plan: MachineProgram, on_ready: Callable[[], None]) -> None:
-        local = {route.tensor.name: depths(route) for route in plan.local}
+    def __init__(self, program: MachineProgram, on_ready: Callable[[], None]) -> None:
+        local = {route.tensor.name: depths(route) for route in program.local}
         self._on_ready = on_ready
         self._stages = [
             StageState(position, stage, [_Queue(position, *local.get(tensor.name, (0, 0))) for tensor in stage.inputs])
-            for position, stage in enumerate(plan.stages)
+            for position, stage in enumerate(program.stages)
         ]
-        self._readiness = [Readiness.LACKS_INPUTS for _ in plan.stages]
+        self._readiness = [Readiness.LACKS_INPUTS for _ in program.stages]
         self._blocked: set[int] = set()
         """Positions of stages that lack room or are ahead."""
         # A micro-batch's consumers depend on its sequence number modulo the period, which is 1 without replicas.
-        self._period = plan.period
-        self._takers: dict[str, dict[int, list[_Queue]]] = {}
+        self._period = program.period
+        self._consumers: dict[str, dict[int, list[_Queue]]] = {}
         for state in self._stages:
             for tensor, queue in zip(state.stage.inputs, state.queues, strict=True):
-                takers = self._takers.setdefault(tensor.name, {})
-                for place in state.stage.micro_batches.within(plan.period):
-                    takers.setdefault(place, []).append(queue)
-        self._plan = plan
+                consumers = self._consumers.setdefault(tensor.name, {})
+                for sequence in state.stage.micro_batches.within(program.period):
+                    consumers.setdefault(sequence, []).append(queue)
+        self._program = program
         self.latest_source = ""
         """The machine from which the latest tensor was received."""
 
@@ -191,24 +191,24 @@ class Scheduler:
         """In topological order."""
         return iter(self._stages)
 
-    def connect(self, links: Mapping[str, Leaving]) -> None:
+    def connect(self, links: Mapping[str, OutgoingQueue]) -> None:
         """Set the outgoing links, by destination. Call before `begin`."""
         for state in self._stages:
             stage = state.stage
             state.period = self._period
-            state.exits = {
-                place: [
-                    _Exit(
+            state.outputs = {
+                sequence: [
+                    _Consumers(
                         tensor.name,
-                        {name: links[name] for name in self._plan.destinations_of(tensor.name, place)},
-                        self._takers.get(tensor.name, {}).get(place, ()),
+                        {name: links[name] for name in self._program.destinations_of(tensor.name, sequence)},
+                        self._consumers.get(tensor.name, {}).get(sequence, ()),
                     )
                     for tensor in stage.outputs
                 ]
-                for place in stage.micro_batches.within(self._period)
+                for sequence in stage.micro_batches.within(self._period)
             }
             inputs = {tensor.name for tensor in stage.inputs}
-            state.makers = [
+            state.producers = [
                 producer.position
                 for producer in self._stages
                 if inputs & {tensor.name for tensor in producer.stage.outputs}
@@ -230,7 +230,7 @@ class Scheduler:
         """Return the last stage that waits only for room for its outputs; None if all stages wait for inputs."""
         for state in reversed(self._stages):
             if self._readiness[state.position] is Readiness.LACKS_ROOM:
-                full = [destination for exit_ in state.next_exits() for destination in exit_.full_links]
+                full = [destination for output in state.next_outputs() for destination in output.full_links]
                 return Blocked(state.stage, state.sequence, full[0] if full else state.stage.machine)
         return None
 
@@ -255,7 +255,7 @@ class Scheduler:
         state = self._stages[position]
         return (
             self._readiness[position] is Readiness.LACKS_ROOM
-            and not any(exit_.full_links for exit_ in state.next_exits())
+            and not any(output.full_links for output in state.next_outputs())
             and all(
                 queue.capacity < queue.largest and self._readiness[queue.position] is Readiness.LACKS_INPUTS
                 for queue in state.full
@@ -265,26 +265,26 @@ class Scheduler:
     def give(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """Queue a received tensor; ``release`` is called once, when all stages have used it."""
         self.latest_source = route.source
-        self._give(self._takers[route.tensor.name].get(sequence % self._period, ()), sequence, value, release)
+        self._give(self._consumers[route.tensor.name].get(sequence % self._period, ()), sequence, value, release)
 
     def starves(self, tensor: str, sequence: int) -> bool:
         """Return whether no stage is ready, and a stage that consumes this tensor lacks inputs."""
         return Readiness.READY not in self._readiness and any(
             self._readiness[queue.position] is Readiness.LACKS_INPUTS
-            for queue in self._takers[tensor].get(sequence % self._period, ())
+            for queue in self._consumers[tensor].get(sequence % self._period, ())
         )
 
     def finish(self, state: StageState, outputs: Sequence[Any]) -> None:
         """Note that a stage has computed its next micro-batch, and pass its outputs on."""
-        sequence, exits = state.sequence, state.next_exits()
+        sequence, consumers = state.sequence, state.next_outputs()
         state.advance()
         for queue in state.queues:
             queue.take(sequence).done()
-        for exit_, value in zip(exits, outputs, strict=True):
-            for link in exit_.links.values():
-                link.put_locked(exit_.tensor, sequence, value)
-            self._give(exit_.takers, sequence, value, None)
-        self._update((*state.makers, state.position))
+        for output, value in zip(consumers, outputs, strict=True):
+            for link in output.links.values():
+                link.put_locked(output.tensor, sequence, value)
+            self._give(output.queues, sequence, value, None)
+        self._update((*state.producers, state.position))
 
     def room(self) -> None:
         """Note that a link has room for one more micro-batch of a tensor."""
@@ -296,11 +296,11 @@ class Scheduler:
         for queue in (queue for state in self._stages for queue in state.queues):
             queue.held.clear()
 
-    def _give(self, takers: Sequence[_Queue], sequence: int, value: Any, release: Callable[[], None] | None) -> None:
-        held = _Held(value, len(takers), release)
-        for queue in takers:
+    def _give(self, consumers: Sequence[_Queue], sequence: int, value: Any, release: Callable[[], None] | None) -> None:
+        held = _Held(value, len(consumers), release)
+        for queue in consumers:
             queue.put(sequence, held)
-        self._update([queue.position for queue in takers])
+        self._update([queue.position for queue in consumers])
 
     def _update(self, positions: Iterable[int]) -> None:
         """Update the readiness of these stages."""

@@ -10,20 +10,15 @@ from __future__ import annotations
 import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 
-from rpc_runtime.errors import ProtocolError, WorkerError
-from rpc_runtime.program.runner import Array, Bytes
+from rpc_runtime.errors import ProtocolError
+from rpc_runtime.program.specs import Array, Bytes, TensorSpec
 from rpc_runtime.registry import Registry
-
-if TYPE_CHECKING:
-    from rpc_runtime.program.program import TensorSpec
-    from rpc_runtime.program.routes import Route
 
 NONE = "none"
 """The codec of a tensor that is sent unencoded."""
@@ -68,7 +63,7 @@ class Codec(ABC):
         """Decode ``encoded`` into ``data``, the tensor's memory (uint8).
 
         Raises:
-            ValueError: ``encoded`` is no encoding of this tensor.
+            ValueError: ``encoded`` is not a valid encoding of this tensor.
         """
 
     @property
@@ -284,25 +279,9 @@ CODECS: Registry[type[Codec]] = Registry(
 )
 
 
-def codec_of(route: Route) -> Codec:
-    """Return the codec of a route's tensor."""
-    return CODECS[route.codec](route.tensor)
-
-
 def fitting(name: str, tensor: TensorSpec) -> str:
     """Return the codec's name, or `NONE` if it does not fit the tensor."""
     return NONE if CODECS[name](tensor).unfit else name
-
-
-def require_available(routes: Iterable[Route]) -> None:
-    """Raise a `WorkerError` that names the missing package if this process cannot use the codec of a route."""
-    for route in routes:
-        if not (codec := CODECS[route.codec]).is_available():
-            raise WorkerError(
-                f"tensor {route.tensor.name!r} goes from {route.source!r} to {route.destination!r} as "
-                f"{route.codec}, which needs the package {codec.package!r} at both ends, and is missing: "
-                "pip install 'tvm-split[codecs]', or give the link another codec"
-            )
 
 
 def by_channel(shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.program import Program, TensorSpec
-from rpc_runtime.program.runner import Array, Bytes
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import Array, Bytes, TensorSpec
 
 MAXIMUM_AXES = 64
 """Maximum number of axes of a numpy array."""
@@ -35,8 +35,8 @@ def checked_inputs(program: Program, inputs: Sequence[Any]) -> tuple[Array, ...]
 
 
 def client_arrays(program: Program, inputs: Sequence[Array]) -> list[Array]:
-    """Return a micro-batch's values of the program's ``client_tensors``: the inputs, and copies of the cuts."""
-    return [*inputs, *(inputs[index][place].copy() for index, place in program.cut_places)]
+    """Return a micro-batch's values of the program's ``client_tensors``: the inputs, and copies of its input slices."""
+    return [*inputs, *(inputs[index][where].copy() for index, where in program.slice_indices)]
 
 
 def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
@@ -63,7 +63,7 @@ def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
 
 
 def _nested(value: Any) -> tuple[tuple[int, ...], Any]:
-    """Return the shape of nested lists and their first item that is no list; () and the value itself if it is no list.
+    """Return the shape of nested lists and their first item that is not a list; () and the value if it is not a list.
 
     Only the first item of each list counts: numpy reads all items, and never ends for a list that holds itself twice.
     """

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rpc_runtime.program.program import BlobSpec, TensorSpec
+from rpc_runtime.program.specs import BlobSpec, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

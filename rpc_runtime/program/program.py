@@ -8,101 +8,14 @@ stage's name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
-import numpy as np
-
 from rpc_runtime.program.codecs import CODECS, NONE
-from rpc_runtime.program.round_robin import EVERY, Recurrence, cycle_of, micro_batches_of
+from rpc_runtime.program.round_robin import EVERY, Recurrence, cycle_of
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route, queue_depth
-from rpc_runtime.program.runner import Array, Outputs
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """The name, shape (elements per axis) and dtype (numpy's name) of a dense, row-major tensor."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @cached_property
-    def size_bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
-
-
-@dataclass(frozen=True)
-class BlobSpec:
-    """A file of ``size_bytes`` bytes, identified by the SHA-256 of its content (lowercase hexadecimal)."""
-
-    sha256: str
-    size_bytes: int
-
-
-NO_BLOB = BlobSpec("0" * 64, 0)
-"""Placeholder for a library that a machine does not need (`Program.for_worker`)."""
-
-
-@dataclass(frozen=True)
-class WeightSpec:
-    """One weight of a stage: its blob holds the bytes of the tensor in C order."""
-
-    tensor: TensorSpec
-    blob: BlobSpec
-
-    @property
-    def content(self) -> tuple[str, tuple[int, ...], str]:
-        """A key that is equal for all weights with equal values, shape and dtype."""
-        return self.blob.sha256, self.tensor.shape, self.tensor.dtype
-
-
-@dataclass(frozen=True)
-class StageSpec:
-    """One deployed stage, or one replica of it.
-
-    ``library`` is a shared library whose function ``main(*inputs, *weights)`` always returns a tuple with one tensor
-    per entry of ``outputs``, in order. ``device`` is ``"cpu"`` or ``"cuda"``. ``target`` is the library's target, for
-    messages.
-
-    Micro-batch ``s`` is computed by the replica whose ``replica`` is ``replica_schedule[s % len(replica_schedule)]``.
-    Replicas of a stage agree in ``index``, ``name``, ``layers``, ``inputs``, ``outputs`` and ``replica_schedule``; each
-    is on another machine.
-    """
-
-    index: int
-    name: str
-    machine: str
-    layers: tuple[str, ...]
-    device: str
-    library: BlobSpec = field(repr=False)
-    weights: tuple[WeightSpec, ...] = field(repr=False)
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    replica: int = 0
-    replica_schedule: tuple[int, ...] = (0,)
-    target: str = ""
-
-    @cached_property
-    def micro_batches(self) -> Recurrence:
-        """The micro-batches that this replica computes: all if the stage has one replica."""
-        return micro_batches_of(self.replica, self.replica_schedule)
-
-    @property
-    def blobs(self) -> tuple[BlobSpec, ...]:
-        """The blobs of the library and of all weights, each digest once."""
-        return tuple({blob.sha256: blob for blob in (self.library, *(w.blob for w in self.weights))}.values())
-
-
-def weight_bytes(stages: Iterable[StageSpec]) -> int:
-    """Return the bytes of the weights of these stages on one machine; weights with equal content count once."""
-    return sum({weight.content: weight.tensor.size_bytes for stage in stages for weight in stage.weights}.values())
+from rpc_runtime.program.specs import NO_BLOB, StageSpec, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -119,7 +32,7 @@ class RouteCodec:
 
 
 @dataclass(frozen=True)
-class InputCut:
+class InputSlice:
     """A slice of a model input that the client sends as ``tensor``: from ``begin`` along ``axis``."""
 
     tensor: TensorSpec
@@ -133,25 +46,25 @@ class Program:
     """Stages in topological order, replicas next to each other, and the model's inputs and outputs.
 
     ``outputs`` may name a model input (it never leaves the client) or any stage's output, also several times.
-    ``codecs`` has the codecs of the routes that have one. ``cuts`` are slices of inputs, sent to the stages that take
-    these instead of the input. ``output_names`` are the outputs' names in the source; workers do not get them.
+    ``codecs`` has the codecs of the routes that have one. ``input_slices`` are sent to the stages that take these
+    instead of the input. ``output_names`` are the outputs' names in the source; workers do not get them.
 
     Raises:
         ValueError: the replicas of a stage do not fit together, the schedules of all stages repeat together after more
-            than `round_robin.LONGEST_CYCLE` micro-batches, a tensor is made twice or not before it is used, or a cut
-            does not lie in an input.
+            than `round_robin.LONGEST_CYCLE` micro-batches, a tensor is made twice or not before it is used, or a
+            slice does not lie in its input.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     stages: tuple[StageSpec, ...]
     codecs: tuple[RouteCodec, ...] = ()
-    cuts: tuple[InputCut, ...] = ()
+    input_slices: tuple[InputSlice, ...] = ()
     output_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for cut in self.cuts:
-            _check_cut(cut, self.inputs)
+        for part in self.input_slices:
+            _check_slice(part, self.inputs)
         for replicas in self.replicas.values():
             _check_replicas(replicas)
         cycle_of(len(replicas[0].replica_schedule) for replicas in self.replicas.values())
@@ -159,19 +72,19 @@ class Program:
 
     @property
     def client_tensors(self) -> tuple[TensorSpec, ...]:
-        """The tensors of the client: the model's inputs, and the slices of inputs that it sends (``cuts``)."""
-        return (*self.inputs, *(cut.tensor for cut in self.cuts))
+        """The tensors of the client: the model's inputs, and the slices of inputs that it sends (``input_slices``)."""
+        return (*self.inputs, *(part.tensor for part in self.input_slices))
 
     @cached_property
-    def cut_places(self) -> tuple[tuple[int, tuple[slice, ...]], ...]:
-        """The position of its input, and the index into it, of each cut."""
+    def slice_indices(self) -> tuple[tuple[int, tuple[slice, ...]], ...]:
+        """The position of its input, and the index into it, of each of the ``input_slices``."""
         names = [tensor.name for tensor in self.inputs]
         return tuple(
             (
-                names.index(cut.input),
-                (slice(None),) * cut.axis + (slice(cut.begin, cut.begin + cut.tensor.shape[cut.axis]),),
+                names.index(part.input),
+                (slice(None),) * part.axis + (slice(part.begin, part.begin + part.tensor.shape[part.axis]),),
             )
-            for cut in self.cuts
+            for part in self.input_slices
         )
 
     @property
@@ -235,10 +148,6 @@ class Program:
             for stage in self.stages
         ]
         return replace(self, stages=tuple(stages), output_names=())
-
-    def result(self, arrays: Iterable[Array]) -> Outputs:
-        """Return the outputs of one micro-batch with their names."""
-        return Outputs(arrays, self.output_names or (tensor.name for tensor in self.outputs))
 
     @cached_property
     def _routes_by_machine(self) -> dict[str, list[Route]]:
@@ -344,22 +253,22 @@ def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, 
             raise ValueError(f"{where} does not fit {route.tensor}: {reason}")
 
 
-def _check_cut(cut: InputCut, inputs: Iterable[TensorSpec]) -> None:
-    """Raise `ValueError` if a cut does not lie in its input."""
-    whole = next((tensor for tensor in inputs if tensor.name == cut.input), None)
-    if whole is None or cut.tensor.name in {tensor.name for tensor in inputs}:
-        raise ValueError(f"{cut.tensor} is cut from the input {cut.input!r}, which is no other input")
-    axis, length = cut.axis, cut.tensor.shape[cut.axis : cut.axis + 1]
+def _check_slice(part: InputSlice, inputs: Iterable[TensorSpec]) -> None:
+    """Raise `ValueError` if a slice does not lie in its input."""
+    whole = next((tensor for tensor in inputs if tensor.name == part.input), None)
+    if whole is None or part.tensor.name in {tensor.name for tensor in inputs}:
+        raise ValueError(f"{part.tensor} is a slice of {part.input!r}, which is not another input")
+    axis, length = part.axis, part.tensor.shape[part.axis : part.axis + 1]
     fits = (
         0 <= axis < len(whole.shape)
         and len(length) == 1
-        and cut.begin >= 0
-        and cut.begin + length[0] <= whole.shape[axis]
-        and whole.shape[:axis] + length + whole.shape[axis + 1 :] == cut.tensor.shape
-        and whole.dtype == cut.tensor.dtype
+        and part.begin >= 0
+        and part.begin + length[0] <= whole.shape[axis]
+        and whole.shape[:axis] + length + whole.shape[axis + 1 :] == part.tensor.shape
+        and whole.dtype == part.tensor.dtype
     )
     if not fits:
-        raise ValueError(f"{cut.tensor}, from {cut.begin} of axis {axis}, does not lie in the input {whole}")
+        raise ValueError(f"{part.tensor}, from {part.begin} of axis {axis}, does not lie in the input {whole}")
 
 
 def _check_replicas(replicas: tuple[StageSpec, ...]) -> None:

@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from rpc_runtime.program.codecs import NONE
+from rpc_runtime.errors import WorkerError
+from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.round_robin import EVERY, Recurrence, cycle_of
-
-if TYPE_CHECKING:
-    from rpc_runtime.program.program import StageSpec, TensorSpec
+from rpc_runtime.program.specs import StageSpec, TensorSpec
 
 CLIENT = "client"
 """The client's name wherever a machine's name is allowed; no machine may have it."""
@@ -115,3 +113,14 @@ def queue_depth(when: Recurrence, window: int) -> int:
     slower one. `Program.leads` counts both. A route counts only its own micro-batches of these.
     """
     return 3 + (when.most_in(window) if window else 0)
+
+
+def require_available(routes: Iterable[Route]) -> None:
+    """Raise a `WorkerError` that names the missing package if this process cannot use the codec of a route."""
+    for route in routes:
+        if not (codec := CODECS[route.codec]).is_available():
+            raise WorkerError(
+                f"tensor {route.tensor.name!r} goes from {route.source!r} to {route.destination!r} as "
+                f"{route.codec}, which needs the package {codec.package!r} at both ends, and is missing: "
+                "pip install 'tvm-split[codecs]', or give the link another codec"
+            )

@@ -5,22 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
-
-import numpy as np
+from typing import Any, SupportsIndex, overload
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.clocks import MachineClock
-from rpc_runtime.program.events import aligned, events_of, statistics_of
-
-if TYPE_CHECKING:
-    from rpc_runtime.program.events import Observation, StageStatistics, TraceEvent
-    from rpc_runtime.program.measurements import LinkStatistics
-    from rpc_runtime.program.program import Program
-
-Array = np.ndarray[Any, Any]
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+from rpc_runtime.program.events import Observation, StageStatistics, TraceEvent, aligned, events_of, statistics_of
+from rpc_runtime.program.measurements import LinkStatistics
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import Array
 
 
 class Outputs(tuple[Array, ...]):
@@ -35,6 +28,11 @@ class Outputs(tuple[Array, ...]):
         outputs = super().__new__(cls, arrays)
         outputs.names = tuple(names)
         return outputs
+
+    @classmethod
+    def of(cls, program: Program, arrays: Iterable[Array]) -> Outputs:
+        """Return the outputs of one micro-batch with their names."""
+        return cls(arrays, program.output_names or (tensor.name for tensor in program.outputs))
 
     def __getnewargs__(self) -> tuple[tuple[Array, ...], tuple[str, ...]]:
         return tuple(self), self.names

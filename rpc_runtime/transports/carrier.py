@@ -11,9 +11,8 @@ import numpy as np
 
 from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import Bytes, TensorSpec
 
 OnEnd = Callable[[TvmSplitError | None], None]
 
@@ -25,7 +24,7 @@ DEVICE_ONLY: Bytes = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Memory for one tensor: ``data`` is written to, ``value`` is delivered to the station."""
+    """Memory for one tensor: ``data`` is written to, ``value`` is delivered to the owner."""
 
     data: Bytes
     value: Any
@@ -44,7 +43,7 @@ class Slot:
 
 
 class MakeSlot(Protocol):
-    """Makes a slot in memory suited to its station, or over ``memory``: 64-byte-aligned, of the tensor's size."""
+    """Makes a slot in memory suited to its owner, or over ``memory``: 64-byte-aligned, of the tensor's size."""
 
     def __call__(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot: ...
 

@@ -147,15 +147,15 @@ def depths(route: Route) -> tuple[int, int]:
 
 
 @dataclass
-class Waiting:
+class SendQueue:
     """Queued micro-batches of one tensor, as (sequence number, value)."""
 
     route: Route
     window: SendWindow
-    queue: deque[tuple[int, Any]] = field(default_factory=deque)
+    items: deque[tuple[int, Any]] = field(default_factory=deque)
 
 
-class Departure(NamedTuple):
+class SendItem(NamedTuple):
     """A micro-batch to send. ``waited`` tells the receiver that it had to wait for a credit."""
 
     tensor_index: int
@@ -168,45 +168,45 @@ class Outbox:
     """The sending end. Times are in nanoseconds of one clock."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        self._by_name = {route.tensor.name: Waiting(route, SendWindow(*depths(route))) for route in routes}
-        self._by_index = {waiting.route.index: waiting for waiting in self._by_name.values()}
-        self._queued: dict[int, Waiting] = {}
+        self._by_name = {route.tensor.name: SendQueue(route, SendWindow(*depths(route))) for route in routes}
+        self._by_index = {queue.route.index: queue for queue in self._by_name.values()}
+        self._queued: dict[int, SendQueue] = {}
 
     def window(self, tensor_index: int) -> SendWindow:
         return self._by_index[tensor_index].window
 
     def has_room(self, tensor: str) -> bool:
         """Return whether the queue of a tensor has room for one more micro-batch."""
-        return len(self._by_name[tensor].queue) < OUTBOX
+        return len(self._by_name[tensor].items) < OUTBOX
 
     def put(self, tensor: str, sequence: int, value: Any) -> None:
-        waiting = self._by_name[tensor]
-        waiting.queue.append((sequence, value))
-        self._queued[waiting.route.index] = waiting
+        queue = self._by_name[tensor]
+        queue.items.append((sequence, value))
+        self._queued[queue.route.index] = queue
 
-    def next(self, now: int) -> Departure | None:
-        """Return the micro-batch to send now, or None; it stays queued until `left`. Note tensors without a credit."""
-        chosen: Waiting | None = None
-        for waiting in self._queued.values():
-            if not waiting.window.may_start:
-                waiting.window.wait()
-            elif chosen is None or waiting.queue[0][0] < chosen.queue[0][0]:
-                chosen = waiting
+    def next(self, now: int) -> SendItem | None:
+        """Return the micro-batch to send now, or None; it stays queued until `sent`. Note tensors without a credit."""
+        chosen: SendQueue | None = None
+        for queue in self._queued.values():
+            if not queue.window.may_start:
+                queue.window.wait()
+            elif chosen is None or queue.items[0][0] < chosen.items[0][0]:
+                chosen = queue
         if chosen is None:
             return None
-        sequence, value = chosen.queue[0]
-        return Departure(chosen.route.index, sequence, value, chosen.window.start(now))
+        sequence, value = chosen.items[0]
+        return SendItem(chosen.route.index, sequence, value, chosen.window.start(now))
 
-    def left(self, tensor_index: int) -> None:
+    def sent(self, tensor_index: int) -> None:
         """Remove the tensor's oldest micro-batch, which was sent."""
-        waiting = self._by_index[tensor_index]
-        waiting.queue.popleft()
-        if not waiting.queue:
+        queue = self._by_index[tensor_index]
+        queue.items.popleft()
+        if not queue.items:
             del self._queued[tensor_index]
 
     def clear(self) -> None:
-        for waiting in self._by_name.values():
-            waiting.queue.clear()
+        for queue in self._by_name.values():
+            queue.items.clear()
         self._queued.clear()
 
 

@@ -2,7 +2,7 @@
 
 A carrier (`carrier`) takes messages in one of two ways. A carrier with its own thread iterates over `LinkEnd.frames`
 there. Shared memory takes them by `LinkEnd.drain` in the thread that produced them, which calls `flush` after it
-released the station's lock; this avoids waking another thread.
+released the owner's lock; this avoids waking another thread.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
-from rpc_runtime.program.codecs import Codec, codec_of, require_available
-from rpc_runtime.program.program import TensorSpec
-from rpc_runtime.program.routes import CLIENT, Route
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.codecs import CODECS, Codec
+from rpc_runtime.program.routes import CLIENT, Route, require_available
+from rpc_runtime.program.specs import Bytes, TensorSpec
 from rpc_runtime.transports.carrier import Carrier, MakeSlot, Slot
 from rpc_runtime.transports.credits import ReceiveWindow, SendWindow
 from rpc_runtime.transports.liveness import LinkTimeouts, Liveness
@@ -38,24 +37,16 @@ class Device(Protocol):
         """CUDA's calls, `rpc_runtime.execution.cuda_calls.CudaCalls`; transports do not import that package."""
 
     def library(self, name: str, file: str) -> ctypes.CDLL:
-        """Load a library of the system or of pip's package ``nvidia-NAME``, once per process.
-
-        Raises:
-            WorkerError: it is not found.
-        """
+        """Load a library of the system or of pip's package ``nvidia-NAME``; raise `WorkerError` if it is not found."""
 
     def memory(self, tensor: TensorSpec) -> tuple[int, Any]:
-        """Allocate memory for a tensor; return its address and the value to deliver to the station.
-
-        Raises:
-            WorkerError: there is no memory.
-        """
+        """Allocate memory for a tensor, or raise `WorkerError`; return its address and the value to deliver."""
 
     def address(self, value: Any) -> int:
-        """Return the address of the memory of a value that the station sends."""
+        """Return the address of the memory of a value that the owner sends."""
 
 
-class Station(Protocol):
+class LinkOwner(Protocol):
     """The machine's side of its links: shares one ``lock`` with them and is notified of transfers."""
 
     @property
@@ -107,7 +98,7 @@ class LinkTensor(Generic[Window]):
     free: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.codec = codec_of(self.route)
+        self.codec = CODECS[self.route.codec](self.route.tensor)
 
 
 class LinkEnd(ABC):
@@ -125,16 +116,16 @@ class LinkEnd(ABC):
     _tensors: Mapping[int, LinkTensor[Any]]
     """By the index of their route."""
 
-    def __init__(self, station: Station, routes: Sequence[Route], make_slot: MakeSlot, timeouts: LinkTimeouts) -> None:
+    def __init__(self, owner: LinkOwner, routes: Sequence[Route], make_slot: MakeSlot, timeouts: LinkTimeouts) -> None:
         require_available(routes)
         self.routes = tuple(routes)
         self.timeouts = timeouts
-        self.station = station
+        self.owner = owner
         self._make_slot = make_slot
-        self._lock = station.lock
-        self._wake = threading.Condition(station.lock)
+        self._lock = owner.lock
+        self._wake = threading.Condition(owner.lock)
         self._closed = False
-        self._end = threading.Event()
+        self._has_closed = threading.Event()
         ends = {route.source if self.receives else route.destination for route in routes}
         self._liveness = None if CLIENT in ends else Liveness(timeouts)
         self._carrier: Carrier | None = None
@@ -143,16 +134,11 @@ class LinkEnd(ABC):
         self._sender_sleeps = False
         self._carrier_frames: list[bytes] = []
 
-    @property
-    def copies_apart(self) -> bool:
-        """Whether sending includes copies from a GPU, which the computing thread should not wait for."""
-        return self.station.device is not None and not self.receives
-
     def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
         """Return a slot of this end over memory that both ends share."""
         return self._make_slot(tensor, memory)
 
-    def say(self, frame: bytes) -> None:
+    def send_now(self, frame: bytes) -> None:
         """Send a frame of the carrier itself, before all other messages."""
         with self._lock:
             self._carrier_frames.append(frame)
@@ -254,11 +240,11 @@ class LinkEnd(ABC):
         """
         if self._liveness is not None and self._liveness.is_silent(since):
             raise WorkerUnavailableError(
-                f"nothing has arrived for {self.timeouts.silence_seconds:g} seconds: the connection is dead, or its "
-                "other end stands still"
+                f"nothing has arrived for {self.timeouts.silence_seconds:g} seconds: the connection is dead, or the "
+                "other end is frozen"
             )
 
-    def _takes(self, frame: Frame, kind: FrameKind) -> bool:
+    def _accepts(self, frame: Frame, kind: FrameKind) -> bool:
         """Note that the other end is alive; return whether its frame is not just a heartbeat.
 
         Raises:
@@ -277,13 +263,13 @@ class LinkEnd(ABC):
         return self._closed
 
     def wait_closed(self) -> None:
-        self._end.wait()
+        self._has_closed.wait()
 
     def close_locked(self) -> None:
         self._closed = True
         for tensor in self._tensors.values():
             tensor.slots.clear()
-        self._end.set()
+        self._has_closed.set()
         self._wake.notify_all()
 
     def close(self) -> None:

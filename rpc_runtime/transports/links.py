@@ -6,7 +6,7 @@ receiver never blocks, and a waiting tensor never blocks another one on the same
 flight grows if the latency of the link makes both ends wait (`credits`).
 
 Tensors in frames are encoded by the route's codec in the sending thread and decoded in the receiving thread, while the
-station computes. Tensors in shared slots are not encoded, because memory is not the bottleneck.
+owner computes. Tensors in shared slots are not encoded, because memory is not the bottleneck.
 
 Locks: all objects of one deployment on one machine share one lock; methods named ``*_locked`` require it to be held.
 """
@@ -22,12 +22,11 @@ import numpy as np
 
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.events import RECEIVE, SEND, now
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import Bytes, TensorSpec
 from rpc_runtime.transports.carrier import MakeSlot, Slot
-from rpc_runtime.transports.credits import Departure, Grants, Outbox, ReceiveWindow, SendWindow
-from rpc_runtime.transports.link_end import LinkEnd, LinkTensor, Message, Station
+from rpc_runtime.transports.credits import Grants, Outbox, ReceiveWindow, SendItem, SendWindow
+from rpc_runtime.transports.link_end import LinkEnd, LinkOwner, LinkTensor, Message
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.wire.framing import (
     Frame,
@@ -55,13 +54,13 @@ class OutgoingLink(LinkEnd):
 
     def __init__(
         self,
-        station: Station,
+        owner: LinkOwner,
         routes: Sequence[Route],
         as_bytes: Callable[[Any], Bytes],
         make_slot: MakeSlot,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
-        super().__init__(station, routes, make_slot, timeouts)
+        super().__init__(owner, routes, make_slot, timeouts)
         self._outbox = Outbox(routes)
         self._tensors: dict[int, _Sending] = {
             route.index: _Sending(route, self._outbox.window(route.index)) for route in routes
@@ -79,35 +78,35 @@ class OutgoingLink(LinkEnd):
 
     def _next_locked(self) -> Message | None:
         start = now()
-        departure = self._outbox.next(start)
-        if departure is None:
+        item = self._outbox.next(start)
+        if item is None:
             return None
-        sending = self._tensors[departure.tensor_index]
+        sending = self._tensors[item.tensor_index]
         if sending.slots:
             index, sending.sent_bytes = sending.free.pop(0), sending.route.tensor.size_bytes
-            header = shared_tensor_frame(departure.tensor_index, departure.sequence, index, sending.sent_bytes)
-            frames = sending.slots[index].send(departure.value, header)
+            header = shared_tensor_frame(item.tensor_index, item.sequence, index, sending.sent_bytes)
+            frames = sending.slots[index].send(item.value, header)
         else:
-            frames = self._tensor_frames(sending, departure)
-        return Message(frames, partial(self._sent_locked, sending, departure.sequence, start))
+            frames = self._tensor_frames(sending, item)
+        return Message(frames, partial(self._sent_locked, sending, item.sequence, start))
 
-    def _tensor_frames(self, sending: _Sending, departure: Departure) -> Iterator[bytes]:
-        data = sending.codec.to_wire(self._as_bytes(departure.value))
+    def _tensor_frames(self, sending: _Sending, item: SendItem) -> Iterator[bytes]:
+        data = sending.codec.to_wire(self._as_bytes(item.value))
         sending.sent_bytes = data.size
-        flags = FrameFlag.WAITED if departure.waited else FrameFlag.NONE
-        for frame in tensor_frames(departure.tensor_index, departure.sequence, data, flags):
+        flags = FrameFlag.WAITED if item.waited else FrameFlag.NONE
+        for frame in tensor_frames(item.tensor_index, item.sequence, data, flags):
             yield frame  # the next frame is requested after the network has taken this one
-            self.station.moved()
+            self.owner.moved()
 
     def _sent_locked(self, sending: _Sending, sequence: int, start: int) -> None:
         under_way = sending.window.started - sending.window.credited
-        self.station.transferred(SEND, sending.route, sequence, start, now(), sending.sent_bytes, under_way)
-        self._outbox.left(sending.route.index)
-        self.station.room_locked()
+        self.owner.transferred(SEND, sending.route, sequence, start, now(), sending.sent_bytes, under_way)
+        self._outbox.sent(sending.route.index)
+        self.owner.room_locked()
 
     def receive(self, frame: Frame) -> None:
         """Handle a credit, after validating it, or a heartbeat."""
-        if not self._takes(frame, FrameKind.CREDIT):
+        if not self._accepts(frame, FrameKind.CREDIT):
             return
         with self._lock:
             sending = self._tensors.get(frame.tensor)
@@ -160,23 +159,23 @@ class _Arriving:
 
 
 class IncomingLink(LinkEnd):
-    """The receiving end, which delivers each complete tensor to its station.
+    """The receiving end, which delivers each complete tensor to its owner.
 
-    A credit is granted when the station releases the tensor; with ``reuse``, its memory is then reused.
+    A credit is granted when the owner releases the tensor; with ``reuse``, its memory is then reused.
     """
 
     receives = True
 
     def __init__(
         self,
-        station: Station,
+        owner: LinkOwner,
         routes: Sequence[Route],
         make_slot: MakeSlot,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
         *,
         reuse: bool,
     ) -> None:
-        super().__init__(station, routes, make_slot, timeouts)
+        super().__init__(owner, routes, make_slot, timeouts)
         self._grants = Grants(routes)
         self._tensors: dict[int, _Receiving] = {
             route.index: _Receiving(route, self._grants.window(route.index)) for route in routes
@@ -189,7 +188,7 @@ class IncomingLink(LinkEnd):
 
     def receive(self, frame: Frame) -> None:
         """Handle a frame: a tensor, a part of one, the header of one in a shared slot, or a heartbeat."""
-        if not self._takes(frame, FrameKind.TENSOR):
+        if not self._accepts(frame, FrameKind.TENSOR):
             return
         if frame.is_shared != self._has_slots:
             raise ProtocolError("a tensor came in memory that is not shared, or in a frame although it is")
@@ -216,7 +215,7 @@ class IncomingLink(LinkEnd):
             copied = self._make_slot(tensor)
             copied.data[:] = slot.data
             slot = copied
-        self.station.moved()
+        self.owner.moved()
         self._complete(receiving, frame, sequence, slot, index, start)
 
     def _take_part(self, frame: Frame) -> None:
@@ -230,7 +229,7 @@ class IncomingLink(LinkEnd):
         end = current.position + len(frame.payload)
         current.memory[current.position : end] = frame.payload
         current.position = end
-        self.station.moved()
+        self.owner.moved()
         if current.position < current.total:
             return
         self._current = None
@@ -282,15 +281,15 @@ class IncomingLink(LinkEnd):
     ) -> None:
         route, waited = receiving.route, last.flags == FrameFlag.WAITED
         with self._lock:
-            starves = waited and receiving.window.may_widen and self.station.starves_locked(route, sequence)
+            starves = waited and receiving.window.may_widen and self.owner.starves_locked(route, sequence)
             window, end = receiving.window, now()
             if self._grants.arrive(route.index, waited, starves):
-                self.station.widened(route, sequence, window.depth)
+                self.owner.widened(route, sequence, window.depth)
                 self._wake_locked()
             under_way = window.arrived - window.consumed
         release = partial(self._release_locked, receiving, slot, index)
-        self.station.transferred(RECEIVE, route, sequence, start, end, last.total, under_way)
-        self.station.deliver(route, sequence, slot.value, release)
+        self.owner.transferred(RECEIVE, route, sequence, start, end, last.total, under_way)
+        self.owner.deliver(route, sequence, slot.value, release)
 
     def _release_locked(self, receiving: _Receiving, slot: Slot, index: int | None) -> None:
         self._grants.consume(receiving.route.index)

@@ -29,7 +29,7 @@ WORLD_BYTES = 16
 LONGEST_BYTES = HEADER.size + CHUNK_BYTES
 FRAMES_UNDER_WAY = 4
 """The most frames of one end in flight: while one is sent, the next is made."""
-AT_WORK_SECONDS, AT_REST_SECONDS, UNUSED_SECONDS = 50e-6, 1e-3, 50e-3
+POLL_BUSY_SECONDS, POLL_IDLE_SECONDS, POLL_UNUSED_SECONDS = 50e-6, 1e-3, 50e-3
 """Polling interval: while messages arrive, after `CALM_SECONDS` without one, and while there are no links."""
 CALM_SECONDS = 0.05
 STOP_SECONDS = 2.0
@@ -79,14 +79,14 @@ class Mpi(Transport):
     def _own_world(self) -> World:
         if self.world is None:
             raise Unusable(
-                "a process at one end is in no MPI world: start both workers by one mpiexec, with --transport mpi"
+                "a process at one end is not in an MPI world: start both workers by one mpiexec, with --transport mpi"
             )
         return self.world
 
 
 def _unpacked(layout: struct.Struct, content: bytes) -> tuple[Any, ...]:
     if len(content) != layout.size:
-        raise ProtocolError(f"what joins a link by MPI has {layout.size} bytes, got {len(content)}")
+        raise ProtocolError(f"malformed MPI offer: {layout.size} bytes expected, got {len(content)}")
     return layout.unpack(content)
 
 
@@ -152,10 +152,10 @@ class World:
         self._most_links: int = self._communicator.Get_attr(mpi.TAG_UB) // 2
         self._lock = threading.Lock()
         self._carriers: dict[tuple[int, int], MpiCarrier] = {}
-        self._coming: dict[tuple[int, int], deque[_Coming]] = defaultdict(deque)
-        self._left: list[Any] = []
+        self._incoming: dict[tuple[int, int], deque[_Message]] = defaultdict(deque)
+        self._abandoned: list[Any] = []
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="mpi", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="mpi", daemon=True)
         self._thread.start()
 
     def require(self, identity: bytes, rank: int) -> None:
@@ -163,7 +163,7 @@ class World:
         if identity != self.identity:
             raise Unusable("the two workers are in different MPI worlds: one mpiexec has to start both")
         if rank >= self._communicator.size:
-            raise Unusable(f"rank {rank} is none of the {self._communicator.size} of this MPI world")
+            raise Unusable(f"rank {rank} is not one of the {self._communicator.size} of this MPI world")
 
     def next_number(self) -> int:
         """Return the number of a link that this process answers; the other ends number the links that it calls."""
@@ -181,17 +181,17 @@ class World:
         """Begin to send; return the request, which keeps the frame alive and whose ``Test`` says whether it ended."""
         return self._communicator.Isend([frame, self._mpi.BYTE], rank, tag)
 
-    def leave(self, requests: deque[Any]) -> None:
+    def abandon(self, requests: deque[Any]) -> None:
         """Keep abandoned requests until MPI no longer uses their memory."""
         with self._lock:
-            self._left.extend(requests)
+            self._abandoned.extend(requests)
 
     def close(self) -> None:
         """Stop polling. MPI itself is not finalized, because that would wait for all other ranks."""
         self._stopping.set()
         self._thread.join(STOP_SECONDS)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         last = time.monotonic()
         while not self._stopping.is_set():
             moved = self._begin_to_receive() | self._finish_receiving()
@@ -199,11 +199,11 @@ class World:
             if moved:
                 last = now
             elif now - last < CALM_SECONDS:
-                time.sleep(AT_WORK_SECONDS)
+                time.sleep(POLL_BUSY_SECONDS)
             else:
                 with self._lock:
-                    self._left = [request for request in self._left if not self._has_ended(request)]
-                time.sleep(AT_REST_SECONDS if self._carriers else UNUSED_SECONDS)
+                    self._abandoned = [request for request in self._abandoned if not self._has_ended(request)]
+                time.sleep(POLL_IDLE_SECONDS if self._carriers else POLL_UNUSED_SECONDS)
 
     def _begin_to_receive(self) -> bool:
         status = self._mpi.Status()
@@ -218,13 +218,13 @@ class World:
             for carrier in list(self._carriers.values()):
                 carrier.end(WorkerUnavailableError(f"MPI has failed: {error}"))
             return False
-        self._coming[status.source, status.tag].append(_Coming(request, content, size))
+        self._incoming[status.source, status.tag].append(_Message(request, content, size))
         return True
 
     def _finish_receiving(self) -> bool:
         """Pass received messages to their links, in order; drop messages for links that are not open."""
         moved = False
-        for key, queue in list(self._coming.items()):
+        for key, queue in list(self._incoming.items()):
             while queue:
                 error: TvmSplitError | None = None
                 try:
@@ -232,16 +232,16 @@ class World:
                         break
                 except self.failure as wrong:  # the sender died, or the message is longer than its buffer
                     error = WorkerUnavailableError(f"a message did not come whole: {wrong}")
-                coming, moved = queue.popleft(), True
-                if coming.size > LONGEST_BYTES:
-                    error = ProtocolError(f"a frame has at most {LONGEST_BYTES} bytes, got {coming.size}")
+                message, moved = queue.popleft(), True
+                if message.size > LONGEST_BYTES:
+                    error = ProtocolError(f"a frame has at most {LONGEST_BYTES} bytes, got {message.size}")
                 carrier = self._carriers.get(key)
                 if carrier is not None and error is not None:
                     carrier.end(error)
                 elif carrier is not None:
-                    carrier.receive(coming.content)
+                    carrier.receive(message.content)
             if not queue:
-                del self._coming[key]
+                del self._incoming[key]
         return moved
 
     def _has_ended(self, request: Any) -> bool:
@@ -252,7 +252,7 @@ class World:
             return True
 
 
-class _Coming(NamedTuple):
+class _Message(NamedTuple):
     """A message of ``size`` bytes that is being received into ``content``."""
 
     request: Any
@@ -274,14 +274,14 @@ class MpiCarrier(Carrier):
         self._link = opening.link
         self._on_end: OnEnd | None = None
         self._failure: TvmSplitError | None = None
-        self._telling = threading.Lock()
+        self._ending = threading.Lock()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._say, name=f"link-{opening.peer}-mpi", daemon=True)
+        self._thread = threading.Thread(target=self._send, name=f"link-{opening.peer}-mpi", daemon=True)
         world.add(self)
 
     def start(self, on_end: OnEnd) -> None:
         self._link.open(self)
-        with self._telling:
+        with self._ending:
             self._on_end, failure = on_end, self._failure
         if failure is not None:  # of a message that arrived before
             on_end(failure)
@@ -296,7 +296,7 @@ class MpiCarrier(Carrier):
             self.end(failure_of(error))
 
     def end(self, error: TvmSplitError) -> None:
-        with self._telling:
+        with self._ending:
             was_over, on_end = self._over.is_set(), self._on_end
             self._over.set()
             self._failure = self._failure or error
@@ -311,7 +311,7 @@ class MpiCarrier(Carrier):
             with contextlib.suppress(RuntimeError):  # the thread was never started
                 self._thread.join(self._link.timeouts.beat_seconds + STOP_SECONDS)
 
-    def _say(self) -> None:
+    def _send(self) -> None:
         under_way: deque[Any] = deque()
         try:
             for frame in self._link.frames():
@@ -327,11 +327,11 @@ class MpiCarrier(Carrier):
         except Exception as error:
             self.end(failure_of(error))
         finally:
-            self._world.leave(under_way)
+            self._world.abandon(under_way)
 
     def _wait(self, request: Any) -> None:
         while not request.Test():
             since = time.monotonic()
-            if self._over.wait(AT_WORK_SECONDS):
+            if self._over.wait(POLL_BUSY_SECONDS):
                 return
             self._link.require_life(since)

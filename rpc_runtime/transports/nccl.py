@@ -33,8 +33,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from rpc_runtime.errors import ProtocolError, WorkerError, WorkerUnavailableError
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.specs import TensorSpec
 from rpc_runtime.transports.carrier import DEVICE_ONLY, Carrier, OnEnd, Pending, Slot, failure_of
 from rpc_runtime.transports.link_end import HEARTBEAT, Device
 from rpc_runtime.transports.nccl_calls import UNIQUE_ID_BYTES, CudaNccl, version_text
@@ -71,7 +71,7 @@ class NcclEnd:
     def from_bytes(cls, content: bytes) -> NcclEnd:
         """Parse the output of `to_bytes`. Raises `ProtocolError` if the content is too short."""
         if len(content) < _END.size:
-            raise ProtocolError(f"what joins a link by NCCL has at least {_END.size} bytes, got {len(content)}")
+            raise ProtocolError(f"malformed NCCL offer: at least {_END.size} bytes expected, got {len(content)}")
         version, unique_id = _END.unpack_from(content)
         return cls(version, content[_END.size :].decode(errors="replace"), unique_id)
 
@@ -113,7 +113,7 @@ class Nccl(Transport):
 
 
 def _device_of(opening: Opening) -> Device:
-    if (device := opening.link.station.device) is None:
+    if (device := opening.link.owner.device) is None:
         raise WorkerError("its stages are on no GPU")
     return device
 
@@ -317,7 +317,7 @@ class _Receiving(NcclCarrier):
                 pass
             self._communicator.receive(address, size_bytes)
             if self._is_first:
-                self._link.say(control_frame(FrameKind.READY))
+                self._link.send_now(control_frame(FrameKind.READY))
             for _ in self._transferred(size_bytes):
                 pass
 

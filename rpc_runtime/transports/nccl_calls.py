@@ -117,7 +117,7 @@ class NcclCommunicator:
 
     def __init__(self, nccl: NcclLibrary, cuda: Any, unique_id: bytes, rank: int) -> None:
         self._nccl, self._cuda, self._peer = nccl, cuda, 1 - rank
-        self._stream, self._mark, self._is_marked = cuda.stream(), cuda.mark(), True
+        self._stream, self._event, self._is_recorded = cuda.stream(), cuda.event(), True
         self._handle = ctypes.c_void_p()
         self._is_aborted = False
         config = _Config(ctypes.sizeof(_Config), MAGIC, LAYOUT, 0, *[UNDEFINED] * 3, None)
@@ -142,10 +142,10 @@ class NcclCommunicator:
         """Return whether the operation begun last has ended."""
         if not self.is_ready():
             return False
-        if not self._is_marked:
-            self._cuda.record(self._mark, self._stream)
-            self._is_marked = True
-        return self._cuda.is_reached(self._mark)
+        if not self._is_recorded:
+            self._cuda.record(self._event, self._stream)
+            self._is_recorded = True
+        return self._cuda.has_completed(self._event)
 
     def abort(self) -> None:
         """Abort the communicator and its operations in flight. May take long."""
@@ -159,7 +159,7 @@ class NcclCommunicator:
 
     def _begin(self, function: str, address: int, size_bytes: int) -> None:
         self._require_there()
-        self._is_marked = False
+        self._is_recorded = False
         self._nccl.call(function, address, size_bytes, BYTES, self._peer, self._handle, self._stream.address)
 
 

@@ -39,7 +39,7 @@ LAST_WORD_SECONDS = 1.0
 """Time to wait for the reason why the other end has closed its carrier."""
 JOIN_SECONDS = 5.0
 MAXIMUM_OFFERS = 32
-"""Limit of the transports in a greeting: each unknown name makes the worker look through its installed packages."""
+"""Limit of the transports in a Hello: each unknown name makes the worker look through its installed packages."""
 
 State = enum.Enum("State", "OFFERED CHOSEN OPEN REFUSED OVER")
 
@@ -220,9 +220,8 @@ class LinkCall:
             if FALLBACK in [offer.transport for offer in self._hello.offers]:
                 name, carrier = FALLBACK, self._stream
         if carrier is None:
-            reasons = "; ".join(self._reasons)
-            text = f"{self._endpoint} cannot be joined by {self._endpoint.transport}: {reasons}"
-            self._progress.enter(State.REFUSED, WorkerError(text))
+            reason = f"cannot be joined by {self._endpoint.transport}: {'; '.join(self._reasons)}"
+            self._progress.enter(State.REFUSED, WorkerError(f"{self._endpoint} {reason}"))
             return
         if name == self._endpoint.transport == FALLBACK:
             self._reasons.append(f"the link's transport is {name}")
@@ -257,14 +256,11 @@ class LinkAnswer:
         self._peer = peer
         self._on_end = on_end
         self._progress = Progress()
-        self._stream = Stream(link, self._is_alive)
+        self._stream = Stream(link, lambda: self._progress.state not in (State.REFUSED, State.OVER) and not link.closed)
         self._carrier: Carrier | None = None
         self._pending: Pending | None = None
         self._hello, self._accept = hello, pb.Accept()
         self._choice_seconds = link.timeouts.choice_seconds
-
-    def _is_alive(self) -> bool:
-        return self._progress.state not in (State.REFUSED, State.OVER) and not self._link.closed
 
     def frames(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the frames to send until the link is closed; a thread reads ``requests`` meanwhile.

@@ -28,7 +28,7 @@ import numpy as np
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.hardware import boot_id, memory_domain
 from rpc_runtime.program.routes import Route
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import Bytes
 from rpc_runtime.transports.carrier import ALIGNMENT_BYTES, Carrier, OnEnd, Pending, Slot, failure_of
 from rpc_runtime.transports.link_end import HEARTBEAT, LinkEnd
 from rpc_runtime.transports.transport import Opening, Transport, Unusable
@@ -67,8 +67,8 @@ class SharedMemory(Transport):
         proof = host_proof(opening.deployment)
         if not proof or not hmac.compare_digest(offer, proof):
             raise Unusable("caller and worker are on different hosts")
-        door = Door(opening)
-        return door.secret + door.name.encode(), door
+        doorbell = Doorbell(opening)
+        return doorbell.secret + doorbell.name.encode(), doorbell
 
     def connect(self, opening: Opening, answer: bytes) -> Carrier:
         memory_file = _own_memory(opening.link, "the caller")
@@ -83,7 +83,7 @@ def host_proof(deployment: str) -> bytes:
     return hashlib.sha256(f"{boot_id()} {deployment}".encode()).digest() if shares else b""
 
 
-class Door:
+class Doorbell:
     """The abstract unix socket (not in a file system) that one caller connects to, and the secret that it must send.
 
     Raises:
@@ -132,7 +132,7 @@ class Door:
 
 
 def call(name: str, secret: bytes, seconds: float) -> socket.socket:
-    """Connect to the socket of a `Door` within ``seconds``.
+    """Connect to the socket of a `Doorbell` within ``seconds``.
 
     Raises:
         Unusable: the socket cannot be reached, or belongs to another user.
@@ -176,7 +176,8 @@ class SharedMemoryCarrier(Carrier):
         self._connection = connection
         self._own = memory_file
         self._link = opening.link
-        self._is_served = opening.link.copies_apart
+        # Sending includes copies from a GPU, which the computing thread should not wait for.
+        self._is_served = self._link.owner.device is not None and not self._link.receives
         self._peer = opening.peer
         self._memory: dict[int, list[Bytes]] = {}
         self._failure: TvmSplitError | None = None

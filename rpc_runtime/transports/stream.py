@@ -59,7 +59,9 @@ class Stream(Carrier):
             ProtocolError: the protocol does not allow this frame now.
         """
         if self._take is None:
-            raise ProtocolError(f"a frame of kind {frame.kind.name} came beside what carries the link")
+            raise ProtocolError(
+                f"unexpected frame {frame.kind.name} on the gRPC stream: another transport carries the link"
+            )
         self._take(frame)
 
     def wait_closed(self, seconds: float) -> bool:

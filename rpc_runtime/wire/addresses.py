@@ -36,7 +36,7 @@ class Address:
         """Return the address written as HOST:PORT, with an IPv6 host in brackets.
 
         Raises:
-            InputError: the text is no such address; the message says how to write it, if that is known.
+            InputError: the text is not a valid address; the message says how to write it, if that is known.
         """
         host, _, port = text.rpartition(":")
         bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host

@@ -12,8 +12,8 @@ from typing import Any
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.security import PRIVATE_KEY, TlsFiles, pem_content
+from rpc_runtime.wire.text import cleaned
 
 WARNING_DAYS = 14
 PROBE_SECONDS = 2.0

@@ -18,8 +18,8 @@ from rpc_runtime.errors import (
     out_of_files,
 )
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.framing import MAXIMUM_LETTERS, cleaned
 from rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles
+from rpc_runtime.wire.text import MAXIMUM_LETTERS, cleaned
 
 DATA_SERVICE, LINK_METHOD = "tvm_split.Data", "Link"
 """The service and method of data streams; their messages are frames (`framing`) and not in ``worker.proto``."""
@@ -141,7 +141,7 @@ def error_of(status: Any, endpoint: WorkerEndpoint) -> TvmSplitError:
         text = f"{where} cannot be reached: {details}"
         return WorkerUnavailableError(out_of_files(text) or f"{text}. Is its worker running?")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ProtocolError(f"{where} is no worker of this version: {details}")
+        return ProtocolError(f"{where} is not a worker of this version: {details}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError(f"{where} did not answer in time")
     for kind, own_code in _CODES:

@@ -17,71 +17,18 @@ total      8          size of the whole encoded tensor, in bytes
 A tensor larger than ``CHUNK_BYTES`` is sent as several frames of that size and one with the rest, in order. They are
 not interleaved with other tensors of the same stream. Smaller frames are refused, so that a peer cannot keep a link
 busy byte by byte. All input is untrusted: an invalid frame raises :class:`ProtocolError`.
-
-Clean untrusted text from a peer, so that it is safe in a terminal and has a bounded length.
-
-Escape sequences can move the cursor, rename the window or type input for the user. A line break can fake another
-message, and direction marks can reverse text. Characters that are not printable are written as Python escapes:
-``\x1b``.
 """
 
 import enum
-import logging
 import struct
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.program.runner import Bytes
-
-MAXIMUM_LETTERS = 3000
-
-AnyMessage = TypeVar("AnyMessage", bound=Message)
-
-
-def cleaned(text: str) -> str:
-    """Return the text as one line of printable characters, truncated to `MAXIMUM_LETTERS` before escaping."""
-    if len(text) > MAXIMUM_LETTERS:
-        text = text[: MAXIMUM_LETTERS - 1] + "…"
-    if text.isprintable():
-        return text
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-
-def clean_message(message: AnyMessage) -> AnyMessage:
-    """Clean every text in a message in place, and return the message."""
-    for field, value in message.ListFields():
-        if field.type == FieldDescriptor.TYPE_STRING:
-            if field.is_repeated:
-                value[:] = [cleaned(text) for text in value]
-            else:
-                setattr(message, field.name, cleaned(value))
-        elif field.type == FieldDescriptor.TYPE_MESSAGE:
-            for part in value if field.is_repeated else [value]:
-                clean_message(part)
-    return message
-
-
-class CleanFormatter(logging.Formatter):
-    """Log formatter that cleans messages, since they may quote a peer's text."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return cleaned(f"{self.formatTime(record)} {record.levelname.lower()}: {record.message}")
-
-    def formatException(self, exc_info: Any) -> str:
-        chain: list[BaseException] = [exc_info[1]]
-        while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
-            chain.append(cause)
-        lines: list[str] = []
-        for error in reversed(chain):
-            lines += "".join(traceback.format_tb(error.__traceback__)).splitlines()
-            lines.append(cleaned(f"{type(error).__name__}: {error}"))
-        return "\n".join(lines)
-
+from rpc_runtime.program.specs import Bytes
+from rpc_runtime.wire.text import AnyMessage, clean_message, cleaned
 
 PROTOCOL_VERSION = 13
 MAGIC = b"TVMS"
@@ -121,11 +68,7 @@ class FrameFlag(enum.IntFlag):
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
-_FLAGS = (
-    FrameFlag.NONE,
-    FrameFlag.WAITED,
-    FrameFlag.SHARED,
-)  # faster: an enum look-up takes as long as the rest of decode
+_FLAGS = tuple(map(FrameFlag, range(3)))  # faster: an enum look-up takes as long as the rest of decode
 
 
 class Frame(NamedTuple):
@@ -147,12 +90,12 @@ def control_frame(kind: FrameKind, payload: bytes = b"", *, tensor: int = 0, seq
     return HEADER.pack(MAGIC, PROTOCOL_VERSION, kind, 0, tensor, 0, sequence, 0, len(payload)) + payload
 
 
-def credit_frame(tensor: int, consumed: int, depth: int, places: Sequence[int] = ()) -> bytes:
+def credit_frame(tensor: int, consumed: int, depth: int, slots: Sequence[int] = ()) -> bytes:
     """Return a credit: ``consumed`` micro-batches of a tensor so far, and ``depth`` may be in flight.
 
-    ``places`` are the slots in shared memory that are free again.
+    ``slots`` are the slots in shared memory that are free again.
     """
-    payload = struct.pack(f"<{1 + len(places)}I", depth, *places)
+    payload = struct.pack(f"<{1 + len(slots)}I", depth, *slots)
     return control_frame(FrameKind.CREDIT, payload, tensor=tensor, sequence=consumed)
 
 
@@ -160,13 +103,13 @@ def credit_of(frame: Frame) -> tuple[int, tuple[int, ...]]:
     """Return the depth that a credit grants, and the slots that it frees.
 
     Raises:
-        ProtocolError: the payload has no depth, or its length is no multiple of 4 bytes.
+        ProtocolError: the payload has no depth, or its length is not a multiple of 4 bytes.
     """
     numbers, rest = divmod(len(frame.payload), 4)
     if rest or not numbers:
-        raise ProtocolError(f"a credit has 4 bytes for its depth and for each place, got {len(frame.payload)}")
-    depth, *places = struct.unpack(f"<{numbers}I", frame.payload)
-    return depth, tuple(places)
+        raise ProtocolError(f"a credit has 4 bytes for its depth and for each slot, got {len(frame.payload)}")
+    depth, *slots = struct.unpack(f"<{numbers}I", frame.payload)
+    return depth, tuple(slots)
 
 
 def parsed(kind: Callable[[], AnyMessage], frame: Frame) -> AnyMessage:
@@ -199,16 +142,16 @@ def tensor_frames(tensor: int, sequence: int, data: Bytes, flags: FrameFlag = Fr
         yield b"".join((header, data[offset : offset + CHUNK_BYTES].data))
 
 
-def shared_tensor_frame(tensor: int, sequence: int, place: int, total: int) -> bytes:
-    """Return the frame that announces a tensor in shared memory, in the slot with the number ``place``."""
-    return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, 0, sequence, place, total)
+def shared_tensor_frame(tensor: int, sequence: int, slot: int, total: int) -> bytes:
+    """Return the frame that announces a tensor in shared memory, in the slot with the number ``slot``."""
+    return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, 0, sequence, slot, total)
 
 
 def decode(message: bytes | memoryview) -> Frame:
     """Return the frame in a message.
 
     Raises:
-        ProtocolError: the message is no valid frame of this protocol version.
+        ProtocolError: the message is not a valid frame of this protocol version.
     """
     if len(message) < HEADER.size:
         raise ProtocolError(f"a frame has at least {HEADER.size} bytes, got {len(message)}")

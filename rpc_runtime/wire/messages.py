@@ -19,10 +19,12 @@ from google.protobuf.message_factory import GetMessageClass
 
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.measurements import KernelTime
-from rpc_runtime.program.program import BlobSpec, Program, TensorSpec
+from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import MachineProgram
+from rpc_runtime.program.specs import BlobSpec, TensorSpec
 from rpc_runtime.wire import worker_pb2 as pb
-from rpc_runtime.wire.framing import PROTOCOL_VERSION, AnyMessage
+from rpc_runtime.wire.framing import PROTOCOL_VERSION
+from rpc_runtime.wire.text import AnyMessage
 
 MAXIMUM_TENSOR_BYTES = 1 << 36
 LINK_SECRET_BYTES = 16

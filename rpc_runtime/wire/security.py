@@ -150,7 +150,7 @@ def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -
         except OSError as error:
             raise InputError(f"cannot read the token file {file}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise InputError(f"the token file {file} is no text") from error
+            raise InputError(f"the token file {file} is not a text file") from error
     text = environment.get(TOKEN_VARIABLE, "").strip()
     return Token(text) if text else None
 

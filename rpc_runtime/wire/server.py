@@ -65,7 +65,7 @@ class CallQuota:
             WorkerError: the quota is used up.
         """
         if not self._free.acquire(blocking=False):
-            raise WorkerError(f"this worker answers {self.limit} {self._name} at a time, and so many run: try later")
+            raise WorkerError(f"this worker already handles {self.limit} {self._name}, its limit; try again later")
         try:
             yield
         finally:

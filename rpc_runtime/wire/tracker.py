@@ -20,7 +20,7 @@ from typing import Any, Literal
 from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.processes import Closing
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.framing import cleaned
+from rpc_runtime.wire.text import cleaned
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class TrackerConnection(Closing):
     Raises:
         WorkerUnavailableError: no server listens there, or the connection ended.
         DeadlineError: no answer in time.
-        ProtocolError: the server is no tracker, or its answer is invalid.
+        ProtocolError: the server is not a tracker, or its answer is invalid.
     """
 
     def __init__(self, address: Address, timeout_seconds: float = DEFAULT_SECONDS) -> None:
@@ -166,7 +166,7 @@ class TrackerConnection(Closing):
         try:
             magic, _ = self._exchange(_LENGTH.pack(TRACKER_MAGIC))
             if magic != TRACKER_MAGIC:
-                raise ProtocolError(f"the server at {address} is no TVM RPC tracker: it begins with {magic:#x}")
+                raise ProtocolError(f"the server at {address} is not a TVM RPC tracker: it begins with {magic:#x}")
         except BaseException:
             self.close()
             raise

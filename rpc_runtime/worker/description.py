@@ -1,8 +1,5 @@
-"""What a worker reports about itself and its machine (the reply to Describe), and whether a program fits its memory."""
+"""What a worker reports about itself and its machine (the reply to Describe)."""
 
-import contextlib
-import ctypes
-import heapq
 import logging
 import os
 import platform
@@ -15,7 +12,6 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.cuda_runtime import device_arch, free_device_bytes, gpu_facts, load_cuda, runtime_library
 from rpc_runtime.hardware import (
     available_memory_bytes,
@@ -26,8 +22,6 @@ from rpc_runtime.hardware import (
     total_memory_bytes,
 )
 from rpc_runtime.program.events import now
-from rpc_runtime.program.program import StageSpec, weight_bytes
-from rpc_runtime.program.routes import MachineProgram
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 
@@ -146,61 +140,3 @@ def _free_bytes(folder: Path) -> int:
         return shutil.disk_usage(folder).free
     except OSError:
         return 0
-
-
-ON_THE_WAY = 2
-"""Weights of a GPU's stage that the host holds at the same time: the one just copied, and the next one."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-"""Constants of glibc's ``malloc.h``."""
-
-
-def require_room(plan: MachineProgram, host_bytes: int, device_bytes: int) -> None:
-    """Raise if stages need more host or GPU memory than is free; 0 free bytes mean "not known" and are not checked.
-
-    A stage on the CPU needs host memory for its weights. A stage on a GPU needs them on the GPU, and host memory for
-    its `ON_THE_WAY` largest weights, which are being copied. A GPU also needs a buffer for every micro-batch in flight
-    from other machines, unless the machine has CPU stages as well. Intermediate tensors of a stage are not counted.
-
-    Raises:
-        WorkerError: they do not fit; the message names the machine, the stages, the needed and the free bytes.
-    """
-    on_host = tuple(stage for stage in plan.stages if stage.device == "cpu")
-    on_device = tuple(stage for stage in plan.stages if stage.device != "cpu")
-    passing = max(map(_passing_bytes, on_device), default=0)
-    arriving = 0
-    if on_device and not on_host:
-        arriving = sum(route.depth * route.tensor.size_bytes for route in plan.incoming)
-    for place, stages, more, why, free in (
-        ("", plan.stages if passing else on_host, passing, "on their way to its GPU", host_bytes),
-        ("'s GPU", on_device, arriving, "for tensors from other machines", device_bytes),
-    ):
-        needed = weight_bytes(on_device if place else on_host) + more
-        if free and needed > free:
-            listed = f", {more / 1e9:.1f} GB of it {why}" if more else ""
-            raise WorkerError(
-                f"machine {plan.machine!r}{place} needs {needed / 1e9:.1f} GB for the weights of {len(stages)} stages "
-                f"({', '.join(stage.name for stage in stages)}){listed}, and has {free / 1e9:.1f} GB free. Move "
-                "layers to another machine"
-            )
-
-
-def _passing_bytes(stage: StageSpec) -> int:
-    return sum(heapq.nlargest(ON_THE_WAY, (weight.tensor.size_bytes for weight in stage.weights)))
-
-
-def keep_heap() -> None:
-    """Make glibc keep the memory of large messages: returning it after each message causes page faults.
-
-    It keeps that of each arena, which `trim_heap` cannot return. So threads share two; call this before they start.
-    """
-    with contextlib.suppress(AttributeError, OSError):  # another C library
-        allocator = ctypes.CDLL(None)
-        allocator.mallopt(M_MMAP_THRESHOLD, 64 << 20)
-        allocator.mallopt(M_TRIM_THRESHOLD, 256 << 20)
-        allocator.mallopt(M_ARENA_MAX, 2)
-
-
-def trim_heap() -> None:
-    """Return all free memory to the system, also between used blocks: for the weights of an ended program."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -26,7 +26,7 @@ from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import BlobStore, read_blob
 from rpc_runtime.processes import ForkedChild, end_child, start_child, take_stdout
 from rpc_runtime.program.measurements import KernelSet
-from rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
+from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec
 from rpc_runtime.worker.runtime_alone import load_runtime
 
 DEFAULT_SECONDS = 60.0

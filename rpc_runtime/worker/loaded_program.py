@@ -1,4 +1,4 @@
-"""A worker's part of one program: blobs, loaded stages, links to its neighbours, and its failure."""
+"""A machine's program in its worker: blobs, loaded stages, links to its neighbours, and its failure."""
 
 import contextlib
 import hmac
@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
-from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingStation, overlapping_transfers
+from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingOwner, overlapping_transfers
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.kernel_timer import KernelTimer
 from rpc_runtime.execution.loaded_stage import LoadedStage, Tensor, WeightCache, size_of, tensor_bytes, tensor_slot
@@ -20,20 +20,19 @@ from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import do_all
 from rpc_runtime.program.events import FAILURE, LINK_ENDED, MOST_KERNEL_RUNS, SHOWN_LETTERS, Measured, Recorder
 from rpc_runtime.program.measurements import KernelSet, LinkStatistics
-from rpc_runtime.program.program import BlobSpec, StageSpec
 from rpc_runtime.program.routes import CLIENT, MachineProgram
-from rpc_runtime.program.runner import Bytes
+from rpc_runtime.program.specs import BlobSpec, Bytes, StageSpec
 from rpc_runtime.transports.carrier import MakeSlot
-from rpc_runtime.transports.link_end import Station
+from rpc_runtime.transports.link_end import LinkOwner
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.framing import MAXIMUM_LETTERS
 from rpc_runtime.wire.messages import checked_about, hello_of
-from rpc_runtime.worker.description import require_room, trim_heap
+from rpc_runtime.wire.text import MAXIMUM_LETTERS
 from rpc_runtime.worker.library_trials import LibraryTrials
+from rpc_runtime.worker.memory import require_room, trim_heap
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ CONNECT_WAIT_SECONDS = 10.0
 
 
 class LoadedProgram:
-    """A worker's part of one program. Thread-safe. Call order: `pin`, `load`, `connect`, `close`.
+    """A machine's program in its worker. Thread-safe. Call order: `pin`, `load`, `connect`, `close`.
 
     Between `load` and `connect` its stages are loaded, and nothing is sent or received.
     """
@@ -233,16 +232,16 @@ class LoadedProgram:
             raise WorkerError(f"deployment {self.identifier[:8]} is connected already")
         stages, self._stages = self._stages, []
         executor = StageExecutor(self._lock, program, stages, recorder, self._stage_failed)
-        station: Station = executor
+        owner: LinkOwner = executor
         as_bytes: Callable[[Tensor], Bytes] = tensor_bytes
         make_slot: MakeSlot = tensor_slot
         if self._transfers is not None:
-            station = UploadingStation(executor, self._transfers)
+            owner = UploadingOwner(executor, self._transfers)
             as_bytes, make_slot = self._transfers.bytes_of, self._transfers.slot
         for machine, routes in program.by_destination.items():
-            self._outgoing[machine] = OutgoingLink(station, routes, as_bytes, make_slot, self._timeouts)
+            self._outgoing[machine] = OutgoingLink(owner, routes, as_bytes, make_slot, self._timeouts)
         for machine, routes in program.by_source.items():
-            self._incoming[machine] = IncomingLink(station, routes, make_slot, self._timeouts, reuse=True)
+            self._incoming[machine] = IncomingLink(owner, routes, make_slot, self._timeouts, reuse=True)
         executor.start(self._outgoing, self._incoming)
         self._executor = executor
         return program

@@ -28,7 +28,7 @@ from rpc_runtime.execution.observed_stage import mark_for_nsight
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.framing import PROTOCOL_VERSION, CleanFormatter
+from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles, Token, new_token, published
 from rpc_runtime.wire.server import (
     RAISE_LIMITS,
@@ -39,10 +39,11 @@ from rpc_runtime.wire.server import (
     new_server,
     require_answer,
 )
+from rpc_runtime.wire.text import CleanFormatter
 from rpc_runtime.wire.tracker import Registration
 from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
 from rpc_runtime.worker.config import WorkerConfig, config_from_arguments
-from rpc_runtime.worker.description import keep_heap
+from rpc_runtime.worker.memory import keep_heap
 from rpc_runtime.worker.runtime_alone import load_runtime
 from rpc_runtime.worker.tracker_registration import TrackerRegistration
 

@@ -13,7 +13,7 @@ from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.program.events import SHOWN_LETTERS, Measured
 from rpc_runtime.program.measurements import KernelSet, TimingEffort
-from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.program.specs import BlobSpec
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.opening import LinkAnswer
 from rpc_runtime.wire import worker_pb2 as pb
@@ -156,10 +156,12 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
 
     def LoadStages(self, request: pb.LoadStagesRequest, context: Any) -> pb.LoadStagesReply:
         program = self._program(request.deployment)
-        part = program_of(request)
-        self._require_own("stages", part.machine)
-        secrets = link_secrets(request, part)
-        return pb.LoadStagesReply(weight_bytes=program.load(part, secrets, _patience(context), context.is_active))
+        machine_program = program_of(request)
+        self._require_own("stages", machine_program.machine)
+        secrets = link_secrets(request, machine_program)
+        return pb.LoadStagesReply(
+            weight_bytes=program.load(machine_program, secrets, _remaining_seconds(context), context.is_active)
+        )
 
     def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
         if not 0 < request.timeout_seconds <= MAXIMUM_CONNECT_SECONDS:
@@ -188,7 +190,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
     def LoadKernels(self, request: pb.LoadKernelsRequest, context: Any) -> pb.LoadKernelsReply:
         program, kernels = self._program(request.deployment), value_of(KernelSet, request)
         self._require_own("kernels", kernels.machine)
-        allocated_bytes = program.load_kernels(kernels, _patience(context), context.is_active)
+        allocated_bytes = program.load_kernels(kernels, _remaining_seconds(context), context.is_active)
         return pb.LoadKernelsReply(allocated_bytes=allocated_bytes)
 
     def TimeKernels(self, request: pb.TimeKernelsRequest, context: Any) -> pb.TimeKernelsReply:
@@ -240,8 +242,8 @@ def _hello(metadata: Metadata) -> pb.Hello:
             try:
                 return pb.Hello.FromString(value)
             except DecodeError as error:
-                raise ProtocolError("the greeting of a data stream is damaged") from error
-    raise ProtocolError("a data stream comes with a greeting")
+                raise ProtocolError("the Hello of the data stream is damaged") from error
+    raise ProtocolError("the data stream has no Hello in its metadata")
 
 
 def _uploads(requests: Iterator[pb.PutBlobRequest]) -> Iterator[Iterator[pb.PutBlobRequest]]:
@@ -256,7 +258,7 @@ def _uploads(requests: Iterator[pb.PutBlobRequest]) -> Iterator[Iterator[pb.PutB
     return (messages for _, messages in groupby(requests, number))
 
 
-def _patience(context: Any) -> float:
+def _remaining_seconds(context: Any) -> float:
     """Return how many seconds the caller of a method still waits."""
     seconds = context.time_remaining()
     return DEFAULT_SECONDS if seconds is None else float(seconds)

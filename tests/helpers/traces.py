@@ -1,7 +1,8 @@
 """Traces and plans, written by hand."""
 
 from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, TraceEvent
-from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec
 from tvm_split.deployment.run_times import MeasuredRuns, Window
 from tvm_split.placement.plan import Plan, PlannedMachine
 from tvm_split.placement.prediction import LinkPrediction

@@ -9,7 +9,7 @@ from torch import nn
 
 import tvm_split
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.program.program import StageSpec
+from rpc_runtime.program.specs import StageSpec
 from tvm_split.cluster.machine import Machine
 
 

@@ -92,8 +92,8 @@ def test_an_installed_package_adds_kinds_and_replaces_none() -> None:
     [
         ("missing", "no attribute 'Gone'"),
         ("absent", "No module named"),
-        ("other", "is no subclass of Closing"),
-        ("instance", "is no subclass of Closing"),
+        ("other", "is not a subclass of Closing"),
+        ("instance", "is not a subclass of Closing"),
         ("abstract", "does not define close"),
     ],
 )

@@ -18,8 +18,8 @@ from rpc_runtime.hardware import boot_id, usable_together
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.certificates import WARNING_DAYS, seen_by_caller
-from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.security import find_token
+from rpc_runtime.wire.text import cleaned
 from rpc_runtime.worker.process import MINIMUM_CONNECTIONS, OWN_FILES
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.launcher import AskedMachine, worker_misfit

@@ -188,7 +188,7 @@ def _deployment() -> Finding:
     from tvm import relax
 
     import tvm_split
-    from rpc_runtime.program.program import TensorSpec
+    from rpc_runtime.program.specs import TensorSpec
     from tvm_split.frontends.building import ModelBuilder
     from tvm_split.frontends.operators import Operators
 

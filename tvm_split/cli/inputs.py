@@ -10,8 +10,8 @@ import numpy as np
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.files import require_file
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.runner import Outputs
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.outputs import written
 
 Arrays = tuple[np.ndarray, ...]

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import tvm_split
 from rpc_runtime.option import option
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.runner import Outputs
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.cli import options
 from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
 from tvm_split.cli.options import HIDDEN, WrongUseError

@@ -17,7 +17,7 @@ import numpy as np
 import tvm_split
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.option import option
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.cli.inputs import random_inputs
 from tvm_split.cli.options import WrongUseError, flags_named
 from tvm_split.display.console import print_note

@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import tvm
 
-from rpc_runtime.program.program import BlobSpec, TensorSpec, WeightSpec
+from rpc_runtime.program.specs import BlobSpec, TensorSpec, WeightSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.errors import OutputError
 

@@ -26,7 +26,7 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.files import CACHE_VARIABLE, cache_folder, reason_and_remedy, replacing
 from rpc_runtime.private_folder import private_folder
-from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.program.specs import BlobSpec
 from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.cuda_code import needs_of
 from tvm_split.errors import CacheWarning

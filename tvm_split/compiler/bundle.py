@@ -26,7 +26,8 @@ from urllib.parse import quote
 from pydantic import ConfigDict, TypeAdapter
 
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.program.program import BlobSpec, Program, StageSpec
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import BlobSpec, StageSpec
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.messages import message_of, value_of
 from tvm_split.compiler.blob_folder import BlobFolder

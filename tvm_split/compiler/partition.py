@@ -12,7 +12,8 @@ from relay_passes.boundary_layouts import in_common_layouts
 from relay_passes.ir import main_function, shape_of
 from relay_passes.partition import Computation, output_names, partition, verify_partition
 from relay_passes.sharding.direct_gathers import range_of
-from rpc_runtime.program.program import InputCut, TensorSpec
+from rpc_runtime.program.program import InputSlice
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import tvm_target
 from tvm_split.errors import PlanError
@@ -67,11 +68,11 @@ class Partition:
         return list(zip(self.plan.stages, self.computations, strict=True))
 
     @property
-    def input_cuts(self) -> tuple[InputCut, ...]:
+    def input_slices(self) -> tuple[InputSlice, ...]:
         """The slices of inputs that the client computes."""
         ranges = [(cut, range_of(cut)) for cut in self.cuts]
         return tuple(
-            InputCut(tensor_spec(cut.var.name, cut.var.ty), region.source, region.axis, region.begin)
+            InputSlice(tensor_spec(cut.var.name, cut.var.ty), region.source, region.axis, region.begin)
             for cut, region in ranges
             if region is not None
         )

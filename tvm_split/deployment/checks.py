@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.hardware import cpu_features
 from rpc_runtime.program.codecs import NONE, fitting
-from rpc_runtime.program.program import Program, weight_bytes
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import weight_bytes
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import AUTO_CODEC

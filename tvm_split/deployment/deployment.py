@@ -16,8 +16,9 @@ from rpc_runtime.processes import Closing
 from rpc_runtime.program.events import StageStatistics
 from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.measurements import LinkStatistics
-from rpc_runtime.program.program import Program, StageSpec
+from rpc_runtime.program.program import Program
 from rpc_runtime.program.runner import Outputs, Runner
+from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.wire.addresses import Address
 from tvm_split.arguments import BundleLike, ClusterLike, as_bundle, as_cluster, inputs_of_batch, inputs_of_call
 from tvm_split.cluster.cluster import Workers

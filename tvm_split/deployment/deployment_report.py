@@ -19,8 +19,9 @@ from pydantic import Field, TypeAdapter
 
 from rpc_runtime.program.codecs import NONE
 from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, TraceEvent
-from rpc_runtime.program.program import Program, StageSpec
+from rpc_runtime.program.program import Program
 from rpc_runtime.program.round_robin import Recurrence
+from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.transports.transport import uses_codecs
 from tvm_split.deployment.report_values import (
     Comparison,

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from rpc_runtime.program.events import StageStatistics
-from rpc_runtime.program.program import weight_bytes
+from rpc_runtime.program.specs import weight_bytes
 from tvm_split.deployment.deployment import Deployment, DeploymentStatistics
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison, differs, is_long_enough

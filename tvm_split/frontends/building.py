@@ -16,7 +16,7 @@ from tvm import relax
 
 from relay_passes.fold_constants import folded
 from relay_passes.ir import Builder, bindings_of, constant, convolution_like, operator_name, shape_of
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from schedules.functions import FUNCTIONS
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier

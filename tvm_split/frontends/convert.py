@@ -19,7 +19,7 @@ import numpy as np
 from tvm import relax
 
 from relay_passes.ir import constant
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.building import Built, ModelBuilder
 from tvm_split.frontends.operators import Operators, numbers_of

@@ -17,7 +17,7 @@ from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, WorkerU
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
-from rpc_runtime.wire.framing import cleaned
+from rpc_runtime.wire.text import cleaned
 from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from tvm_split.cluster.cluster import Cluster, cluster_of
 from tvm_split.cluster.cluster_file import read_cluster_file

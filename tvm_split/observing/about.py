@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator
 
 from rpc_runtime.errors import ProtocolError
-from rpc_runtime.wire.framing import cleaned
 from rpc_runtime.wire.messages import MAXIMUM_ABOUT_BYTES
+from rpc_runtime.wire.text import cleaned
 from tvm_split import values
 from tvm_split.placement.problem import Amount
 

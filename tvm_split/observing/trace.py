@@ -27,7 +27,7 @@ from rpc_runtime.program.events import (
     events_of,
 )
 from rpc_runtime.program.routes import CLIENT
-from rpc_runtime.wire.framing import cleaned
+from rpc_runtime.wire.text import cleaned
 from tvm_split import values
 from tvm_split.errors import TraceError
 from tvm_split.observing.about import About, Name

@@ -12,8 +12,9 @@ import numpy as np
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.program.codecs import CODECS, NONE
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import Program, TensorSpec
+from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.specs import TensorSpec
 
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 50
 ROUNDS_SECONDS = 0.02

@@ -23,7 +23,7 @@ from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.execution.kernel_timer import KernelTimer
 from rpc_runtime.hardware import usable_together
 from rpc_runtime.program.measurements import MAXIMUM_LIMIT_SECONDS, KernelTime, TimingEffort
-from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.program.specs import BlobSpec
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.machine_targets import resolve_targets

@@ -16,7 +16,7 @@ from relay_passes.costs import size_bytes, tensors_in
 from relay_passes.ir import bindings_of, is_tensor_constant, main_function, operator_name, shape_of, used_variables
 from relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES
 from rpc_runtime.program.measurements import TimedKernel
-from rpc_runtime.program.program import BlobSpec, TensorSpec
+from rpc_runtime.program.specs import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from schedules.blocks import without_symbol
 from schedules.tuning import TuningDatabase

@@ -13,7 +13,8 @@ from tvm import relax
 
 from relay_passes.ir import new_function
 from relay_passes.one_at_a_time import one_at_a_time
-from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.stage import StageCompiler

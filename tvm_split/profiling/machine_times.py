@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from rpc_runtime.program.measurements import KernelSet, KernelTime
-from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.program.specs import BlobSpec
 from tvm_split.compiler.targets import target_text
 from tvm_split.errors import ProfileError
 from tvm_split.placement.estimate import Roofline

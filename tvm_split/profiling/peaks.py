@@ -8,7 +8,7 @@ from tvm import te, tirx
 from tvm.target import Target
 
 from rpc_runtime.program.measurements import TimedKernel, TimingEffort
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from schedules.blocks import new_schedule
 from schedules.template import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
 from schedules.traits import traits_of

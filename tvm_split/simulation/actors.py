@@ -17,7 +17,7 @@ from rpc_runtime.execution.scheduler import IdleTimes, Scheduler, StageState
 from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, Observation, Recorder
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
-from rpc_runtime.transports.credits import Departure, Grants, Outbox
+from rpc_runtime.transports.credits import Grants, Outbox, SendItem
 from tvm_split.simulation.processors import Processors
 from tvm_split.simulation.scenario import LinkTimes
 
@@ -134,11 +134,11 @@ class Link:
 
     def run(self) -> Steps:
         while True:
-            departure = None if self.is_cut else self._outbox.next(self.clock.nanoseconds)
-            if departure is None:
+            item = None if self.is_cut else self._outbox.next(self.clock.nanoseconds)
+            if item is None:
                 yield self._resting.rest()
                 continue
-            start, route = self.clock.seconds, self._routes[departure.tensor_index]
+            start, route = self.clock.seconds, self._routes[item.tensor_index]
             wire = self.clock.scattered(self.times.wire_seconds.get(route.tensor.name, 0.0), self.scatter)
             latency = self.clock.scattered(self.times.latency_seconds, self.scatter)
             # Tensors arrive in the order in which they leave.
@@ -146,21 +146,21 @@ class Link:
             self._last_arrival = start + wire + latency
             if wire > 0:
                 yield self.clock.environment.timeout(wire)
-            self._outbox.left(departure.tensor_index)
-            self.source.sent(route, departure.sequence, start)
-            self.clock.later(latency, lambda d=departure, at=start + latency: self._complete(d, at))  # type: ignore[misc]
+            self._outbox.sent(item.tensor_index)
+            self.source.sent(route, item.sequence, start)
+            self.clock.later(latency, lambda sent=item, at=start + latency: self._complete(sent, at))  # type: ignore[misc]
             self.source.room()
 
-    def _complete(self, departure: Departure, start: float) -> None:
+    def _complete(self, item: SendItem, start: float) -> None:
         if self.is_cut:
             return
-        route = self._routes[departure.tensor_index]
-        if not self._grants.window(departure.tensor_index).may_arrive:
+        route = self._routes[item.tensor_index]
+        if not self._grants.window(item.tensor_index).may_arrive:
             raise RuntimeError(f"a micro-batch of {route} came without a credit")
-        starves = departure.waited and self.target.starves(route, departure.sequence)
-        if self._grants.arrive(departure.tensor_index, departure.waited, starves):
+        starves = item.waited and self.target.starves(route, item.sequence)
+        if self._grants.arrive(item.tensor_index, item.waited, starves):
             self._tell()
-        self.target.received(route, departure.sequence, start, lambda: self._release(departure.tensor_index))
+        self.target.received(route, item.sequence, start, lambda: self._release(item.tensor_index))
 
     def _release(self, tensor_index: int) -> None:
         self._grants.consume(tensor_index)

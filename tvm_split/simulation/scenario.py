@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.program.program import Program
 from rpc_runtime.program.round_robin import schedule_by_share
 from rpc_runtime.program.routes import CLIENT, Route
+from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec
 from rpc_runtime.transports.transport import memory_of
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError

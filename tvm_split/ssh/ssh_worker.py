@@ -23,7 +23,7 @@ from rpc_runtime.files import state_folder
 from rpc_runtime.processes import Closing
 from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.framing import cleaned
+from rpc_runtime.wire.text import cleaned
 from tvm_split.cluster.machine import Machine, SshAccess
 from tvm_split.errors import ClusterError
 from tvm_split.ssh import remote_side

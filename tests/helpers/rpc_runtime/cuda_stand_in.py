@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 
 from rpc_runtime.execution.device_transfers import DeviceTransfers
-from rpc_runtime.program.program import StageSpec, TensorSpec
+from rpc_runtime.program.specs import StageSpec, TensorSpec
 from tests.helpers.rpc_runtime.joined_executors import PlainStage
 
 Kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

@@ -13,8 +13,9 @@ from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.program.events import Recorder
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import Program, StageSpec
+from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.wire.framing import decode
 from tests.helpers.waiting import PATIENCE_SECONDS
@@ -43,9 +44,9 @@ def evaluate(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]
 
 @dataclass
 class Ends:
-    """The station of a machine's links, how its values become bytes, and its memory slots."""
+    """The owner of a machine's links, how its values become bytes, and its memory slots."""
 
-    station: Any
+    owner: Any
     as_bytes: Callable[[Any], Any] = flat_bytes
     make_slot: Any = array_slot
 
@@ -75,9 +76,9 @@ class Joined:
         for name, plan in plans.items():
             ends = ends_of(self.executors[name])
             for peer, routes in plan.by_destination.items():
-                self.outgoing[name, peer] = OutgoingLink(ends.station, routes, ends.as_bytes, ends.make_slot)
+                self.outgoing[name, peer] = OutgoingLink(ends.owner, routes, ends.as_bytes, ends.make_slot)
             for peer, routes in plan.by_source.items():
-                self.incoming[peer, name] = IncomingLink(ends.station, routes, ends.make_slot, reuse=True)
+                self.incoming[peer, name] = IncomingLink(ends.owner, routes, ends.make_slot, reuse=True)
         for pair, link in self.outgoing.items():
             self._thread(link.frames(), self.incoming[pair].receive)
             self._thread(self.incoming[pair].frames(), link.receive)

@@ -14,8 +14,8 @@ import numpy as np
 from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.specs import TensorSpec
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
@@ -32,7 +32,7 @@ SHORT = LinkTimeouts.of_silence(1.0)
 
 
 class Idle:
-    """A station that ignores received tensors, and where nothing waits for room."""
+    """A owner that ignores received tensors, and where nothing waits for room."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -138,10 +138,10 @@ ANSWERS, CALLS = "0000:02:00.0", "0000:01:00.0"
 
 def _on_a_gpu(link: LinkEnd, transport: str, bus: str) -> None:
     """Give an end of a link over NCCL a GPU, unless it has one."""
-    if transport == "nccl" and link.station.device is None:
+    if transport == "nccl" and link.owner.device is None:
         from tests.helpers.rpc_runtime.nccl_ends import ArrayDevice  # needs TVM
 
-        link.station.device = ArrayDevice(bus)
+        link.owner.device = ArrayDevice(bus)
 
 
 class Answering:

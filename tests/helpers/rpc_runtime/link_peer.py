@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.specs import TensorSpec
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.runtime_alone import load_runtime
 from tests.helpers.rpc_runtime.joined_links import SHORT, Calling, Receiver, Sender

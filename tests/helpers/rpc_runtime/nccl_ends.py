@@ -1,4 +1,4 @@
-"""Ends of links over NCCL without a GPU: stand-ins for CUDA and NCCL, and stations whose values are numpy arrays.
+"""Ends of links over NCCL without a GPU: stand-ins for CUDA and NCCL, and owners whose values are numpy arrays.
 
 Each GPU has a copy of NCCL's stand-in of its own, with its own lock, so that several may be in one process. What is
 received is in memory of the stand-in's device, which the stand-in checks.
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from rpc_runtime.execution.cuda_calls import CudaCalls, memory_at
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from tests.helpers.rpc_runtime.cuda_stand_in import compiled, compiled_nccl
 
 FOLDER_VARIABLE = "TVM_SPLIT_TEST_STAND_INS"

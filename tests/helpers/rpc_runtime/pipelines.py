@@ -12,7 +12,8 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import WorkerClient, describe
 from rpc_runtime.program.events import RECEIVE, SEND, StageStatistics
-from rpc_runtime.program.program import BlobSpec, Program
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import BlobSpec
 from rpc_runtime.transports.transport import LinkSetting, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker

@@ -12,7 +12,8 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec, WeightSpec
 
 Body = Callable[..., Sequence[Any]]
 

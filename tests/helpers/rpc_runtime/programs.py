@@ -76,7 +76,7 @@ def an_output_that_is_a_view_of_an_input(maker: ProgramMaker) -> Program:
     return maker.program([second, first[0], first[1]])
 
 
-def a_stage_without_inputs_and_one_without_takers(maker: ProgramMaker) -> Program:
+def a_stage_without_inputs_and_one_without_consumers(maker: ProgramMaker) -> Program:
     x = maker.input("x")
     constant = maker.stage("constant", B, [], lambda w: [op.add(w, w)], weights={"w": np.ones((2, 8), np.float32)})
     result = maker.stage("one", A, [x, constant], add)
@@ -91,7 +91,7 @@ SHAPES = [
     inputs_at_different_stages,
     one_machine,
     an_output_that_is_a_view_of_an_input,
-    a_stage_without_inputs_and_one_without_takers,
+    a_stage_without_inputs_and_one_without_consumers,
 ]
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from rpc_runtime.program.codecs import NONE
-from rpc_runtime.program.program import BlobSpec, Program, RouteCodec, StageSpec, TensorSpec
+from rpc_runtime.program.program import Program, RouteCodec
+from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec
 
 LOSSLESS = (NONE, "lz4", "zstd")
 BLOB = BlobSpec("0" * 64, 1)

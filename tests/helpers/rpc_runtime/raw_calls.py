@@ -12,7 +12,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from rpc_runtime.processes import Closing
-from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.program.specs import BlobSpec
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint, open_channel
 from rpc_runtime.wire.framing import PROTOCOL_VERSION

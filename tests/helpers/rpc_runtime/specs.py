@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rpc_runtime.program.program import BlobSpec, StageSpec, TensorSpec
+from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec
 
 BLOB = BlobSpec("0" * 64, 1)
 

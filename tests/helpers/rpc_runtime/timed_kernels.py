@@ -1,7 +1,7 @@
 """Kernels for a worker to time."""
 
 from rpc_runtime.program.measurements import TimedKernel
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 
 
 def f32(*shape: int) -> TensorSpec:

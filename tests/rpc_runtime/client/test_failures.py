@@ -22,7 +22,7 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, StageError, WorkerError, WorkerUnavailableError
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.transport import LinkSetting
 from rpc_runtime.wire.channels import WorkerEndpoint

@@ -15,7 +15,7 @@ import pytest
 
 from rpc_runtime.errors import BlobError
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.program.specs import BlobSpec
 from tests.helpers.empty_root import OUTSIDE, can_make_roots
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS
@@ -103,7 +103,7 @@ def test_a_full_disk_is_named_and_not_a_limit(tmp_path: Path) -> None:
     code = """
 import contextlib, hashlib, pathlib, sys
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.program.program import BlobSpec
+from rpc_runtime.program.specs import BlobSpec
 folder = pathlib.Path(sys.argv[1]) / "cache"
 content = bytes(1 << 20)
 blob = BlobSpec(hashlib.sha256(content).hexdigest(), len(content))
@@ -153,7 +153,7 @@ def test_pins_end_with_their_process_whatever_other_users_do(tmp_path: Path) -> 
     """Another user who can read a file can lock it."""
     code = (
         "import sys; from pathlib import Path; from rpc_runtime.execution.blob_store import BlobStore\n"
-        "from rpc_runtime.program.program import BlobSpec\n"
+        "from rpc_runtime.program.specs import BlobSpec\n"
         "store = BlobStore(Path(sys.argv[1]), 10); store.pin('d', [BlobSpec(sys.argv[2], 4)]); "
         "print(flush=True); input()"
     )

@@ -21,10 +21,11 @@ from rpc_runtime.execution.blob_store import read_blob
 from rpc_runtime.execution.cuda_calls import CudaCalls, bus_speed
 from rpc_runtime.execution.cuda_code import find_nvcc
 from rpc_runtime.execution.cuda_runtime import runtime_library
-from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingStation
+from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingOwner
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.loaded_stage import LoadedStage
-from rpc_runtime.program.program import Program, StageSpec, TensorSpec
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import StageSpec, TensorSpec
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.rpc_runtime.cuda_stand_in import Launched, compiled, on_host
 from tests.helpers.rpc_runtime.joined_executors import Ends, check
@@ -44,8 +45,8 @@ def check_on_devices(program: Program, count: int, cuda: ctypes.CDLL) -> None:
         return Launched(spec, cuda, of(spec.machine))
 
     def ends(executor: StageExecutor) -> Ends:
-        device_transfers = of(executor._plan.machine)
-        return Ends(UploadingStation(executor, device_transfers), device_transfers.bytes_of, device_transfers.slot)
+        device_transfers = of(executor._program.machine)
+        return Ends(UploadingOwner(executor, device_transfers), device_transfers.bytes_of, device_transfers.slot)
 
     try:
         check(program, count, stage, ends)

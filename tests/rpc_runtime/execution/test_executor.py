@@ -9,8 +9,9 @@ from hypothesis import given, settings, strategies as st
 
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.program.events import Recorder
-from rpc_runtime.program.program import Program, StageSpec
+from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.program.specs import StageSpec
 from tests.helpers.rpc_runtime.joined_executors import PlainStage, check
 from tests.helpers.rpc_runtime.random_programs import BLOB, programs, tensor
 from tests.helpers.waiting import PATIENCE_SECONDS

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from rpc_runtime.execution.scheduler import Scheduler
-from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec
+from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec
 from rpc_runtime.transports.credits import MOST_MORE, MOST_MORE_BYTES
 
 BLOB = BlobSpec("0" * 64, 0)

@@ -11,10 +11,11 @@ from hypothesis import assume, given, strategies as st
 from hypothesis.extra import numpy as arrays
 
 from rpc_runtime.errors import ProtocolError, WorkerError
-from rpc_runtime.program.codecs import CODECS, by_channel, require_available
+from rpc_runtime.program.codecs import CODECS, by_channel
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import RouteCodec, TensorSpec
-from rpc_runtime.program.routes import Route
+from rpc_runtime.program.program import RouteCodec
+from rpc_runtime.program.routes import Route, require_available
+from rpc_runtime.program.specs import TensorSpec
 from tests.helpers.toy import toy_plugin_installed
 
 LOSSY = ("fp16", "bf16", "int8")

@@ -9,7 +9,8 @@ import pytest
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.inputs import checked_inputs, client_arrays
-from rpc_runtime.program.program import InputCut, Program, TensorSpec
+from rpc_runtime.program.program import InputSlice, Program
+from rpc_runtime.program.specs import TensorSpec
 from tests.helpers.rpc_runtime.specs import tensor
 
 X = np.zeros(2, np.float32)
@@ -94,10 +95,10 @@ def test_inputs_become_row_major() -> None:
 
 def test_the_client_has_inputs_and_cuts_of_them() -> None:
     cuts = (
-        InputCut(TensorSpec("upper", (1, 3), "uint8"), "image", 0, 0),
-        InputCut(TensorSpec("right", (2, 2), "uint8"), "image", 1, 1),
+        InputSlice(TensorSpec("upper", (1, 3), "uint8"), "image", 0, 0),
+        InputSlice(TensorSpec("right", (2, 2), "uint8"), "image", 1, 1),
     )
-    program = Program(PROGRAM.inputs, (), (), cuts=cuts)
+    program = Program(PROGRAM.inputs, (), (), input_slices=cuts)
     assert [spec.name for spec in program.client_tensors] == ["x", "image", "upper", "right"]
     image = np.arange(6, dtype=np.uint8).reshape(2, 3)
     x, whole, upper, right = client_arrays(program, [X, image])

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from rpc_runtime.program.program import InputCut, Program, StageSpec, TensorSpec
+from rpc_runtime.program.program import InputSlice, Program
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.program.specs import StageSpec, TensorSpec
 from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
 
 
@@ -32,21 +33,24 @@ def test_replicas_that_do_not_fit_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cut", "words"),
+    ("part", "words"),
     [
-        (InputCut(TensorSpec("part", (1, 3), "uint8"), "gone", 0, 0), "input 'gone', which is no other input"),
-        (InputCut(TensorSpec("image", (1, 3), "uint8"), "image", 0, 0), "input 'image', which is no other input"),
-        (InputCut(TensorSpec("part", (1, 3), "uint8"), "image", 0, 2), r"from 2 of axis 0, does not lie in .*\[2, 3\]"),
-        (InputCut(TensorSpec("part", (1, 3), "uint8"), "image", 0, -1), "from -1 of axis 0, does not lie"),
-        (InputCut(TensorSpec("part", (1, 3), "uint8"), "image", 2, 0), "from 0 of axis 2, does not lie"),
-        (InputCut(TensorSpec("part", (1, 3), "uint8"), "image", -2, 0), "from 0 of axis -2, does not lie"),
-        (InputCut(TensorSpec("part", (1, 2), "uint8"), "image", 0, 0), "does not lie"),
-        (InputCut(TensorSpec("part", (1, 3), "int8"), "image", 0, 0), "does not lie"),
+        (InputSlice(TensorSpec("part", (1, 3), "uint8"), "gone", 0, 0), "'gone', which is not another input"),
+        (InputSlice(TensorSpec("image", (1, 3), "uint8"), "image", 0, 0), "'image', which is not another input"),
+        (
+            InputSlice(TensorSpec("part", (1, 3), "uint8"), "image", 0, 2),
+            r"from 2 of axis 0, does not lie in .*\[2, 3\]",
+        ),
+        (InputSlice(TensorSpec("part", (1, 3), "uint8"), "image", 0, -1), "from -1 of axis 0, does not lie"),
+        (InputSlice(TensorSpec("part", (1, 3), "uint8"), "image", 2, 0), "from 0 of axis 2, does not lie"),
+        (InputSlice(TensorSpec("part", (1, 3), "uint8"), "image", -2, 0), "from 0 of axis -2, does not lie"),
+        (InputSlice(TensorSpec("part", (1, 2), "uint8"), "image", 0, 0), "does not lie"),
+        (InputSlice(TensorSpec("part", (1, 3), "int8"), "image", 0, 0), "does not lie"),
     ],
 )
-def test_cuts_lie_in_their_inputs(cut: InputCut, words: str) -> None:
+def test_slices_lie_in_their_inputs(part: InputSlice, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Program((TensorSpec("image", (2, 3), "uint8"),), (), (), cuts=(cut,))
+        Program((TensorSpec("image", (2, 3), "uint8"),), (), (), input_slices=(part,))
 
 
 @pytest.mark.parametrize(

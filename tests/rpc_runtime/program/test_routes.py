@@ -2,9 +2,10 @@
 
 import pytest
 
-from rpc_runtime.program.program import NO_BLOB, Program
+from rpc_runtime.program.program import Program
 from rpc_runtime.program.round_robin import EVERY, Recurrence
 from rpc_runtime.program.routes import CLIENT, queue_depth
+from rpc_runtime.program.specs import NO_BLOB
 from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
 
 

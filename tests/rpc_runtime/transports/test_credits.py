@@ -4,9 +4,9 @@ from collections import deque
 
 from hypothesis import given, settings, strategies as st
 
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
-from rpc_runtime.transports.credits import MOST_MORE, WIDENED_BY, Departure, Outbox, ReceiveWindow, SendWindow
+from rpc_runtime.program.specs import TensorSpec
+from rpc_runtime.transports.credits import MOST_MORE, WIDENED_BY, Outbox, ReceiveWindow, SendItem, SendWindow
 
 
 def route(index: int, depth: int = 3) -> Route:
@@ -17,10 +17,10 @@ def test_the_oldest_micro_batch_that_may_go_leaves_first() -> None:
     outbox = Outbox([route(0), route(1)])
     outbox.put("t0", 5, "five")
     outbox.put("t1", 4, "four")
-    assert outbox.next(0) == Departure(1, 4, "four", False)
-    outbox.left(1)
-    assert outbox.next(0) == Departure(0, 5, "five", False)
-    outbox.left(0)
+    assert outbox.next(0) == SendItem(1, 4, "four", False)
+    outbox.sent(1)
+    assert outbox.next(0) == SendItem(0, 5, "five", False)
+    outbox.sent(0)
     assert outbox.next(0) is None
 
 

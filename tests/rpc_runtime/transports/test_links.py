@@ -9,8 +9,8 @@ from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.program.codecs import CODECS
 from rpc_runtime.program.inputs import flat_bytes
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.specs import TensorSpec
 from rpc_runtime.transports.carrier import Carrier, OnEnd, Slot
 from rpc_runtime.transports.credits import MOST_MORE
 from rpc_runtime.transports.links import OutgoingLink
@@ -47,10 +47,10 @@ def bytes_of(value: int, elements: int = 4) -> np.ndarray:
 
 
 def test_the_sender_stops_without_credit_and_the_other_tensor_goes_on() -> None:
-    station = Idle()
-    link = OutgoingLink(station, [route(0, "slow", depth=1), route(1, "fast", depth=3)], flat_bytes, array_slot)
+    owner = Idle()
+    link = OutgoingLink(owner, [route(0, "slow", depth=1), route(1, "fast", depth=3)], flat_bytes, array_slot)
     frames = link.frames()
-    with station.lock:
+    with owner.lock:
         link.put_locked("slow", 0, bytes_of(0))
         link.put_locked("slow", 1, bytes_of(1))
         assert not link.has_room_locked("slow")
@@ -82,7 +82,7 @@ def test_credits_that_nobody_could_grant_are_refused(frame: bytes) -> None:
         link.receive(decode(frame))
 
 
-def test_a_window_grows_where_a_station_stands_still_for_want_of_another_tensor() -> None:
+def test_a_window_grows_where_its_owner_waits_for_another_tensor() -> None:
     receiver = receiver_of(route(0, "t"))
     credits = receiver.link.frames()
     take(receiver, *tensor_frames(0, 0, bytes_of(0)))
@@ -130,10 +130,10 @@ class Slots(Carrier):
 
 @pytest.mark.parametrize("by_frames", [True, False])
 def test_a_copy_that_fails_is_told_to_the_carrier_and_nothing_is_sent(by_frames: bool) -> None:
-    station, sent = Idle(), list[bytes]()
-    link = OutgoingLink(station, [route(0, "t", depth=1)], flat_bytes, array_slot)
+    owner, sent = Idle(), list[bytes]()
+    link = OutgoingLink(owner, [route(0, "t", depth=1)], flat_bytes, array_slot)
     link.open(Slots(Failing(np.empty(0, np.uint8), None)))
-    with station.lock:
+    with owner.lock:
         link.put_locked("t", 0, bytes_of(1))
     with pytest.raises(WorkerError, match="an illegal memory access"):
         sent += link.frames() if by_frames else link.drain(sent.append) or ()

@@ -44,7 +44,7 @@ def test_what_may_not_be_said_ends_the_link(receiver_says: bool, frames: list[by
     receiver, sender = Receiver([ROUTE]), Sender([ROUTE])
     with joined("nccl", receiver.link, sender.link) as (answering, calling):
         for frame in frames:
-            (receiver if receiver_says else sender).link.say(frame)
+            (receiver if receiver_says else sender).link.send_now(frame)
         assert answering.ended.wait(PATIENCE_SECONDS)
         assert calling.ended.wait(PATIENCE_SECONDS)
         # The sender did not begin these transfers, so it may be the first to complain, about a receiver that is ready.
@@ -76,7 +76,7 @@ def test_three_gpus_that_send_in_a_ring_both_ways_wait_for_each_other_and_not_fo
 
 @pytest.mark.parametrize("size", [0, 131])
 def test_what_is_no_end_is_refused(size: int) -> None:
-    with pytest.raises(ProtocolError, match=f"at least 132 bytes, got {size}"):
+    with pytest.raises(ProtocolError, match=f"at least 132 bytes expected, got {size}"):
         NcclEnd.from_bytes(bytes(size))
 
 

@@ -75,7 +75,7 @@ def test_a_caller_that_chooses_nothing_is_not_waited_for() -> None:
         ([pb.Offer(transport="shm", offer=b"another host"), GRPC], "grpc", ["different hosts"]),
         ([pb.Offer(transport="shm"), GRPC], "grpc", ["different hosts"]),
         ([pb.Offer(transport="unknown"), GRPC], "grpc", ["there is no transport 'unknown'"]),
-        ([pb.Offer(transport="mpi", offer=bytes(20))], "", ["in no MPI world"]),
+        ([pb.Offer(transport="mpi", offer=bytes(20))], "", ["not in an MPI world"]),
         ([pb.Offer(transport="nccl", offer=bytes(132))], "", ["its stages are on no GPU"]),
         ([], "", []),
     ],

@@ -23,8 +23,8 @@ import pytest
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from rpc_runtime.program.codecs import CODECS, NONE, fitting
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.routes import Route
+from rpc_runtime.program.specs import TensorSpec
 from rpc_runtime.transports.credits import OUTBOX
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.liveness import LinkTimeouts

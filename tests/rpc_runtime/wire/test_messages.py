@@ -12,7 +12,8 @@ from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.events import Observation, Track
 from rpc_runtime.program.measurements import KernelSet, KernelTime, TimedKernel, TimingEffort
-from rpc_runtime.program.program import BlobSpec, Program, StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.messages import LINK_SECRET_BYTES, link_secrets, load_request, message_of, program_of, value_of
 from tests.helpers.mutations import random_message
@@ -99,7 +100,7 @@ def change_stage(name: str, value: Any) -> Callable[[pb.LoadStagesRequest], None
         (lambda request: request.program.stages[0].ClearField("replica_schedule"), "stage 's' on 'A'"),
         (lambda request: request.program.codecs.add(tensor="x", codec="none"), "this tensor does not take that route"),
         (lambda request: request.program.codecs.add(tensor="x", codec="zip"), "no codec 'zip'"),
-        (lambda request: request.program.cuts.add(input="gone"), "unknown dtype|which is no other input"),
+        (lambda request: request.program.input_slices.add(input="gone"), "unknown dtype|which is not another input"),
     ],
 )
 def test_a_program_that_does_not_fit_is_refused(change: Callable[[pb.LoadStagesRequest], None], words: str) -> None:

@@ -91,7 +91,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"cannot read the .* file .*pipe: it is a pipe, socket or device"):
             read(tmp_path / "pipe")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match=r"the token file .*binary is no text"):
+    with pytest.raises(InputError, match=r"the token file .*binary is not a text file"):
         token_from(tmp_path / "binary", {})
     (tmp_path / "empty").touch()
     with pytest.raises(InputError, match="one or more"):

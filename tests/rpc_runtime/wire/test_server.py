@@ -58,7 +58,7 @@ def test_calls_that_say_nothing_hold_the_quota_of_their_kind_only(worker: Worker
 
         def is_refused() -> bool:
             code, words = caller.answer(path, silence())
-            return code is grpc.StatusCode.FAILED_PRECONDITION and "at a time" in words
+            return code is grpc.StatusCode.FAILED_PRECONDITION and "its limit; try again later" in words
 
         eventually(is_refused, "all uploads of the quota are taken")
         describe(worker, PATIENCE_SECONDS)

@@ -12,13 +12,7 @@ import pytest
 
 from rpc_runtime.errors import DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.tracker import (
-    MAXIMUM_REPLY_BYTES,
-    TRACKER_MAGIC,
-    Registration,
-    information,
-    listed_servers,
-)
+from rpc_runtime.wire.tracker import MAXIMUM_REPLY_BYTES, TRACKER_MAGIC, Registration, information, listed_servers
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 MAGIC = struct.pack("<i", TRACKER_MAGIC)
@@ -108,7 +102,7 @@ def test_an_invalid_registration_is_a_fault(change: dict[str, Any]) -> None:
     ("sent", "error", "text"),
     [
         (b"", DeadlineError, "did not answer within 0.3 s"),
-        (b"HTTP/1.1 400", ProtocolError, "is no TVM RPC tracker"),
+        (b"HTTP/1.1 400", ProtocolError, "is not a TVM RPC tracker"),
         (MAGIC, DeadlineError, "did not answer within 0.3 s"),
         (MAGIC + struct.pack("<i", -5), ProtocolError, "announces an answer of -5 bytes"),
         (MAGIC + struct.pack("<i", MAXIMUM_REPLY_BYTES + 1), ProtocolError, "announces an answer of"),

@@ -21,7 +21,8 @@ from rpc_runtime.errors import WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.execution.loaded_stage import library_file
 from rpc_runtime.program.measurements import KernelSet, TimedKernel
-from rpc_runtime.program.program import BlobSpec, Program, TensorSpec
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import BlobSpec, TensorSpec
 from rpc_runtime.wire.messages import load_request
 from tests.helpers.rpc_runtime.pipelines import open_on, send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker

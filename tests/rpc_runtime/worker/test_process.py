@@ -183,7 +183,7 @@ AT_A_TRACKER = ["--tracker", "127.0.0.1:9190", "--key", "lab"]
         (["--tls-key", "x"], "belong together"),
         (["--tls-certificate", "nothing.pem", "--tls-key", "nothing.pem"], "cannot read the TLS file"),
         (["--token-file", "nothing"], "cannot read the token file"),
-        (["--token-file", sys.executable], "is no text"),
+        (["--token-file", sys.executable], "is not a text file"),
         (["--key", "lab"], "--key belongs to --tracker"),
         (["--tracker", "127.0.0.1:9190"], "--tracker needs --key as well"),
         (["--tracker", "tracker", "--key", "lab"], "an address is HOST:PORT"),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.program.program import TensorSpec
 from rpc_runtime.program.runner import Outputs
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.cli.inputs import inputs_from_file, random_inputs, save_outputs
 
 TWO = (TensorSpec("ids", (4,), "int64"), TensorSpec("mask", (4,), "float32"))

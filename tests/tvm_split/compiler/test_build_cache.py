@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tvm_split
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from schedules import machine_of
 from schedules.template import text_of
 from schedules.tuning import DatabaseWriter

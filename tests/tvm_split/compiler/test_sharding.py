@@ -123,9 +123,7 @@ def test_stages_by_machine_and_level(write: Callable[..., list[relax.Var]], expe
 def test_each_machine_gets_its_rows_of_the_input_and_those_beside() -> None:
     first = shared("rows", "conv1", "relu", shares={A: 0.375, B: 0.625})
     cut = partition(model_of(chain), planned(first, whole(B, "conv2", "last")))
-    assert [
-        (input_cut.tensor.shape, input_cut.input, input_cut.axis, input_cut.begin) for input_cut in cut.input_cuts
-    ] == [
+    assert [(part.tensor.shape, part.input, part.axis, part.begin) for part in cut.input_slices] == [
         ((1, 4, 4, 8), "x", 2, 0),
         ((1, 4, 6, 8), "x", 2, 2),
     ]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from rpc_runtime.program.program import Program, StageSpec
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.specs import StageSpec
 from tests.helpers.mutations import WRONG_FILES
 from tests.helpers.placement.predictions import machine_prediction, prediction
 from tests.helpers.traces import CHAIN, LINKS, MILLISECOND, A, B, C, events_of, plan_for, stage, streamed, tensor

@@ -4,7 +4,7 @@ import pytest
 from tvm import relax
 
 from relay_passes.ir import bindings_of
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.frontends.building import Built, ModelBuilder
 from tvm_split.frontends.names import UniqueNames, identifier
 from tvm_split.frontends.operators import Operators, dtype_of

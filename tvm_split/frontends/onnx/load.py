@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import QUANTIZED_TOLERANCE, Built

@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 from tvm import relax
 
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.building import Built
 from tvm_split.frontends.channels_first import channels_first

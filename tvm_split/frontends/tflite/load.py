@@ -8,7 +8,7 @@ import tflite
 from tvm import relax
 from tvm.relax.frontend.tflite import tflite_frontend
 
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import QUANTIZED_TOLERANCE, Built
 from tvm_split.frontends.channels_first import channels_first

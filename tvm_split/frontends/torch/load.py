@@ -19,7 +19,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.errors import ModelImportError, NoExamplesError, UntriedVersionWarning, class_and_first_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import Built

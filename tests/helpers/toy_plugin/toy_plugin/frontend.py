@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rpc_runtime.program.program import TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import Frontend, ImportRequest
 from tvm_split.frontends.building import ModelBuilder
