@@ -81,9 +81,9 @@ def annotated_module(
             machine = stage.machines[0]
             for name in part.received:
                 if (machine, name) not in present:
-                    transfer = relax.op.to_vdevice(tensors[name], devices[machine])
+                    transferred = relax.op.to_vdevice(tensors[name], devices[machine])
                     hint = f"{name}_on_{machine.replace('-', '_')}"
-                    present[machine, name] = builder.emit(transfer, name_hint=hint)
+                    present[machine, name] = builder.emit(transferred, name_hint=hint)
             values = {
                 parameter.name: present[machine, name]
                 for parameter, name in zip(part.function.params, part.received, strict=True)

@@ -49,13 +49,13 @@ class HalfOperands:
         halves: dict[Any, relax.Var] = {}
         used_names = set(names_of(main_function(module)))
 
-        def half_of(operand: relax.Expr, consumer: str, place: str, builder: relax.BlockBuilder) -> relax.Var:
-            key = operand.name if isinstance(operand, relax.Var) else (consumer, place)
+        def half_of(operand: relax.Expr, reader: str, place: str, builder: relax.BlockBuilder) -> relax.Var:
+            key = operand.name if isinstance(operand, relax.Var) else (reader, place)
             if key not in halves:
-                hint = f"{operand.name if isinstance(operand, relax.Var) else f'{consumer}_{place}'}_{self._dtype}"
+                hint = f"{operand.name if isinstance(operand, relax.Var) else f'{reader}_{place}'}_{self._dtype}"
                 rounded = relax.op.astype(operand, self._dtype)
                 halves[key] = builder.emit(rounded, name_hint=free_name(hint, used_names))
-                self.rounded[halves[key].name] = consumer
+                self.rounded[halves[key].name] = reader
             return halves[key]
 
         def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:

@@ -22,7 +22,7 @@ LOCALITY = 2
 READ, DATA = 0, 1
 # An iteration that needs more has few rows. Then weights are read in order about as fast as memory delivers them, and
 # the hardware prefetcher alone is faster.
-MOST_PER_TURN = 64
+MOST_PER_ITERATION = 64
 
 
 @dataclass(frozen=True)
@@ -84,22 +84,22 @@ def _with_prefetches(loop: tirx.For, around: list[tirx.For], parameters: list[An
         return _loop(loop, loop.body, unmarked)
     source, indices = weight
     beginning = [_replaced(index, _next_region(around[:border])) for index in indices]
-    counted, turns = tirx.const(0, "int32"), 1
+    counted, iterations = tirx.const(0, "int32"), 1
     for inner_loop in (*around[border:], loop):
         counted = counted * inner_loop.extent + inner_loop.loop_var
-        turns *= int(inner_loop.extent)
+        iterations *= int(inner_loop.extent)
     # If the region is only a part of each block, every part is a separate piece. Whole blocks are contiguous.
     in_pieces = region.vectors != region.vectors_of_block
     pieces = region.blocks if in_pieces else 1
     vectors = region.vectors if in_pieces else region.blocks * region.vectors
-    per_turn = -(-vectors // turns)
-    if pieces * per_turn > MOST_PER_TURN:
+    per_iteration = -(-vectors // iterations)
+    if pieces * per_iteration > MOST_PER_ITERATION:
         return _loop(loop, loop.body, unmarked)
-    first = counted * per_turn if per_turn > 1 else counted * vectors // turns
+    first = counted * per_iteration if per_iteration > 1 else counted * vectors // iterations
     prefetches = []
-    for number in range(pieces * per_turn):
+    for number in range(pieces * per_iteration):
         # The tensor is contiguous, so the offset continues through the outer axes.
-        vector = first + (number // per_turn * region.vectors_of_block + number % per_turn)
+        vector = first + (number // per_iteration * region.vectors_of_block + number % per_iteration)
         address = tirx.address_of(tirx.BufferLoad(source, [*beginning[:-1], vector * source.shape[-1]]))
         prefetches.append(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, READ, LOCALITY, DATA)))
     return _loop(loop, tirx.SeqStmt([*prefetches, loop.body]), unmarked)

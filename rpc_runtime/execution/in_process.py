@@ -55,7 +55,7 @@ class ComputingThread:
                 os.environ.update({name: value for name, value in before.items() if value is not None})
 
 
-Crossing = Callable[[Route, Array], Array]
+OnTransfer = Callable[[Route, Array], Array]
 
 
 _Values = dict[str | tuple[str, str], Any]
@@ -65,7 +65,7 @@ _Values = dict[str | tuple[str, str], Any]
 class InProcessRunner(Runner):
     """Runs the stages of a ``Pipeline`` one after another, with the same results. A context manager.
 
-    Stages run on a `ComputingThread`, which computes micro-batches in the order of the calls. ``crossing`` is
+    Stages run on a `ComputingThread`, which computes micro-batches in the order of the calls. ``on_transfer`` is
     called once per route with a copy of each tensor that a link would carry; it returns the tensor as received.
 
     Raises:
@@ -79,9 +79,9 @@ class InProcessRunner(Runner):
         blob_path: Callable[[str], Path],
         threads: int = 1,
         *,
-        crossing: Crossing | None = None,
+        on_transfer: OnTransfer | None = None,
     ) -> None:
-        self._crossing = crossing
+        self._on_transfer = on_transfer
         self.program = program
         # What each machine would hold if it were a separate process.
         self.weight_bytes = {machine: weight_bytes(program.stages_on(machine)) for machine in program.machines}
@@ -147,11 +147,11 @@ class InProcessRunner(Runner):
     def _keep(self, tensor: TensorSpec, value: Any, sequence: int, values: _Values) -> None:
         """Keep a tensor as it was made, and as it is received over each of its routes."""
         values[tensor.name] = value
-        if self._crossing is None:
+        if self._on_transfer is None:
             return
         for route in self.program.routes:
             if route.tensor.name == tensor.name and sequence in route.when:
-                array = self._crossing(route, array_from_tensor(value, tensor))
+                array = self._on_transfer(route, array_from_tensor(value, tensor))
                 values[tensor.name, route.destination] = tensor_from_array(array)
 
     def observe(

@@ -243,11 +243,11 @@ def _check_codecs(codecs: Iterable[RouteCodec], routes: Mapping[tuple[str, str, 
         route = routes.get((codec.tensor, codec.source, codec.destination))
         where = f"the codec {codec.codec} of tensor {codec.tensor!r} from {codec.source!r} to {codec.destination!r}"
         if route is None or codec.source == codec.destination:
-            crossing = sorted(
+            tensors = sorted(
                 {name for name, source, end in routes if (source, end) == (codec.source, codec.destination)}
             )
             raise ValueError(
-                f"{where}: this tensor does not take that route; tensors on it: {', '.join(crossing) or 'none'}"
+                f"{where}: this tensor does not take that route; tensors on it: {', '.join(tensors) or 'none'}"
             )
         if reason := CODECS[codec.codec](route.tensor).unfit:
             raise ValueError(f"{where} does not fit {route.tensor}: {reason}")

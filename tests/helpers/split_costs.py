@@ -16,7 +16,7 @@ from relay_passes.ir import (
 from relay_passes.sharding.region import Region, Sharded, part_name
 
 
-def crossing_bytes(sharded: Sharded) -> dict[tuple[str | None, str | None], int]:
+def transfer_bytes(sharded: Sharded) -> dict[tuple[str | None, str | None], int]:
     """Return the bytes per micro-batch that are sent from one machine to another; a value is sent once to each.
 
     None as the source stands for values from before the region or from a slice, None as the destination for a gather or
@@ -31,10 +31,10 @@ def crossing_bytes(sharded: Sharded) -> dict[tuple[str | None, str | None], int]
             source = sharded.machine_of.get(used.name)
             if source != reader:
                 sizes[used.name, source, reader] = _bytes(used.ty)
-    crossing: dict[tuple[str | None, str | None], int] = {}
+    sent: dict[tuple[str | None, str | None], int] = {}
     for (_, source, reader), size in sizes.items():
-        crossing[source, reader] = crossing.get((source, reader), 0) + size
-    return crossing
+        sent[source, reader] = sent.get((source, reader), 0) + size
+    return sent
 
 
 def computed_again(sharded: Sharded, region: Region, module: tvm.IRModule) -> Mapping[str, int]:

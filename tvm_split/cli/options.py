@@ -158,7 +158,7 @@ BundleArgument = Annotated[
 ]
 IN_FLIGHT = option(
     None,
-    "So many micro-batches under way at most (default: as many as queues hold; for latency, as planned).",
+    "The most micro-batches in flight (default: as many as queues hold; for latency, as planned).",
     minimum=1,
 )
 TRACE = option(

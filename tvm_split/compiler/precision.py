@@ -20,7 +20,7 @@ def in_precision(model: Model, precision: Precision) -> Model:
         return model
     rounding: Any = HalfOperands(precision)
     module = rounding(model.module)
-    layers = {name: model.layers[consumer] for name, consumer in rounding.rounded.items()}
+    layers = {name: model.layers[reader] for name, reader in rounding.rounded.items()}
     return replace(model, module=module, layers={**model.layers, **layers})
 
 

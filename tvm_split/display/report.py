@@ -80,7 +80,7 @@ def summary(report: DeploymentReport) -> list[str]:
     """Return the sentences below the table: rates, the number of measurements, and advice."""
     lines = []
     if any(machine.compute.predicted is not None for machine in report.machines):
-        lines.append("From … to: without and with what serialising, or a latency, takes; ratios are to the nearer end.")
+        lines.append("From … to: without and with the cost of serialising or latency; ratios are to the nearer end.")
         times = [time for part in report.machines for time in (part.compute, part.receive, part.send)]
         if any(time.inconclusive for time in (*times, *(link.seconds for link in report.links))):
             lines.append(f"{UNSURE.capitalize()}: in its range, which is not known better than {WIDEST_RANGE:g} to 1.")

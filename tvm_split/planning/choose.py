@@ -11,7 +11,7 @@ from tvm_split.placement.problem import Problem
 from tvm_split.placement.solution import Solution
 from tvm_split.units import names_of, seconds_text
 
-RELAXATION = "the relaxation in which pieces are split freely and communication takes no time"
+RELAXATION = "the relaxation in which pieces may be split, without communication"
 """The problem that gives the lower bound if layers may be sharded."""
 MORE_MACHINES = "the plan on more machines"
 """The name of the alternative that was rejected."""

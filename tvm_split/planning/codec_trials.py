@@ -55,10 +55,10 @@ class CodecTrials:
         self._codecs: Mapping[str, str] = {}
         self.transferred: dict[str, np.ndarray] = {}
         """Transferred tensors without codecs, by name."""
-        self._pipeline = InProcessRunner(program, blob_path, crossing=self._cross)
+        self._pipeline = InProcessRunner(program, blob_path, on_transfer=self._transfer)
         self._outputs = self._pipeline.run(inputs)
 
-    def _cross(self, route: Route, array: np.ndarray) -> np.ndarray:
+    def _transfer(self, route: Route, array: np.ndarray) -> np.ndarray:
         name = route.tensor.name
         self.transferred.setdefault(name, array)
         codec = self._codecs.get(name, NONE)

@@ -16,7 +16,7 @@ from relay_passes.sharding.emit import LARGE_SUM_BYTES, shard
 from relay_passes.sharding.region import ShardAxis, Sharded, ShardError
 from tests.helpers.shard_networks import Network, require_same
 from tests.helpers.sharded_graphs import region_of
-from tests.helpers.split_costs import crossing_bytes
+from tests.helpers.split_costs import transfer_bytes
 
 
 def test_a_cut_takes_only_the_channels_that_a_machine_needs() -> None:
@@ -119,7 +119,7 @@ def test_a_large_sum_is_added_up_in_parts(shares: tuple[float, ...]) -> None:
         module = network.module(network.convolution(network.add(op.nn.relu(x)), 8, 1))
         sharded = shard(module, region_of(module, shares), axis="channels", exchange="fused")
         require_same(module, sharded, np.random.default_rng(0).standard_normal((1, 4, side, side)))
-        between = [size for ends, size in crossing_bytes(sharded).items() if None not in ends]
+        between = [size for ends, size in transfer_bytes(sharded).items() if None not in ends]
         return sum(between), 256 * side * side * 4
 
     machines = len(shares)

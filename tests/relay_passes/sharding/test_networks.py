@@ -12,7 +12,7 @@ from relay_passes.sharding.emit import shard
 from relay_passes.sharding.region import ShardAxis
 from tests.helpers.relax_values import values_of
 from tests.helpers.sharded_graphs import assert_splits_like_whole, region_of
-from tests.helpers.split_costs import computed_again, crossing_bytes
+from tests.helpers.split_costs import computed_again, transfer_bytes
 from tests.models import torch_models
 
 
@@ -83,7 +83,7 @@ def test_a_batch_needs_no_exchange(name: str) -> None:
     assert_splits_like_whole(module, "batch", (0.5, 0.5), ["fused"])
     region = region_of(module, (0.5, 0.5))
     for exchange in ("fused", "each"):
-        transfers = crossing_bytes(shard(module, region, axis="batch", exchange=exchange))
+        transfers = transfer_bytes(shard(module, region, axis="batch", exchange=exchange))
         assert not [ends for ends in transfers if None not in ends]
 
 
@@ -92,12 +92,12 @@ def test_a_network_s_halos_are_few_where_strides_fit() -> None:
     module = imported(torch_models.resnet((2, 2), 4), torch.randn(1, 3, 64, 64))
     region = region_of(module, (0.5, 0.5))
     exchanged, fused = (shard(module, region, axis="rows", exchange=exchange) for exchange in ("each", "fused"))
-    transfers = crossing_bytes(exchanged)
+    transfers = transfer_bytes(exchanged)
     # One row of the 32 with 4 channels from above for the first pool, and one of each 3×3 convolution's 16 or 8.
     assert transfers["machine-a", "machine-b"] < 2 * 4 * 32 * 4 * 6
     assert not [name for name, again in computed_again(exchanged, region, module).items() if again and "conv" in name]
     assert sum(computed_again(fused, region, module).values()) > 0
-    assert crossing_bytes(fused)["machine-b", "machine-a"] == 4 * 32
+    assert transfer_bytes(fused)["machine-b", "machine-a"] == 4 * 32
 
 
 BY_HEADS = ("vit", "bert", "gpt2")

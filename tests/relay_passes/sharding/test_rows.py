@@ -16,7 +16,7 @@ from relay_passes.sharding.ranges import computed_shares
 from relay_passes.sharding.region import Exchange, ShardAxis, ShardError, part_name
 from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights
 from tests.helpers.sharded_graphs import BOTH, assert_all_placed, assert_splits_like_whole, region_of
-from tests.helpers.split_costs import computed_again, crossing_bytes
+from tests.helpers.split_costs import computed_again, transfer_bytes
 
 op = relax.op
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -314,7 +314,7 @@ def test_halos_cross_or_are_computed_again(exchange: Exchange, rows: int, again:
     a, b = region.machines
     between = {(a, b): ROW, (b, a): ROW} if exchange == "each" else {}
     received, sent = {(None, name): rows * ROW for name in (a, b)}, {(name, None): 4 * ROW for name in (a, b)}
-    assert crossing_bytes(sharded) == received | sent | between
+    assert transfer_bytes(sharded) == received | sent | between
     assert computed_again(sharded, region, module) == {"conv1": again * 2 * 5, "conv2": 0}
 
 
@@ -325,7 +325,7 @@ def test_a_value_crosses_once_to_each_machine_and_an_input_as_a_whole() -> None:
 
     module = graph({"x": (1, 2, 8, 5)}, two_sums)
     sharded = shard(module, region_of(module, (0.5, 0.5)), axis="rows", exchange="fused")
-    transfers = crossing_bytes(sharded)
+    transfers = transfer_bytes(sharded)
     assert transfers[None, "machine-a"] == transfers[None, "machine-b"] == 8 * ROW
     assert transfers["machine-a", "machine-b"] == transfers["machine-b", "machine-a"] == 4
     assert transfers["machine-a", None] == 2 * 4 * ROW

@@ -7,7 +7,7 @@ from tvm import relax
 from tvm.relax import op
 
 from relay_passes.ir import main_function, operations_of
-from tests.helpers.relax_graphs import assert_same_values, graph, random_inputs, weights, with_cuts_made
+from tests.helpers.relax_graphs import Emit, assert_same_values, graph, random_inputs, weights, with_cuts_made
 from tests.helpers.shared_plans import A, B, C, planned, require_consistent, shared, whole
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import partition
@@ -21,9 +21,6 @@ def model_of(write: Callable[..., Sequence[relax.Var]], layers: Mapping[str, str
     module = graph({"x": (1, 4, 8, 8)}, write)
     names = [binding.var.name for binding in operations_of(main_function(module))]
     return Model("tiny", "test", module, (), (), {name: (layers or {}).get(name, name) for name in names})
-
-
-Emit = Callable[..., relax.Var]
 
 
 def chain(emit: Emit, x: relax.Var) -> list[relax.Var]:
@@ -83,7 +80,7 @@ ALL = ("conv1", "relu", "conv2", "last")
     ("write", "expected", "stages"),
     [
         # slices where values are made
-        # an output is joined by the largest share
+        # an output is gathered by the largest share
         (chain, "00a 00b 01b", [shared("rows", *ALL, shares={A: 0.375, B: 0.625})]),
         # a halo of another machine raises the level
         (chain, "00a 00b 01a 01b 1-b", [shared("rows", *ALL[:3], exchange="each"), whole(B, "last")]),
@@ -94,19 +91,19 @@ ALL = ("conv1", "relu", "conv2", "last")
         (pair, "00a 00b 00c 01b", [shared("channels", "conv1", "last", shares={A: 0.25, B: 0.5, C: 0.25})]),
         # a sum that both machines need is on one level
         (residual, "0-c 10a 10b 11a 11b 12a", [whole(C, "before"), shared("channels", *AFTER_RELU)]),
-        # a second shard joins what it needs whole
-        # a second shard takes the rows that it lacks
+        # a second region gathers what it needs whole
+        # a second region takes the rows that it lacks
         (chain, "00a 00b 10a 10b 11b", [shared("rows", *ALL[:2]), shared("rows", *ALL[2:], shares={A: 0.25, B: 0.75})]),
         # columns of what has rows
         # a sum is sliced where it is added up
         (chain, "00a 00b 10b 10c 11b", [shared("channels", *ALL[:3]), shared("rows", "last", shares={B: 0.5, C: 0.5})]),
-        # several machines join a value
+        # several machines gather a value
         (
             fork,
             "0-c 10a 10b 2-a 3-c",
             [whole(C, "before"), shared("rows", "conv"), whole(A, "left"), whole(C, "right")],
         ),
-        # what is returned and used is joined twice
+        # what is returned and used is gathered twice
         (returned, "00a 00b 01b 1-c", [shared("rows", "conv", shares={A: 0.25, B: 0.75}), whole(C, "last")]),
     ],
 )
@@ -146,7 +143,7 @@ def test_each_machine_gets_its_rows_of_the_input_and_those_beside() -> None:
         (shared("batch", "conv1", "relu", "conv2", "last"), "'last' can be split along batch: .* choose another axis"),
     ],
 )
-def test_what_cannot_be_shared_says_what_to_do(stage: Stage, message: str) -> None:
+def test_what_cannot_be_sharded_says_what_to_do(stage: Stage, message: str) -> None:
     with pytest.raises(PlanError, match=rf"^stage_0 on machine-a, machine-b cannot be sharded: .*{message}"):
         partition(model_of(chain), planned(stage))
 
@@ -154,7 +151,7 @@ def test_what_cannot_be_shared_says_what_to_do(stage: Stage, message: str) -> No
 def test_what_depends_on_no_input_is_no_stage_of_a_machine_that_computes_later() -> None:
     """machine-b owns none of the 2 rows in the middle, so it computes nothing until it receives some of them."""
 
-    def narrow(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+    def narrow(emit: Emit, x: relax.Var) -> list[relax.Var]:
         few = emit(op.nn.conv2d(x, weights(4, 4, 3, 3), strides=4, padding=1), "few")
         many = emit(op.image.resize2d(few, (8, 8), method="nearest_neighbor"), "many")
         table = emit(op.exp(weights(1, 4, 1, 1)), "table")
@@ -183,7 +180,7 @@ def test_layers_that_a_plan_does_not_place_as_they_are(layers: tuple[str, ...], 
 
 
 def test_layers_that_are_executed_in_turns_are_refused_by_name() -> None:
-    def turns(emit: Callable[..., relax.Var], x: relax.Var) -> list[relax.Var]:
+    def turns(emit: Emit, x: relax.Var) -> list[relax.Var]:
         first = emit(op.nn.relu(x), "first")
         between = emit(op.tanh(x), "other")
         return [emit(op.exp(first), "second"), between]

@@ -11,6 +11,7 @@ from operator import attrgetter
 
 import highspy
 import numpy as np
+import numpy.typing as npt
 from highspy.highs import highs_linear_expression
 
 from tvm_split.placement.problem import TOLERANCE, Problem
@@ -46,7 +47,7 @@ class Prices:
     bound: float
 
 
-def fair_prices(seconds: Floats, counts: Floats, budget: Budget) -> Prices:
+def fair_prices(seconds: Floats, counts: npt.NDArray[np.intp], budget: Budget) -> Prices:
     """Search for the prices that give the greatest lower bound on the period, by deterministic annealing.
 
     This is the discrete invisible-hand algorithm (Kosowsky, Yuille 1994, "The invisible hand algorithm: solving the
@@ -77,7 +78,7 @@ def fair_prices(seconds: Floats, counts: Floats, budget: Budget) -> Prices:
     return best
 
 
-def _normalised(prices: Floats, counts: Floats) -> Floats:
+def _normalised(prices: Floats, counts: npt.NDArray[np.intp]) -> Floats:
     """Return prices that are all positive and add up to 1 over all machines."""
     prices = np.maximum(prices, LEAST * prices.max())
     return np.asarray(prices / (counts @ prices))

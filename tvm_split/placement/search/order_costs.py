@@ -68,15 +68,14 @@ class DeviceClasses:
 class OrderCosts:
     """Transfers and sizes of the stages between any two of P cuts of one topological order.
 
-    A sent tensor counts once per reader outside the stage, as if all readers were in different stages. With
-    ``together``, it counts once.
+    A sent tensor counts once, as if all of its readers outside the stage were in one other stage.
 
     Attributes:
         received, sent: bytes [first cut, last cut] from and to other stages. from_client, to_client: from and to the
             client. bytes: the sum of the four. tensors: the number of all these tensors.
     """
 
-    def __init__(self, instance: Instance, order: Sequence[int], *, together: bool = False) -> None:
+    def __init__(self, instance: Instance, order: Sequence[int]) -> None:
         self.instance = instance
         self.order = np.array(order, dtype=np.intp)
         length = len(order)
@@ -89,17 +88,15 @@ class OrderCosts:
             source = -1 if tensor.source == instance.client else int(place[tensor.source])
             into = self.from_client if source < 0 else self.received
             # Stages that begin after the source and after the previous reader, and that contain this reader.
-            for before, end in zip([source, *ends], ends, strict=False):
-                for table, value in ((into, tensor.bytes), (self.tensors, 1.0)):
-                    _rectangle(table, before + 1, end + 1, end + 1, length + 1, value)
-            if source < 0:
-                continue
-            for end in ends[-1:] if together else ends:
-                _rectangle(self.sent, 0, source + 1, source + 1, end + 1, tensor.bytes)
-                _rectangle(self.tensors, 0, source + 1, source + 1, end + 1, 1.0)
+            before_each = zip([source, *ends], ends, strict=False)
+            stages = [(into, before + 1, end + 1, end + 1, length + 1) for before, end in before_each]
+            if ends and source >= 0:
+                stages.append((self.sent, 0, source + 1, source + 1, ends[-1] + 1))
             if instance.client in tensor.destinations:
-                for table, value in ((self.to_client, tensor.bytes), (self.tensors, 1.0)):
-                    _rectangle(table, 0, source + 1, source + 1, length + 1, value)
+                stages.append((self.to_client, 0, source + 1, source + 1, length + 1))
+            for table, *rectangle in stages:
+                _add(table, *rectangle, tensor.bytes)
+                _add(self.tensors, *rectangle, 1.0)
         for table in (self.received, self.sent, self.from_client, self.to_client, self.tensors):
             np.cumsum(np.cumsum(table, axis=0, out=table), axis=1, out=table)
             table[table < TOLERANCE * table.max(initial=0.0)] = 0.0  # rounding errors of the differences
@@ -115,7 +112,7 @@ class OrderCosts:
         return np.asarray(weights + largest + self.instance.problem.buffers * self.bytes[start, columns])
 
 
-def _rectangle(table: Floats, top: int, bottom: int, left: int, right: int, value: float) -> None:
+def _add(table: Floats, top: int, bottom: int, left: int, right: int, value: float) -> None:
     """Add a value to rows top … bottom − 1 and columns left … right − 1, as differences for later cumulative sums."""
     size = len(table)
     table[top, left] += value

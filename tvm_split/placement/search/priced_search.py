@@ -46,28 +46,25 @@ class PricedSearch:
         self._instance = instance
         self._budget = budget
         self._machines = machines = DeviceClasses(instance)
-        self._prices = prices = fair_prices(machines.seconds, machines.counts.astype(np.float64), budget.rest(0.15))
+        self._prices = prices = fair_prices(machines.seconds, machines.counts, budget.rest(0.15))
         self._usable = _fastest(_with_own_cores(instance, machines.counts, prices), prices, self._most_machines)
         # The machines of a plan are together worth at most as much as the most expensive ones that it may use.
-        worth = float(_fastest(machines.counts, prices, self._most_machines) @ prices.classes)
-        bound = prices.bound / (worth / float(machines.counts @ prices.classes))
+        bound = prices.bound / float(_fastest(machines.counts, prices, self._most_machines) @ prices.classes)
         self.plans: list[Candidate] = [*known]
         periods = (scheduled(instance, plan).flow.period_seconds for plan in known)
         self._shortest = min(periods, default=math.inf)
         self._longest = longest_latency(instance)
-        if not instance.problem.replicas:
-            slowest = machines.seconds.min(axis=1).max()
-            bound = max(bound, float(slowest))
+        if not instance.problem.replicas:  # some machine computes the slowest piece
+            bound = max(bound, float(machines.seconds.min(axis=1).max()))
         self.bound = max(bound * (1 - TOLERANCE), client_bound(instance))
-        order = range(len(instance.pieces))
-        self._costs = [OrderCosts(instance, order)]
-        if any(len(tensor.destinations) > 1 for tensor in instance.tensors):
-            self._costs.append(OrderCosts(instance, order, together=True))
+        self._costs = OrderCosts(instance, range(len(instance.pieces)))
 
     def search(self, width: int) -> None:
         """Add the plans of beam searches of this width to ``plans``, if they fit."""
-        for costs in self._costs:
-            self._place(StageBeam(costs, self._machines, self._prices, width))
+        beam, plan_count = StageBeam(self._costs, self._machines, self._prices, width), len(self.plans)
+        self._bisect(beam, self._usable)
+        if len(self.plans) == plan_count and (self._usable != self._machines.counts).any():
+            self._bisect(beam, self._machines.counts)  # some stages must be on slow machines, or share cores
         if width == WIDTHS[0] and self._instance.problem.replicas:
             self._search_pairs()
 
@@ -83,16 +80,8 @@ class PricedSearch:
             [tuple(sorted(chosen[at : at + 2])) for chosen in by_place.values() for at in range(0, len(chosen), 2)],
         )
         if np.isfinite(pairs.seconds).any(axis=1).all():
-            pair_prices = fair_prices(pairs.seconds, pairs.counts.astype(np.float64), self._budget.rest(0.15))
-            self._bisect(StageBeam(self._costs[0], pairs, pair_prices, WIDTHS[0]), pairs.counts)
-
-    def _place(self, beam: StageBeam) -> None:
-        """Search the period of plans on all machines, or on the fastest ones if not all may be used."""
-        counts, plan_count = self._machines.counts, len(self.plans)
-        self._bisect(beam, self._usable)
-        has_no_plan = len(self.plans) == plan_count
-        if has_no_plan and (self._usable != counts).any():  # some must be on slow machines, or share cores
-            self._bisect(beam, counts)
+            pair_prices = fair_prices(pairs.seconds, pairs.counts, self._budget.rest(0.15))
+            self._bisect(StageBeam(self._costs, pairs, pair_prices, WIDTHS[0]), pairs.counts)
 
     @property
     def _most_stages(self) -> int:

@@ -99,7 +99,7 @@ class _Filling:
         self._longest = 2 * float(np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum())
         self._cut = _cut_bytes(instance) if uses_links else np.zeros(len(instance.pieces) + 1)
         limited = bool(np.isfinite(instance.memory_bytes).any())
-        self._costs = OrderCosts(instance, range(len(instance.pieces)), together=True) if limited else None
+        self._costs = OrderCosts(instance, range(len(instance.pieces))) if limited else None
 
     def plans(self, *, has_latency: bool) -> Iterator[list[Placement]]:
         """Yield the plans under the periods of a bisection; with latency, also under the longest period and some less.
