@@ -136,13 +136,13 @@ class InProcessRunner(Runner):
             self._recorders[stage.machine].record(track, sequence, start, now())
             for tensor, value in zip(stage.outputs, outputs, strict=True):
                 self._keep(tensor, value, sequence, values)
-        arrays = (
+        results = (
             by_name[tensor.name].copy()
             if tensor.name in by_name
             else array_from_tensor(_value_at(CLIENT, tensor, values), tensor)
             for tensor in self.program.outputs
         )
-        return Outputs.of(self.program, arrays)
+        return Outputs.of(self.program, results)
 
     def _keep(self, tensor: TensorSpec, value: Any, sequence: int, values: _Values) -> None:
         """Keep a tensor as it was made, and as it is received over each of its routes."""

@@ -145,7 +145,7 @@ class NcclCommunicator:
         if not self._is_recorded:
             self._cuda.record(self._event, self._stream)
             self._is_recorded = True
-        return self._cuda.has_completed(self._event)
+        return bool(self._cuda.has_completed(self._event))
 
     def abort(self) -> None:
         """Abort the communicator and its operations in flight. May take long."""

@@ -319,10 +319,10 @@ class LinkAnswer:
         error: Exception | None = None
         try:
             for frame in map(decode, requests):
-                if self._progress.state is not State.OFFERED:
+                if self._progress.state is State.OFFERED:
+                    self._choose(frame)
+                else:
                     self._stream.receive(frame)
-                    continue
-                self._choose(frame)
                 if self._progress.state is State.REFUSED:
                     return
         except grpc.RpcError:

@@ -303,7 +303,7 @@ def test_nonsense_ends_the_link_and_both_are_told_why(transport: str, frames: li
     sender, receiver = Sender(routes), Receiver(routes)
     with joined(transport, receiver.link, sender.link) as (answering, calling):
         for frame in frames:
-            sender.link.say(frame)
+            sender.link.send_now(frame)
         assert answering.ended.wait(PATIENCE_SECONDS)
         assert isinstance(answering.ends[0], ProtocolError)
         assert calling.ended.wait(PATIENCE_SECONDS)
@@ -317,7 +317,7 @@ def test_a_frame_that_is_too_long_ends_the_link(transport: str) -> None:
     routes = routes_of(((8,), "uint8"))
     sender, receiver = Sender(routes), Receiver(routes)
     with joined(transport, receiver.link, sender.link) as (answering, calling):
-        sender.link.say(bytes(3 << 20))
+        sender.link.send_now(bytes(3 << 20))
         assert answering.ended.wait(PATIENCE_SECONDS)
         assert isinstance(answering.ends[0], ProtocolError)
         assert calling.ended.wait(PATIENCE_SECONDS)
