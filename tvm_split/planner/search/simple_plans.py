@@ -10,14 +10,7 @@ import numpy as np
 
 from tvm_split.errors import NoPlanError, PlanError
 from tvm_split.planner.problem import TOLERANCE, Problem, Solution
-from tvm_split.planner.search.candidate import (
-    Candidate,
-    Placement,
-    best_of,
-    candidate,
-    fits,
-    one_machine_candidates,
-)
+from tvm_split.planner.search.candidate import Candidate, Placement, best_of, candidate, fits, one_machine_candidates
 from tvm_split.planner.search.instance import Floats, Instance, instance_of
 from tvm_split.planner.search.order_costs import ROUNDING, ComputeRuns, OrderCosts
 from tvm_split.planner.strategy import Strategy, solution_of
