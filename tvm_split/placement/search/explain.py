@@ -16,7 +16,7 @@ from tvm_split.placement.evaluate import memory_shortage
 from tvm_split.placement.problem import TOLERANCE, Problem, ProblemLink
 from tvm_split.placement.search.candidate import Candidate, SearchResult, scheduled
 from tvm_split.placement.search.instance import Instance, instance_of
-from tvm_split.placement.solution import solution_of
+from tvm_split.placement.solution import Solution, solution_of
 from tvm_split.units import count_text, names_of, precise_bytes_text, seconds_text
 
 MOST_ALTERNATIVES = 4
