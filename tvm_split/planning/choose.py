@@ -16,11 +16,12 @@ RELAXATION = "the relaxation in which pieces may be split, without communication
 MORE_MACHINES = "the plan on more machines"
 """The name of the alternative that was rejected."""
 MARGIN = 0.02
-"""Approximate relative difference between two measurements of the same thing on a quiet machine."""
+"""Least gain of a plan on more machines, and of a sharded one: about the relative difference between two measurements
+of the same thing on a quiet machine."""
 MARGIN_PER_DOUBLING = 0.15
 """Additional gain in throughput that more machines must bring for each doubling of the latency."""
 LARGEST_MARGIN = 0.3
-"""Largest gain that is required: a user who asks for throughput accepts any latency for it."""
+"""Largest gain that more machines must bring: a user who asks for throughput accepts a long latency for it."""
 
 
 def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
@@ -43,17 +44,25 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
         return solution
     chosen = min(fewer, key=lambda alternative: (_machine_count(alternative), alternative.value_seconds))
     seconds, count = solution.value_seconds, _machine_count(solution)
-    lost = chosen.value_seconds / seconds - 1 if seconds > 0 else 0.0
+    gain, margin = chosen.value_seconds / seconds - 1 if seconds > 0 else 0.0, _margin(solution, chosen)
     latencies = " instead of ".join(seconds_text(plan.latency_seconds) for plan in (solution, chosen))
-    rejected = replace(solution, name=MORE_MACHINES, why=f"gains {lost:.1%} with {count} machines", alternatives=())
+    rejected = replace(solution, name=MORE_MACHINES, why=f"gains {gain:.1%} with {count} machines", alternatives=())
+    others = (replace(other, why=_slower(other, chosen)) for other in solution.alternatives if other is not chosen)
     return replace(
         chosen.bounded(solution.lower_bound_seconds),
-        method=f"{solution.method}; fewer machines preferred",
-        why_no_more_machines=f"{count} machines would gain {lost:.1%} and have a latency of {latencies}",
-        alternatives=(rejected, *(other for other in solution.alternatives if other is not chosen)),
+        method=f"fewer machines preferred to the plan on more, which is {solution.method}",
+        why_no_more_machines=f"{count} machines would gain {gain:.1%}, and {margin:.1%} is asked of them; their latency "
+        f"is {latencies}",
+        alternatives=(rejected, *others),
         name="",
         why="",
     )
+
+
+def _slower(other: Solution, chosen: Solution) -> str:
+    kind = "period" if chosen.objective == "throughput" else "latency"
+    limits = f", limited by {other.evaluation.limiting}" if kind == "period" else ""
+    return f"has a {kind} of {seconds_text(other.value_seconds)}, this one {seconds_text(chosen.value_seconds)}{limits}"
 
 
 def _margin(solution: Solution, alternative: Solution) -> float:

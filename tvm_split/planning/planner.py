@@ -54,9 +54,7 @@ class Planner:
     ) -> None:
         self.model, self.workers, self.request = model, workers, request
         self.described, self.on_progress = described or {}, on_progress
-        is_estimated = request.estimate or workers.launcher.in_process
-        self.origin = "estimated" if request.profile is None and is_estimated else "measured"
-        self._measures = request.profile is None and not is_estimated
+        self._measures = request.profile is None and not (request.estimate or workers.launcher.in_process)
 
     @cached_property
     def profile(self) -> ClusterProfile:
@@ -71,6 +69,12 @@ class Planner:
                 on_progress=self.on_progress,
             )
         return with_identical_averaged(profile or estimated_profile(self.model.description, self.workers))
+
+    @property
+    def origin(self) -> str:
+        """Where the seconds in the profile are from: ``"measured"``, or ``"estimated"`` if none was measured."""
+        times = [time for machine in self.profile.machines for time in machine.pieces.values()]
+        return "estimated" if all(time.origin == "estimated" for time in times) else "measured"
 
     @cached_property
     def problem(self) -> Problem:
@@ -165,7 +169,7 @@ class Planner:
             return replace(solution.bounded(bound), method=f"{what}; lower bound: {RELAXATION}")
         return replace(self._in_layers(solution_of(self.problem, pieces)).beside(best, what), stages=stages)
 
-    def plan_of(self, stages: tuple[Stage, ...], origin: str | None = None) -> Plan:
+    def plan_of(self, stages: tuple[Stage, ...], origin: str = "") -> Plan:
         """Return the plan of these stages of layers, with the targets of their machines."""
         targets = resolve_targets(self.workers, {name for stage in stages for name in stage.machines}, self.described)
         machines = tuple(
@@ -173,7 +177,7 @@ class Planner:
             for machine in self.workers.machines
             if machine.name in targets
         )
-        return Plan(self.model.name, self.request.objective, origin or self.origin, machines, stages)
+        return Plan(self.model.name, self.request.objective, origin, machines, stages)
 
 
 def whole_layers(stages: Sequence[Stage]) -> bool:

@@ -14,7 +14,7 @@ from tvm_split.placement.step_graph import StepGraph, Transfer
 from tvm_split.planning.choose import MARGIN, choose, with_fewest_machines
 
 
-def test_a_gain_that_no_measurement_shows_is_with_fewest_machines():
+def test_a_gain_that_no_measurement_shows_is_not_worth_a_machine():
     problem = chain_problem(chain_profile({A: [0.1, 0.001], B: [0.1, 0.001]}))
     best = solve(problem)
     assert sum(len(stage.machines) for stage in best.stages) == 2
