@@ -2,10 +2,9 @@
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
-
-from tests.test_import_rules import files_of
 
 INSTEAD = {
     "crossing": "transfer",
@@ -36,7 +35,7 @@ def names_in(text: str) -> set[str]:
 def test_no_private_words(root: str) -> None:
     wrong = [
         f"{path.name}: {name} ({INSTEAD[word]})"
-        for path in files_of(root)
+        for path in sorted((Path(__file__).parents[1] / root).rglob("*.py"))
         for name in names_in(path.read_text())
         for part in re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_")
         if (word := next((word for word in INSTEAD if part in (word, f"{word}s")), None))

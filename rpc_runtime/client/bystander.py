@@ -11,7 +11,7 @@ from rpc_runtime.client.worker_client import (
     WorkerDescription,
     on_every_machine,
 )
-from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.clocks import MachineClock
 from rpc_runtime.program.events import Observation
@@ -72,16 +72,22 @@ class Bystander(Closing):
             self.close()
             raise
 
-    def observe(self, since: Mapping[str, int] | None = None, *, kernels: int = 0) -> dict[str, Observation]:
-        """Return what the machines that answer have recorded, as `Runner.observe` does.
+    def observe(
+        self, since: Mapping[str, int] | None = None, *, kernels: int = 0, refused: dict[str, str] | None = None
+    ) -> dict[str, Observation]:
+        """Return what the machines that answer have recorded; ``refused`` gets, by machine, why others' is not used.
 
         Raises:
             WorkerError: no machine has the deployment any more.
         """
         numbers = {machine: None if since is None else since.get(machine, 0) for machine in self._clients}
-        return self._ask(lambda client: client.observe(ANSWER_SECONDS, numbers[client.endpoint.machine], kernels))
+        return self._ask(
+            lambda client: client.observe(ANSWER_SECONDS, numbers[client.endpoint.machine], kernels), refused
+        )
 
-    def _ask(self, question: Callable[[WorkerClient], Answer]) -> dict[str, Answer]:
+    def _ask(
+        self, question: Callable[[WorkerClient], Answer], refused: dict[str, str] | None = None
+    ) -> dict[str, Answer]:
         def ask(machine: str) -> Answer | TvmSplitError:
             try:
                 return question(self._clients[machine])
@@ -92,6 +98,8 @@ class Bystander(Closing):
         seen = {machine: answer for machine, answer in answers.items() if not isinstance(answer, TvmSplitError)}
         if not seen:
             raise _nobody(list(answers.values()))
+        if refused is not None:
+            refused.update((name, str(answer)) for name, answer in answers.items() if isinstance(answer, ProtocolError))
         return seen
 
     def about(self) -> dict[str, bytes]:

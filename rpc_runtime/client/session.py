@@ -235,7 +235,11 @@ class Session(Runner):
         self._dispatcher.recorder.happened(what)
 
     def observe(
-        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None, kernels: int = 0
+        self,
+        since: Mapping[str, int] | None = None,
+        timeout_seconds: float | None = None,
+        kernels: int = 0,
+        refused: dict[str, str] | None = None,
     ) -> dict[str, Observation]:
         self._dispatcher.require_open()
         seconds = ANSWER_SECONDS if since is None else ROWS_SECONDS
@@ -249,7 +253,10 @@ class Session(Runner):
                 # A machine that does not answer has failed, even if the watch has not noticed it yet.
                 if self._dispatcher.has_failed or isinstance(error, WorkerUnavailableError | DeadlineError):
                     return None
-                raise
+                if refused is None:
+                    raise
+                refused[machine] = str(error)
+                return None
 
         answers = self._on_every_machine(ask)
         own = self._dispatcher.recorder.observe(numbers[CLIENT])

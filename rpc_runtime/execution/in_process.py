@@ -155,7 +155,11 @@ class InProcessRunner(Runner):
                 values[tensor.name, route.destination] = tensor_from_array(array)
 
     def observe(
-        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None, kernels: int = 0
+        self,
+        since: Mapping[str, int] | None = None,
+        timeout_seconds: float | None = None,
+        kernels: int = 0,
+        refused: dict[str, str] | None = None,
     ) -> dict[str, Observation]:
         for stage in self._stages if kernels else ():
             stage.record_next(kernels)

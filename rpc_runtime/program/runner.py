@@ -99,13 +99,24 @@ class Runner(Closing):
 
     @abstractmethod
     def observe(
-        self, since: Mapping[str, int] | None = None, timeout_seconds: float | None = None, kernels: int = 0
+        self,
+        since: Mapping[str, int] | None = None,
+        timeout_seconds: float | None = None,
+        kernels: int = 0,
+        refused: dict[str, str] | None = None,
     ) -> dict[str, Observation]:
         """Return what each machine that answers, and the client, has recorded, by machine.
 
         The rows are those after the number in ``since``, all that are kept for a machine that is not in it; without
         ``since`` there are none. Of each stage's next ``kernels`` micro-batches, the kernels are recorded too. Also
-        after a failure; raises a `WorkerError` after `close`.
+        after a failure.
+
+        Args:
+            refused: gets, by machine, why its answer is not used, instead of raising that.
+
+        Raises:
+            ProtocolError: a machine's answer is malformed.
+            WorkerError: after `close`.
         """
 
     def statistics(self, timeout_seconds: float | None = None) -> tuple[StageStatistics, ...]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from rpc_runtime.client.worker_client import WorkerDescription, answering
-from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.events import DEPLOYMENT, FAILURE, LINK_ENDED, Observation, Track, now
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.dashboard.state import ENDED, FAILED, IDLE, LOST, RUNNING, Live, Page, page_of
@@ -80,15 +80,15 @@ class LivePage:
     def _read(self) -> Page:
         state, reason = RUNNING, ""
         try:
-            self._take(self._observed.observe({machine: seen.newest for machine, seen in self._seen.items()}))
+            refused: dict[str, str] = {}
+            known = {machine: seen.newest for machine, seen in self._seen.items()}
+            self._take(self._observed.observe(known, refused=refused), refused)
             if time.monotonic() - self._described_at > DESCRIBE_SECONDS:
                 self._workers = answering(self._endpoints)
                 self._described_at = time.monotonic()
         except (WorkerUnavailableError, DeadlineError) as error:  # they may answer again
             state, reason = LOST, str(error)
-            self._take({})
-        except ProtocolError as error:  # one machine talks nonsense; the deployment goes on
-            reason = str(error)
+            self._take({}, {})
         except TvmSplitError as error:
             state, reason, self.has_ended = ENDED, str(error), True
         trace = trace_of(self._model, self._seen, self._observed.clocks(), self._about)
@@ -97,16 +97,16 @@ class LivePage:
         if len(trace) and self._begin is None:
             self._begin = trace.begin
         self._add_results(results_of(trace))
-        if state == RUNNING and not reason and self._is_idle():
+        if state == RUNNING and self._is_idle():
             last = " This is what was last." if len(self._results.spans) else ""
             state, reason = IDLE, f"Nothing is streamed now.{last}"
         live = Live(state, reason, self._gone, self._workers, self._processor)
         return page_of(_latest(trace), live, self._results.spans, self._noted, self._begin, REFRESH_SECONDS)
 
-    def _take(self, news: Mapping[str, Observation]) -> None:
+    def _take(self, news: Mapping[str, Observation], refused: Mapping[str, str]) -> None:
         for machine in self._machines:
             if machine not in news and machine not in self._gone:
-                self._noted.append((now(), f"{machine}: does not answer"))
+                self._noted.append((now(), f"{machine}: {refused.get(machine, 'does not answer')}"))
                 self._gone.add(machine)
             elif machine in news and machine in self._gone:
                 self._noted.append((now(), f"{machine}: answers again"))

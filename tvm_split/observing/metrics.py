@@ -26,11 +26,14 @@ def deployment_metrics(
 
     ``periods`` returns the seconds between two results of a stream: ``predicted`` and ``measured``, if they are known.
     """
+    refused: dict[str, str] = {}
     try:
-        seen = observed.observe()
+        seen = observed.observe(refused=refused)
     except TvmSplitError as error:
         logger.warning("there are no metrics of %s: %s", name, error)
         seen = {}
+    for reason in refused.values():
+        logger.warning("there are no metrics of a machine of %s: %s", name, reason)
     measured = [Measured(model, name, machine, observation.tracks) for machine, observation in seen.items()]
     yield from (metric for metric in families(measured) if metric.name != "tvm_split_weight_bytes")
     labels = ["model", "deployment"]

@@ -24,7 +24,9 @@ END_SECONDS = 30.0
 class Observed(Protocol):
     """A deployment that can be observed, by its owner or by somebody else."""
 
-    def observe(self, since: Mapping[str, int] | None = None, *, kernels: int = 0) -> dict[str, Observation]: ...
+    def observe(
+        self, since: Mapping[str, int] | None = None, *, kernels: int = 0, refused: dict[str, str] | None = None
+    ) -> dict[str, Observation]: ...
 
     def clocks(self) -> Mapping[str, MachineClock]: ...
 
@@ -73,7 +75,8 @@ class Recording:
         """Read what is new; the end of the deployment is no error here, since those who run it get that error."""
         with self._reading:
             try:
-                news = self._observed.observe({machine: parts[-1].newest for machine, parts in self._parts.items()})
+                known = {machine: parts[-1].newest for machine, parts in self._parts.items()}
+                news = self._observed.observe(known, refused={})
             except TvmSplitError as error:
                 logger.info("the deployment can no longer be observed: %s", error)
                 return

@@ -11,7 +11,7 @@ from functools import cached_property
 from rpc_runtime.client.worker_client import WorkerDescription
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.machine_targets import resolve_targets
-from tvm_split.errors import NoPlanError, PlanError
+from tvm_split.errors import PlanError
 from tvm_split.model import Model
 from tvm_split.placement.estimate import estimated_profile
 from tvm_split.placement.evaluate import keeps_demands
@@ -140,7 +140,7 @@ class Planner:
         """Return the solution of a plan by hand, with the lower bound of the best one."""
         try:
             best = self.best_of_whole_layers()
-        except NoPlanError:
+        except PlanError:  # no plan of whole layers fits the machines, so none gives a bound
             best = None
         return self.of_stages(stages, best, "plan by hand")
 

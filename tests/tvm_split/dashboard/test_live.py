@@ -77,15 +77,17 @@ class Recorded:
         self.clock = MachineClock()
         self.silent: set[str] = set()
         self.error: tvm_split.TvmSplitError | None = None
+        self.refusing: dict[str, str] = {}
 
-    def observe(self, since=None):
+    def observe(self, since=None, refused=None):
         since = since or {}
+        refused.update(self.refusing)
         if self.error is not None:
             raise self.error
         return {
             name: recorder.observe(since.get(name, 0))
             for name, recorder in self.recorders.items()
-            if name not in self.silent
+            if name not in self.silent | self.refusing.keys()
         }
 
     def clocks(self):
@@ -176,12 +178,15 @@ def test_links_end_by_a_lost_machine_or_by_closing(asked_anew):
 
 
 def test_nonsense_of_a_machine_is_told_and_the_page_goes_on(asked_anew):
-    lab = Recorded("a")
-    page = LivePage("net", lab, About(), ("a",), {})
-    lab.compute("a", 0, 10, now() - 10**9)
+    lab = Recorded("a", "b")
+    page = LivePage("net", lab, About(), ("a", "b"), {})
+    for name in ("a", "b"):
+        lab.compute(name, 0, 10, now() - 10**9)
     page.page()
-    lab.error = tvm_split.ProtocolError("a at 10.0.0.1:7: events of the unknown kind 'dance'")
+    lab.refusing["a"] = "a at 10.0.0.1:7: events of the unknown kind 'dance'"
     shown = page.page()
-    assert (shown.state, shown.reason, shown.results) == ("running", str(lab.error), 10)
-    lab.error = None
-    assert page.page().reason != shown.reason
+    assert (shown.state, shown.results) == ("running", 10)
+    assert [machine.machine for machine in shown.machines if not machine.answers] == ["a"]
+    assert any(lab.refusing["a"] in text for _, text in shown.events)
+    lab.refusing.clear()
+    assert all(machine.answers for machine in page.page().machines)

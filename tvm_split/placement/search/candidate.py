@@ -236,12 +236,9 @@ def scheduled(instance: Instance, plan: Candidate) -> Candidate:
         machine: count / sum(counts)
         for machines, counts in zip(several, schedules, strict=True)
         for machine, count in zip(machines, counts, strict=True)
-        if count
     }
     stages = [
-        Placement(tuple(machine for machine in stage.machines if machine in share_of), stage.pieces)
-        if len(stage.machines) > 1
-        else stage
+        Placement(tuple(machine for machine in stage.machines if share_of.get(machine, 1.0)), stage.pieces)
         for stage in plan.stages
     ]
     return candidate(instance, stages, share_of)

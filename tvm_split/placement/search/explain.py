@@ -136,26 +136,24 @@ def _missing_links(problem: Problem, relaxed: Problem, plan: Candidate) -> str:
 
 
 def _why_nowhere(instance: Instance, name: str) -> str:
-    problem = instance.problem
-    ends = {(edge.source, edge.destination) for edge in problem.edges}
-    reasons = []
-    for machine in problem.machines:
-        forbidden = [pin for pin in problem.pins if pin.piece == name and pin.forbidden and pin.machine == machine.name]
-        elsewhere = [
-            pin for pin in problem.pins if pin.piece == name and not pin.forbidden and pin.machine != machine.name
-        ]
-        number = instance.machine_number[machine.name]
-        if elsewhere:
-            reasons.append(f"not on {machine.name}, since it is pinned to {elsewhere[0].machine}")
-        elif forbidden:
-            reasons.append(f"not on {machine.name}, where a pin forbids it")
-        elif math.isinf(instance.times[instance.piece_number[name], number]):
-            reasons.append(f"not on {machine.name}, for which it has no seconds")
-        elif (CLIENT, name) in ends and not instance.linked[-1, number]:
-            reasons.append(f"not on {machine.name}, to which there is no link from the client")
-        else:
-            reasons.append(f"not on {machine.name}, from which there is no link to the client")
+    reasons = (f"not on {machine}, {_why_not(instance, name, machine)}" for machine in instance.machines)
     return f"piece {name!r} can run on no machine: {'; '.join(reasons)}"
+
+
+def _why_not(instance: Instance, name: str, machine: str) -> str:
+    pins = [pin for pin in instance.problem.pins if pin.piece == name]
+    piece, number = instance.piece_number[name], instance.machine_number[machine]
+    elsewhere = [pin.machine for pin in pins if not pin.forbidden and pin.machine != machine]
+    if elsewhere:
+        return f"since it is pinned to {elsewhere[0]}"
+    if any(pin.forbidden and pin.machine == machine for pin in pins):
+        return "where a pin forbids it"
+    if math.isinf(instance.times[piece, number]):
+        return "for which it has no seconds"
+    reads_input = any(tensor.source == instance.client and piece in tensor.destinations for tensor in instance.tensors)
+    if reads_input and not instance.linked[-1, number]:
+        return "to which there is no link from the client"
+    return "from which there is no link to the client"
 
 
 def alternatives(instance: Instance, chosen: Candidate, candidates: Sequence[Candidate]) -> tuple[Solution, ...]:

@@ -94,9 +94,9 @@ class OrderCosts:
                 stages.append((self.sent, 0, source + 1, source + 1, ends[-1] + 1))
             if instance.client in tensor.destinations:
                 stages.append((self.to_client, 0, source + 1, source + 1, length + 1))
-            for table, *rectangle in stages:
-                _add(table, *rectangle, tensor.bytes)
-                _add(self.tensors, *rectangle, 1.0)
+            for table, top, bottom, left, right in stages:
+                _add(table, top, bottom, left, right, tensor.bytes)
+                _add(self.tensors, top, bottom, left, right, 1.0)
         for table in (self.received, self.sent, self.from_client, self.to_client, self.tensors):
             np.cumsum(np.cumsum(table, axis=0, out=table), axis=1, out=table)
             table[table < TOLERANCE * table.max(initial=0.0)] = 0.0  # rounding errors of the differences

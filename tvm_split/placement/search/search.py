@@ -13,10 +13,9 @@ latency    graph about 10 at most  tables, local search          the longest pat
 latency    any   more              local search                  the longest path
 ========== ===== ================= ============================= =======================================
 
-Tables (`stage_table`) are filled if they are affordable (`is_affordable`). A graph needs at most 1,200 ideals. With
-replicas about 8 unlike machines are affordable; with more, tables without replicas still give plans, but no bound.
-Beams (`priced_search`) cover one and two replicas per stage; local search any number. The relaxation (`period_bound`)
-is solved up to `MOST_RELAXED`.
+Tables (`stage_table`) are filled if `is_affordable`; a graph needs at most 1,200 ideals. With replicas, 8 machines are
+affordable; up to 10, tables without replicas still give plans, but no bound. Beams (`priced_search`) have one or two
+replicas per stage, local search any number. The relaxation (`period_bound`) is solved up to `MOST_RELAXED`.
 """
 
 import math
@@ -57,14 +56,7 @@ from tvm_split.placement.search.local_search import LocalSearch
 from tvm_split.placement.search.priced_search import WIDTHS, PricedSearch
 from tvm_split.placement.search.simple_plans import simple_plans
 from tvm_split.placement.search.stage_costs import Counts, StageCosts, groups_of, ideals_of, stage_costs
-from tvm_split.placement.search.stage_table import (
-    LATENCY,
-    PERIOD,
-    StageTable,
-    TableObjective,
-    core_work,
-    is_affordable,
-)
+from tvm_split.placement.search.stage_table import LATENCY, PERIOD, StageTable, TableObjective, core_work, is_affordable
 from tvm_split.placement.solution import Solution, solution_of
 from tvm_split.placement.strategy import Strategy
 from tvm_split.units import seconds_text

@@ -10,14 +10,7 @@ import numpy as np
 
 from tvm_split.errors import NoPlanError, PlanError
 from tvm_split.placement.problem import TOLERANCE, Problem
-from tvm_split.placement.search.candidate import (
-    Candidate,
-    Placement,
-    best_of,
-    candidate,
-    fits,
-    one_machine_candidates,
-)
+from tvm_split.placement.search.candidate import Candidate, Placement, best_of, candidate, fits, one_machine_candidates
 from tvm_split.placement.search.instance import Floats, Instance, instance_of
 from tvm_split.placement.search.order_costs import ROUNDING, ComputeRuns, OrderCosts
 from tvm_split.placement.solution import Solution, solution_of

@@ -8,7 +8,7 @@ with identical machines counted; stages on several machines follow PipeDream (Na
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,6 @@ MOST_MATRIX_BYTES = 1.0e9
 """Most bytes that the matrices of all groups may take together."""
 MOST_STEPS = 2.0e9
 """Most matrix elements that one table may touch; at this size it takes some seconds."""
-MOST_SECONDS = 1.0e300
 
 
 @dataclass(frozen=True)
@@ -110,22 +109,20 @@ class StageTable:
         if self._limit < math.inf:
             pairs = zip(costs.period, self._matrices, strict=True)
             self._matrices = tuple(np.where(period <= self._limit, matrix, math.inf) for period, matrix in pairs)
-        self._states: dict[tuple[int, Counts], _State] = {}
+        self._states: dict[Counts, dict[int, _State]] = {}  # by machines used and number of stages, 0 if that is free
         self._fill(machine_limit, budget)
 
     def best(self) -> dict[Counts, float]:
         """Return the least value by machines used, for at least two machines; impossible sets are left out."""
-        best: dict[Counts, float] = {}
-        for (stages, used), state in self._states.items():
-            value = float(state.values[:, -1].min())
-            if sum(used) >= 2 and math.isfinite(value) and stages == (self._stage_count or 0):
-                best[used] = value
-        return best
+        count = self._stage_count or 0
+        ends = {used: states[count].values[:, -1] for used, states in self._states.items() if count in states}
+        best = {used: float(values.min()) for used, values in ends.items() if sum(used) >= 2}
+        return {used: value for used, value in best.items() if math.isfinite(value)}
 
     def stages(self, used: Counts) -> list[Placement]:
         """Return the stages of the least value on these machines."""
         count, ideals = self._stage_count or 0, self._costs.ideals
-        state, end = self._states[count, used], len(ideals) - 1
+        state, end = self._states[used][count], len(ideals) - 1
         group = int(state.groups[state.values[:, -1].argmin()])
         parts: list[tuple[Counts, tuple[int, ...]]] = []
         while any(used):
@@ -133,7 +130,7 @@ class StageTable:
             used, start = _minus(used, held), 0
             if any(used):
                 count = max(count - 1, 0)
-                state = self._states[count, used]
+                state = self._states[used][count]
                 arriving = self._arriving(state, group)
                 start = int(self._objective.combine(arriving.min(axis=0), self._matrices[group][end]).argmin())
                 group = int(state.groups[int(arriving[:, start].argmin())])
@@ -160,27 +157,22 @@ class StageTable:
                     rows.setdefault(int(self._stage_count is not None), []).append(
                         (number, self._matrices[number][:, 0])
                     )
-                for stages, state in self._states_with(before):
+                for stages, state in self._states.get(before, {}).items():
+                    if stages == self._stage_count:
+                        continue
                     budget.spend(len(self._costs.ideals) ** 2 + CALL_STEPS)
                     values = self._extended(state, number)
                     if values is not None:
-                        rows.setdefault(stages, []).append((number, values))
-            for stages, entries in rows.items():
-                self._states[stages, used] = _State(
-                    np.array([row[0] for row in entries]), np.array([row[1] for row in entries])
-                )
-
-    def _states_with(self, used: Counts) -> Iterator[tuple[int, _State]]:
-        """Yield the states on these machines, each with the number of stages of a plan that has one more stage."""
-        for stages in range(1, self._stage_count or 2):
-            state = self._states.get((stages if self._stage_count else 0, used))
-            if state is not None:
-                yield (stages + 1 if self._stage_count else 0), state
+                        rows.setdefault(stages + 1 if stages else 0, []).append((number, values))
+            self._states[used] = {
+                stages: _State(np.array([row[0] for row in entries]), np.array([row[1] for row in entries]))
+                for stages, entries in rows.items()
+            }
 
     def _extended(self, state: _State, group: int) -> Floats | None:
         """Return the best value by end position of a stage on ``group`` that follows ``state``; None if impossible."""
         best = self._arriving(state, group).min(axis=0)
-        possible = np.flatnonzero(best <= MOST_SECONDS)
+        possible = np.flatnonzero(np.isfinite(best))
         if not len(possible):
             return None
         # A stage begins where a previous stage can end, and ends later.
