@@ -135,7 +135,7 @@ def _relay(mpi4py: Any) -> None:
         while under_way and under_way[0].Test():
             under_way.popleft()
         if not mpi4py.COMM_WORLD.Iprobe(SESSION, mpi4py.ANY_TAG, status):
-            time.sleep(mpi.AT_WORK_SECONDS)
+            time.sleep(mpi.POLL_BUSY_SECONDS)
             continue
         content = bytearray(status.Get_count(mpi4py.BYTE))
         mpi4py.COMM_WORLD.Recv(content, SESSION, status.tag)

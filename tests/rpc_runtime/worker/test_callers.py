@@ -101,7 +101,7 @@ def test_whoever_has_the_port_of_the_other_loopback_address_learns_nothing(start
         process = start("--listen", f"localhost:{port}", "--json", **variables)
         assert ready(process) == f"127.0.0.1:{port}"
         assert describe(WorkerEndpoint("x", f"localhost:{port}", token), PATIENCE_SECONDS).process_id == process.pid
-        with pytest.raises(ProtocolError, match="no worker"):
+        with pytest.raises(ProtocolError, match="not a worker"):
             describe(WorkerEndpoint("x", f"[::1]:{port}"), PATIENCE_SECONDS)
         assert seen
         assert "authorization" not in seen

@@ -50,7 +50,7 @@ def test_a_worker_logs_what_it_is_told_to(start: Start, level: str) -> None:
     with RawCaller(WorkerEndpoint(A, ready(process))) as caller:
         request = pb.ObserveRequest(deployment="\x1b[2J\nerror: gone")
         code = caller.code(METHODS["Observe"].path, [request.SerializeToString()])
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
     process.terminate()
     warning, *refusals = process.communicate(timeout=PATIENCE_SECONDS)[1].splitlines()
     assert re.fullmatch(r"[-0-9]+ [:,0-9]+ warning: listening on 127.0.0.1:0 without .*", warning)
