@@ -18,6 +18,7 @@ OVER      the link was closed, or a thread failed: any thread may enter this sta
 
 import contextlib
 import enum
+import logging
 import threading
 from collections.abc import Callable, Iterator
 
@@ -34,6 +35,8 @@ from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint, error_of, explained, open_channel
 from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, error_text, parsed
 from rpc_runtime.wire.security import Token
+
+logger = logging.getLogger(__name__)
 
 LAST_WORD_SECONDS = 1.0
 """Time to wait for the reason why the other end has closed its carrier."""
@@ -68,9 +71,12 @@ class Progress:
 
 
 def _close(transport: str, part: Carrier | Pending) -> None:
-    """Close what a transport has made; if that fails, a plug-in is named in a warning, because the link has ended."""
-    with contextlib.suppress(PluginError), TRANSPORTS.blamed(transport):
-        part.close()
+    """Close what a transport has made; a failure is only logged, with a plug-in's name, because the link has ended."""
+    try:
+        with contextlib.suppress(PluginError), TRANSPORTS.blamed(transport):
+            part.close()
+    except Exception:
+        logger.warning("closing what the transport %s has made failed", transport, exc_info=True)
 
 
 class LinkCall:

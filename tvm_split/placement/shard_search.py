@@ -28,6 +28,8 @@ TOUCHES = 1e-6
 """Smallest part of a value that counts as one: sums of shares have rounding errors."""
 MOST_BLOCKS = 24
 """Most blocks of a model; further blocks are merged, the shortest first, to limit the time of the search."""
+MOST_HUNDREDTHS = 20
+"""Most machines whose shares are hundredths, which is five of them for each of so many equal machines."""
 ROOM = 0.97
 """Fraction of a memory that is too small that parts may fill: their size is not exactly proportional to the share."""
 Links = Mapping[tuple[str, str], ProblemLink]
@@ -177,6 +179,8 @@ def cheapest(
     at: list[list[_State]] = [[start], *([] for _ in blocks)]
 
     def reach(before: _State, end: int, held: Layout, sharding: Sharding | None, seconds: float) -> None:
+        if not math.isfinite(seconds):  # a link is missing
+            return
         state = _State(end, held, before.is_sharded or sharding is not None)
         if sharding is not None or before.held != held:
             seconds += STAGE_SECONDS
@@ -192,11 +196,10 @@ def cheapest(
             for machine, seconds in ({} if place in shardable else blocks[place].seconds).items():
                 whole = whole_on(machine)
                 arrives = seconds_before + relayout_seconds(links, before.held, whole, alive)
-                if not math.isinf(arrives):
-                    reach(before, place + 1, whole, None, arrives + seconds)
+                reach(before, place + 1, whole, None, arrives + seconds)
             for option in options:
                 arrives = seconds_before + relayout_seconds(links, before.held, option.layout, alive)
-                for end, seconds in option.ends(place) if not math.isinf(arrives) else ():
+                for end, seconds in option.ends(place):
                     reach(before, end, option.layout, option.sharding, arrives + seconds)
 
     def at_client(state: _State) -> float:
@@ -266,11 +269,18 @@ def _stages_to(blocks: Sequence[Block], reached_by: ReachedBy, state: _State) ->
 
 
 def rounded(shares: Sequence[float]) -> tuple[float, ...]:
-    """The shares rounded to hundredths, each at least 0.01; the largest one absorbs the rounding."""
-    hundredths = [max(0.01, round(share, 2)) for share in shares]
-    largest = hundredths.index(max(hundredths))
-    hundredths[largest] = round(1.0 - sum(share for place, share in enumerate(hundredths) if place != largest), 2)
-    return tuple(hundredths)
+    """The shares rounded to hundredths by the method of largest remainders; each is at least one unit.
+
+    The unit is smaller for more than `MOST_HUNDREDTHS` machines, so that all get about what they should.
+    """
+    units = 100 * math.ceil(len(shares) / MOST_HUNDREDTHS)
+    counts = [max(1, math.floor(share * units)) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda number: counts[number] - shares[number] * units)
+    for number in by_remainder[: max(0, units - sum(counts))]:
+        counts[number] += 1
+    while sum(counts) > units:
+        counts[counts.index(max(counts))] -= 1
+    return tuple(count / units for count in counts)
 
 
 def rebalanced(stage: Stage, graph: StepGraph) -> Stage:
@@ -293,7 +303,7 @@ def lightened(stage: Stage, evaluation: Evaluation, limits: Mapping[str, float])
     ``limits`` are the bytes of memory of each machine. If no machine has memory left, the stage is unchanged.
     """
     fills = dict.fromkeys(stage.machines, 0.0)  # a machine that computes nothing has no load
-    fills |= {load.machine: load.memory_bytes / limits[load.machine] for load in evaluation.loads}
+    fills |= {load.machine: load.memory_bytes / max(limits[load.machine], 1.0) for load in evaluation.loads}
     if stage.sharding is None or min(fills[machine] for machine in stage.machines) >= 1:
         return stage
     less = [

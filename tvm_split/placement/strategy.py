@@ -58,5 +58,12 @@ def solve_by(strategy: str, problem: Problem, time_limit_seconds: float) -> Solu
     if broken:
         raise PlanError(f"the plan of strategy {strategy!r} cannot be used: {'; '.join(broken)}")
     method = solution.method or f"found by strategy {strategy!r}"
-    checked = replace(solution, graph=checked.graph, evaluation=checked.evaluation, method=method)
-    return checked.bounded(solution.lower_bound_seconds)
+    alternatives = (
+        replace(solution_of(problem, other.stages), name=other.name, why=other.why) for other in solution.alternatives
+    )
+    return replace(
+        checked.bounded(solution.lower_bound_seconds),
+        method=method,
+        why_no_more_machines=solution.why_no_more_machines,
+        alternatives=tuple(other for other in alternatives if not violations(problem, other.stages, other.evaluation)),
+    )

@@ -51,8 +51,8 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
     return replace(
         chosen.bounded(solution.lower_bound_seconds),
         method=f"fewer machines preferred to the plan on more, which is {solution.method}",
-        why_no_more_machines=f"{count} machines would gain {gain:.1%}, and {margin:.1%} is asked of them; their latency "
-        f"is {latencies}",
+        why_no_more_machines=f"{count} machines would gain {gain:.1%}, and {margin:.1%} is asked of them; "
+        f"their latency is {latencies}",
         alternatives=(rejected, *others),
         name="",
         why="",
@@ -137,7 +137,7 @@ def _whole(whole: Solution, best: Solution | None, relaxed_seconds: float) -> So
     elif cannot_gain(whole, relaxed_seconds):
         reason = f"no split inside layers can pay: {whole_text}, {RELAXATION} {seconds_text(relaxed_seconds)}"
     else:
-        reason = f"no split inside layers was found: {whole_text}"
+        reason = f"no better split inside layers was found: {whole_text}"
     bounded = whole.bounded(min(whole.lower_bound_seconds, relaxed_seconds))
     is_relaxed = bounded.lower_bound_seconds < whole.lower_bound_seconds
     return replace(

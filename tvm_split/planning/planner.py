@@ -110,7 +110,7 @@ class Planner:
         may_shard = may_shard and request.precision == "float32"
         try:
             share = WHOLE_LAYERS_SHARE if may_shard and request.objective == "latency" else 1.0
-            whole = self._in_layers(with_fewest_machines(self.problem, self._solved(share)))
+            whole = self.best_of_whole_layers(share)
         except PlanError as error:
             if not may_shard:
                 raise
@@ -125,13 +125,13 @@ class Planner:
             raise refusal
         return choose(whole, sharded, relaxed_seconds, sharding.how, sharding.attempts.notes)
 
-    def best_of_whole_layers(self) -> Solution:
-        """Return the plan of the request's strategy, in layers; raises as `solve_by`."""
-        return self._in_layers(self._solved(1.0))
+    def best_of_whole_layers(self, share: float = 1.0) -> Solution:
+        """Return the best plan of whole layers, without machines that gain too little; raises as `solve_by`.
 
-    def _solved(self, share: float) -> Solution:
-        """Return the solution of the request's strategy, which has a share of the time limit."""
-        return solve_by(self.request.strategy, self.problem, share * self.request.time_limit_seconds)
+        The request's strategy has a share of the time limit.
+        """
+        solution = solve_by(self.request.strategy, self.problem, share * self.request.time_limit_seconds)
+        return self._in_layers(with_fewest_machines(self.problem, solution))
 
     def _in_layers(self, solution: Solution) -> Solution:
         return in_layers(self.model.graph, self.profile, self.problem, solution)

@@ -13,7 +13,7 @@ from typing import TypeVar
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import memory_of
 from tvm_split.errors import PlanError
-from tvm_split.placement.by_hand import completed, covers, why_unknown
+from tvm_split.placement.by_hand import completed, covers, named, why_unknown
 from tvm_split.placement.graph import LayerGraph
 from tvm_split.placement.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 from tvm_split.placement.profile import Bus, ClusterProfile, LinkProfile, MachineProfile, PieceTime, StreamingCost
@@ -141,10 +141,11 @@ def stages_of_layers(graph: LayerGraph, profile: ClusterProfile, stages: Sequenc
 
 def in_layers(graph: LayerGraph, profile: ClusterProfile, problem: Problem, solution: Solution) -> Solution:
     """Return a solution of pieces with stages of layers; its steps know which seconds were not measured."""
+    stages = named(solution.stages)
     return replace(
         solution,
-        stages=stages_of_layers(graph, profile, solution.stages),
-        graph=lower(problem, solution.stages, profile.estimated),
+        stages=stages_of_layers(graph, profile, stages),
+        graph=lower(problem, stages, profile.estimated),  # its steps have the stages' names
         alternatives=tuple(in_layers(graph, profile, problem, other) for other in solution.alternatives),
     )
 

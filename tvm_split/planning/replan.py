@@ -64,6 +64,7 @@ def replan(
     required(Measured, measured, PlanError, "give a report of `tvm-split bench --json`, or what read_measured returns")
     request = PlanRequest.of(request or current.request.searched(refresh=False), fields)
     request.require_default("another plan is searched for; for a split by hand, call tvm_split.plan", SPLITTING)
+    request.require_default("new measurements need no correction; use tvm_split.plan", ["refresh"])
     request = replace(request, precision=current.precision)
     require_strategy(request.strategy)
     with cluster.start() as workers:

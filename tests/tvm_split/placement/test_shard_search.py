@@ -248,11 +248,31 @@ def load(machine: str, weight_bytes: float) -> MachineLoad:
     return MachineLoad(machine, 0, 0, 0, weight_bytes, 0, 0, 0, 0, 1)
 
 
-@given(st.lists(st.floats(0.01, 1), min_size=2, max_size=6))
-def test_rounded_shares_are_hundredths_that_make_a_whole(parts: list[float]) -> None:
-    shares = rounded([part / sum(parts) for part in parts])
+@given(st.lists(st.floats(0.01, 1), min_size=2, max_size=100))
+def test_rounded_shares_make_a_whole_and_are_near(parts: list[float]) -> None:
+    exact = [part / sum(parts) for part in parts]
+    shares = rounded(exact)
     assert sum(shares) == pytest.approx(1)
-    assert all(share > 0 and share * 100 == pytest.approx(round(share * 100)) for share in shares)
+    assert min(shares) > 0
+    assert len(parts) > 20 or all(share * 100 == pytest.approx(round(share * 100)) for share in shares)
+    assert all(share == pytest.approx(wanted, abs=0.011) for share, wanted in zip(shares, exact, strict=True)) or (
+        min(exact) < 0.01  # those that get more than they should take it from the largest
+    )
+
+
+@pytest.mark.parametrize("count", [7, 15, 18, 40, 64])
+def test_equal_machines_have_nearly_equal_shares(count: int) -> None:
+    shares = rounded([1 / count] * count)
+    assert max(shares) - min(shares) <= 0.01 + 1e-9
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_a_closed_link_leaves_other_ways() -> None:
+    """Nothing arrives at b, whose only use would be to share the work of a."""
+    network = {ends: link for ends, link in links(1000.0).items() if ends[1] != B}
+    assert cheapest(blocks(10.0), [halves(1, 6.0)], network, 100.0, 0.0) == ()
+    unreachable = replace(halves(1, 6.0), seconds={1: [math.inf]})
+    assert cheapest(blocks(10.0, 10.0), [unreachable], links(1000.0), 100.0, 0.0) == ()
 
 
 def test_who_took_longer_gets_less() -> None:

@@ -84,7 +84,7 @@ def test_a_sharded_plan_that_gains_is_chosen_and_the_others_are_listed() -> None
     [
         ([sharded(0.0199)], 0.01, "a split inside layers gains too little"),
         ([sharded(0.03)], 0.01, "no split inside layers pays"),
-        ([], 0.01, "no split inside layers was found"),
+        ([], 0.01, "no better split inside layers was found"),
         ([], WHOLE.value_seconds, "no split inside layers can pay"),
     ],
 )
