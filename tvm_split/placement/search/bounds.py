@@ -86,8 +86,7 @@ def _normalised(prices: Floats, counts: npt.NDArray[np.intp]) -> Floats:
 
 def _prices(seconds: Floats, prices: Floats) -> Prices:
     pieces = np.min(seconds * prices, axis=1)
-    added = len(pieces) * SHORTEST  # at most, since no price is above 1
-    return Prices(prices, pieces, max(float(pieces.sum()) - added, 0.0))
+    return Prices(prices, pieces, max(float(pieces.sum()) - len(pieces) * SHORTEST, 0.0))  # no price is above 1
 
 
 def client_bound(instance: Instance) -> float:
@@ -106,8 +105,8 @@ def client_bound(instance: Instance) -> float:
     able = np.isfinite(instance.seconds)
     bound = 0.0
     for sizes, slow in ((received, instance.seconds_per_byte[-1, :-1]), (sent, instance.seconds_per_byte[:-1, -1])):
-        for piece in np.flatnonzero(sizes):
-            bound = max(bound, float(sizes[piece] * slow[able[piece]].min(initial=math.inf)))
+        best = np.where(able, slow, math.inf).min(axis=1)[sizes > 0]
+        bound = max(bound, float((sizes[sizes > 0] * best).max(initial=0.0)))
     return bound * (1 - TOLERANCE)
 
 
@@ -221,9 +220,7 @@ def division_bound(problem: Problem) -> float:
     divided = max(period_bound(instance, Budget(DIVISION_SECONDS)), min(between, default=0.0))
     is_fed = any(tensor.source == instance.client for tensor in instance.tensors)
     is_read = any(instance.client in tensor.destinations for tensor in instance.tensors)
-    for is_used, linked, latency in (
-        (is_fed, instance.linked[-1], instance.latency[-1]),
-        (is_read, instance.linked[:, -1], instance.latency[:, -1]),
-    ):
-        divided += float(np.min(latency[linked], initial=math.inf)) if is_used else 0.0
+    for is_used, ends in ((is_fed, (-1, slice(None))), (is_read, (slice(None), -1))):
+        latency = instance.latency[ends][instance.linked[ends]]
+        divided += float(np.min(latency, initial=math.inf)) if is_used else 0.0
     return divided

@@ -51,7 +51,8 @@ def why_impossible(problem: Problem, find: Find) -> str:
     result = find(unlimited)
     if result.chosen:
         return _why_too_large(instance_of(free), result.plans)
-    linked = _fully_linked(free)
+    ends = itertools.permutations([*(machine.name for machine in problem.machines), CLIENT], 2)
+    linked = dataclasses.replace(free, links=tuple(ProblemLink(*pair, math.inf) for pair in ends))
     unlimited = dataclasses.replace(linked, machines=unlimited.machines)
     for relaxed in (linked, unlimited):
         chosen = find(relaxed).chosen
@@ -109,13 +110,6 @@ def _why_over_limits(problem: Problem, find: Find) -> str:
     return (
         f"no plan has a latency of at most {seconds_text(latency)} and a period of at most {seconds_text(period)}; "
         f"with that period, the least latency found is {least}"
-    )
-
-
-def _fully_linked(problem: Problem) -> Problem:
-    names = [*(machine.name for machine in problem.machines), CLIENT]
-    return dataclasses.replace(
-        problem, links=tuple(ProblemLink(*pair, math.inf) for pair in itertools.permutations(names, 2))
     )
 
 

@@ -171,8 +171,7 @@ class Instance:
     @property
     def machine_limit(self) -> int:
         """Most machines that a plan may use."""
-        limit = self.problem.maximum_machines
-        return len(self.machines) if limit is None else min(limit, len(self.machines))
+        return min(self.problem.maximum_machines or len(self.machines), len(self.machines))
 
 
 def instance_of(problem: Problem) -> Instance:
@@ -185,6 +184,7 @@ def instance_of(problem: Problem) -> Instance:
     order = _topological_order(problem)
     number = {problem.pieces[old].name: new for new, old in enumerate(order)} | {CLIENT: Instance.client}
     machines = tuple(machine.name for machine in problem.machines)
+    end = {name: place for place, name in enumerate(machines)} | {CLIENT: Instance.client}
     pieces = [problem.pieces[old] for old in order]
     linked, seconds_per_byte, latency = _links(problem, machines)
     times = np.array([[piece.seconds.get(name, math.inf) for name in machines] for piece in pieces], dtype=np.float64)
@@ -204,7 +204,7 @@ def instance_of(problem: Problem) -> Instance:
         transfer_seconds_per_byte=np.array([machine.transfer_seconds_per_byte for machine in problem.machines]),
         contention=np.array([machine.contention for machine in problem.machines]),
         tensors=_tensors(problem, number),
-        core_sets=_core_sets(problem, machines),
+        core_sets=tuple((tuple(end[name] for name in cores.machines), cores.cores) for cores in problem.shared_cores),
     )
     _forbid(instance)
     return instance
@@ -244,11 +244,6 @@ def _tensors(problem: Problem, number: dict[str, int]) -> tuple[Tensor, ...]:
         destinations.setdefault(key, {})[number[edge.destination]] = None
         size[key] = edge.bytes
     return tuple(Tensor(number[key[0]], tuple(ends), size[key]) for key, ends in destinations.items())
-
-
-def _core_sets(problem: Problem, machines: Sequence[str]) -> tuple[tuple[tuple[int, ...], int], ...]:
-    number = {name: place for place, name in enumerate(machines)} | {CLIENT: Instance.client}
-    return tuple((tuple(number[name] for name in shared.machines), shared.cores) for shared in problem.shared_cores)
 
 
 def _forbid(instance: Instance) -> None:

@@ -23,8 +23,6 @@ GAIN = 1e-4
 """Relative decrease of the value that counts as an improvement."""
 FURTHEST = 0.25
 """Largest share of all pieces by which one change moves a cut."""
-
-
 State = tuple[Placement, ...]
 """Stages in topological order."""
 
@@ -94,10 +92,6 @@ class LocalSearch:
             return None
         return plan if fits(self._instance, plan) and plan.is_within_limits else None
 
-    def _pair(self, stages: State) -> int | None:
-        """Return the number of a stage that another one follows; None if there is one stage."""
-        return self._random.randrange(len(stages) - 1) if len(stages) > 1 else None
-
     def _idle(self, stages: State) -> int | None:
         """Return a machine without a stage, or None; fast machine classes are likelier than slow ones."""
         used = {machine for stage in stages for machine in stage.machines}
@@ -106,9 +100,9 @@ class LocalSearch:
 
     def _move_cut(self, stages: State) -> State | None:
         """Move pieces between two neighbouring stages, usually few; each keeps one at least."""
-        at = self._pair(stages)
-        if at is None:
+        if len(stages) < 2:
             return None
+        at = self._random.randrange(len(stages) - 1)
         first, second = stages[at : at + 2]
         most = math.ceil(self._random.random() ** 4 * FURTHEST * len(self._instance.pieces))
         if self._random.random() < 0.5:
@@ -137,9 +131,9 @@ class LocalSearch:
 
     def _merge(self, stages: State) -> State | None:
         """Make one stage of two neighbouring ones, on the machines of either, or as replicas on all of them."""
-        at = self._pair(stages)
-        if at is None:
+        if len(stages) < 2:
             return None
+        at = self._random.randrange(len(stages) - 1)
         first, second = stages[at : at + 2]
         machines = self._random.choice((first, second)).machines
         if self._replicas and self._random.random() < 0.5:

@@ -42,13 +42,10 @@ class DeviceClasses:
         self.seconds: Floats = np.stack(
             [shared_seconds([(seconds[:, machine], 1) for machine in machines]) for machines in first], axis=1
         )
-        self.memory_bytes, self.transfer_seconds, self.transfer_seconds_per_byte = (
-            np.array([limit(values[machines]) for machines in first])
-            for values, limit in (
-                (instance.memory_bytes, np.min),
-                (instance.transfer_seconds, np.max),
-                (instance.transfer_seconds_per_byte, np.max),
-            )
+        self.memory_bytes = np.array([instance.memory_bytes[machines].min() for machines in first])
+        self.transfer_seconds, self.transfer_seconds_per_byte = (
+            np.array([values[machines].max() for machines in first])
+            for values in (instance.transfer_seconds, instance.transfer_seconds_per_byte)
         )
         seconds_per_byte, latency = instance.class_links
         self.seconds_per_byte: Floats = np.where(np.isinf(latency), math.inf, seconds_per_byte)
@@ -89,14 +86,14 @@ class OrderCosts:
             into = self.from_client if source < 0 else self.received
             # Stages that begin after the source and after the previous reader, and that contain this reader.
             before_each = zip([source, *ends], ends, strict=False)
-            stages = [(into, before + 1, end + 1, end + 1, length + 1) for before, end in before_each]
+            stages = [(into, (before + 1, end + 1, end + 1, length + 1)) for before, end in before_each]
             if ends and source >= 0:
-                stages.append((self.sent, 0, source + 1, source + 1, ends[-1] + 1))
+                stages.append((self.sent, (0, source + 1, source + 1, ends[-1] + 1)))
             if instance.client in tensor.destinations:
-                stages.append((self.to_client, 0, source + 1, source + 1, length + 1))
-            for table, top, bottom, left, right in stages:
-                _add(table, top, bottom, left, right, tensor.bytes)
-                _add(self.tensors, top, bottom, left, right, 1.0)
+                stages.append((self.to_client, (0, source + 1, source + 1, length + 1)))
+            for table, rectangle in stages:
+                _add(table, rectangle, tensor.bytes)
+                _add(self.tensors, rectangle, 1.0)
         for table in (self.received, self.sent, self.from_client, self.to_client, self.tensors):
             np.cumsum(np.cumsum(table, axis=0, out=table), axis=1, out=table)
             table[table < TOLERANCE * table.max(initial=0.0)] = 0.0  # rounding errors of the differences
@@ -112,8 +109,9 @@ class OrderCosts:
         return np.asarray(weights + largest + self.instance.problem.buffers * self.bytes[start, columns])
 
 
-def _add(table: Floats, top: int, bottom: int, left: int, right: int, value: float) -> None:
+def _add(table: Floats, rectangle: tuple[int, int, int, int], value: float) -> None:
     """Add a value to rows top … bottom − 1 and columns left … right − 1, as differences for later cumulative sums."""
+    top, bottom, left, right = rectangle
     size = len(table)
     table[top, left] += value
     if bottom < size:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_split.errors import PlanError
 from tvm_split.placement.problem import TOLERANCE
@@ -18,7 +17,7 @@ from tvm_split.placement.search.budget import EVALUATION_WORK, Budget
 from tvm_split.placement.search.candidate import Candidate, Placement, candidate, fits, scheduled
 from tvm_split.placement.search.instance import Instance
 from tvm_split.placement.search.order_costs import DeviceClasses, OrderCosts
-from tvm_split.placement.search.stage_beam import StageBeam
+from tvm_split.placement.search.stage_beam import Counts, StageBeam
 
 WIDTHS = (4, 8, 16, 32)
 """Numbers of partial plans that the beam searches keep, one after the other while the budget lasts."""
@@ -30,7 +29,6 @@ SLIGHT = 1e-7
 """Relative decrease of the period that is tried after the binary search has ended."""
 SHORTEST = 1e-9
 """Least period that is tried, as a share of the upper bound on latency."""
-Counts = npt.NDArray[np.intp]
 
 
 class PricedSearch:
@@ -47,9 +45,12 @@ class PricedSearch:
         self._budget = budget
         self._machines = machines = DeviceClasses(instance)
         self._prices = prices = fair_prices(machines.seconds, machines.counts, budget.rest(0.15))
-        self._usable = _fastest(_with_own_cores(instance, machines.counts, prices), prices, self._most_machines)
+        limit = instance.machine_limit
+        self._most_stages = min(limit, instance.problem.stages or limit)
+        most_machines = limit if instance.problem.replicas else self._most_stages
+        self._usable = _fastest(_with_own_cores(instance, machines.counts, prices), prices, most_machines)
         # The machines of a plan are together worth at most as much as the most expensive ones that it may use.
-        bound = prices.bound / float(_fastest(machines.counts, prices, self._most_machines) @ prices.classes)
+        bound = prices.bound / float(_fastest(machines.counts, prices, most_machines) @ prices.classes)
         self.plans: list[Candidate] = [*known]
         periods = (scheduled(instance, plan).flow.period_seconds for plan in known)
         self._shortest = min(periods, default=math.inf)
@@ -82,15 +83,6 @@ class PricedSearch:
         if np.isfinite(pairs.seconds).any(axis=1).all():
             pair_prices = fair_prices(pairs.seconds, pairs.counts, self._budget.rest(0.15))
             self._bisect(StageBeam(self._costs, pairs, pair_prices, WIDTHS[0]), pairs.counts)
-
-    @property
-    def _most_stages(self) -> int:
-        most = self._instance.machine_limit
-        return most if self._instance.problem.stages is None else min(most, self._instance.problem.stages)
-
-    @property
-    def _most_machines(self) -> int:
-        return self._instance.machine_limit if self._instance.problem.replicas else self._most_stages
 
     def _bisect(self, beam: StageBeam, usable: Counts) -> None:
         """Bisect the periods between the lower bound and the shortest known one; try longer ones while none is known.

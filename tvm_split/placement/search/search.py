@@ -9,13 +9,12 @@ throughput chain about 10 at most  tables                        the tables' lea
 throughput graph about 10 at most  tables, local search          the tables' least period, or relaxation
 throughput any   more              beams, local search           relaxation, prices, the client's links
 latency    chain about 10 at most  tables                        the tables' least latency: exact
-latency    graph about 10 at most  tables, local search          the longest path
-latency    any   more              local search                  the longest path
+latency    any   any               tables if few, local search   the longest path
 ========== ===== ================= ============================= =======================================
 
 Tables (`stage_table`) are filled if `is_affordable`; a graph needs at most 1,200 ideals. With replicas, 8 machines are
 affordable; up to 10, tables without replicas still give plans, but no bound. Beams (`priced_search`) have one or two
-replicas per stage, local search any number. The relaxation (`period_bound`) is solved up to `MOST_RELAXED`.
+replicas per stage, local search any number. The relaxation is `period_bound`.
 """
 
 import math
@@ -98,8 +97,7 @@ class Search:
         self._plans: list[Candidate] = []  # plans that keep to all limits
         self._local_search = LocalSearch(instance, replicas=not self._single_suffice)
         self._has_tables = False  # of all groups of machines
-        self._spread_bound = 0.0
-        self._source = ""
+        self._spread_bound, self._source = 0.0, ""
 
     def run(self) -> SearchResult:
         """Return the best plan; ends when it reaches the lower bound or the budget is used up."""

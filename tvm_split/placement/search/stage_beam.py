@@ -103,11 +103,9 @@ class StageBeam:
         costs, machines, instance = self._costs, self._machines, self._costs.instance
         links, reach = machines.seconds_per_byte, int(self._reach[:, start].max())
         columns = slice(start + 1, reach + 1)
-        size = costs.bytes[start, columns]
         compute = self._runs.prefix[:, columns] - self._runs.prefix[:, start, None]
-        if instance.transfer_seconds.any() or instance.transfer_seconds_per_byte.any():
-            compute = compute + machines.transfer_seconds[:, None] * costs.tensors[start, columns]
-            compute = compute + machines.transfer_seconds_per_byte[:, None] * size
+        compute = compute + machines.transfer_seconds[:, None] * costs.tensors[start, columns]
+        compute = compute + machines.transfer_seconds_per_byte[:, None] * costs.bytes[start, columns]
         possible = (compute <= period) & (np.arange(start + 1, reach + 1) <= self._reach[:, start, None])
         if instance.memory_bytes.min() < math.inf:
             possible &= costs.memory_bytes(start, reach) <= machines.memory_bytes[:, None] * (1 + ROUNDING)

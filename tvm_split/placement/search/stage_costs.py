@@ -69,7 +69,10 @@ class Groups:
 
 def groups_of(instance: Instance, *, replicas: bool) -> Groups:
     """Return the groups that may hold a stage: single machines, and with ``replicas`` also all larger sets."""
-    classes, counts = instance.classes, _group_counts(instance, replicas)
+    classes, counts = instance.classes, tuple(map(tuple, np.eye(len(instance.classes), dtype=int).tolist()))
+    if replicas:
+        sizes = [range(len(members) + 1) for members in classes]
+        counts = tuple(group for group in itertools.product(*sizes) if 0 < sum(group) <= instance.machine_limit)
     ends = [*([index for index, count in enumerate(group) if count] for group in counts), [len(classes)]]
     slow, lag = instance.class_links
     shape = (len(ends), len(ends))
@@ -78,13 +81,6 @@ def groups_of(instance: Instance, *, replicas: bool) -> Groups:
         pairs = np.ix_(ends[source], ends[end])
         seconds_per_byte[source, end], latency[source, end] = slow[pairs].max(), lag[pairs].max()
     return Groups(classes, counts, seconds_per_byte, latency)
-
-
-def _group_counts(instance: Instance, replicas: bool) -> tuple[Counts, ...]:
-    if not replicas:
-        return tuple(map(tuple, np.eye(len(instance.classes), dtype=int).tolist()))
-    sizes = [range(len(members) + 1) for members in instance.classes]
-    return tuple(counts for counts in itertools.product(*sizes) if 0 < sum(counts) <= instance.machine_limit)
 
 
 @dataclass(frozen=True)

@@ -154,9 +154,8 @@ class StageTable:
                 if min(before) < 0:
                     continue
                 if not any(before):
-                    rows.setdefault(int(self._stage_count is not None), []).append(
-                        (number, self._matrices[number][:, 0])
-                    )
+                    first = number, self._matrices[number][:, 0]
+                    rows.setdefault(int(self._stage_count is not None), []).append(first)
                 for stages, state in self._states.get(before, {}).items():
                     if stages == self._stage_count:
                         continue
