@@ -16,7 +16,9 @@ from tvm_split.cluster.machine import Link, Machine
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.launchers.local import Local
-from tvm_split.placement.corrections import Measured
+from tvm_split.placement.corrections import Measured, calibrated
+from tvm_split.placement.estimate import estimated_profile
+from tvm_split.placement.profile import Corrections
 from tvm_split.placement.request import PlanRequest
 from tvm_split.planning.planner import Planner
 from tvm_split.planning.replan import replan
@@ -210,6 +212,24 @@ def test_a_split_by_hand_is_predicted_though_the_search_has_no_such_plans(wide):
     assert better.prediction.period_seconds < twice.prediction.period_seconds
     alone = simulate(scenario_of_plan(twice), micro_batches=2).single
     assert alone.mean_seconds == pytest.approx(twice.prediction.latency_seconds)
+
+
+def test_replanning_asks_of_more_machines_what_planning_asks():
+    """What was measured is what was predicted: the gain of a third machine, 2 %, is again not worth its latency."""
+    network = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).eval()
+    model = tvm_split.load_model(network, (torch.zeros(128, 512),))
+    cluster = tvm_split.Cluster.in_process(machines=3, threads=1)
+    profile = estimated_profile(model.description, cluster)
+    slower = {"machine-a": 1.0, "machine-b": 1.7, "machine-c": 4.0}
+    corrections = Corrections(
+        tuple(slower.items()), tuple((link.source, link.destination, 1e9) for link in profile.links)
+    )
+    request = PlanRequest(profile=dataclasses.replace(calibrated(profile, corrections), shared_cores=()))
+    plan = tvm_split.plan(model, cluster, request=request)
+    assert len(plan.prediction.machines) == 2
+    measured = Measured({machine.machine: 1.0 for machine in plan.prediction.machines})
+    _, change = replan(model, cluster, plan, measured, threshold=0.01, request=request)
+    assert not change.changed
 
 
 def test_improved_by_what_happened(wide):
