@@ -153,7 +153,8 @@ def _why_not(instance: Instance, name: str, machine: str) -> str:
 def alternatives(instance: Instance, chosen: Candidate, candidates: Sequence[Candidate]) -> tuple[Solution, ...]:
     """Return the best few plans on other sets of machines as they run, best first.
 
-    The best plan for each number of machines comes before the other single machines.
+    The best plan for each number of machines comes before the other single machines. Besides the nearest numbers, those
+    of 1, 2, 4, 8 … fewer machines are there, since one of them may be preferred.
     """
     problem = instance.problem
     plans: dict[frozenset[int], Candidate] = {}
@@ -165,7 +166,9 @@ def alternatives(instance: Instance, chosen: Candidate, candidates: Sequence[Can
         first.setdefault(len(plan.machines), plan)
     near = sorted(first.values(), key=lambda plan: abs(len(plan.machines) - len(chosen.machines)))[:MOST_ALTERNATIVES]
     rest = sorted(plans.values(), key=lambda plan: len(plan.machines) > 1)
-    most = list(dict.fromkeys([*near, *rest]))[:MOST_ALTERNATIVES]
+    fewer = [first[2**power] for power in range(len(chosen.machines).bit_length()) if 2**power in first]
+    most = [*dict.fromkeys([*near, *rest])][:MOST_ALTERNATIVES]
+    most += [plan for plan in fewer if plan not in most and len(plan.machines) < len(chosen.machines)]
     running = {frozenset(plan.machines): plan for plan in (scheduled(instance, plan) for plan in most)}
     running.pop(frozenset(chosen.machines), None)
     shown = sorted(running.values(), key=lambda plan: plan.rank)

@@ -80,6 +80,13 @@ def test_a_slow_machine_and_a_slow_link_stay_unused() -> None:
     assert "over the link" in slow.why_no_more_machines
 
 
+def test_far_fewer_machines_are_among_the_alternatives() -> None:
+    """A plan on them may be preferred, though it is not near in the number of machines."""
+    solution = solve(chain(dict.fromkeys("abcdefgh", 1.0), count=16))
+    assert len(solution.stages) == 8
+    assert {1, 2, 4} <= {len(alternative.stages) for alternative in solution.alternatives}
+
+
 def test_alternatives_say_why_they_lost() -> None:
     solution = solve(chain({"a": 1.0, "b": 1.5, "c": 2.0}, count=6))
     assert 1 <= len(solution.alternatives) <= 4
