@@ -87,9 +87,9 @@ def _broken_first(reports: Sequence[Report]) -> Report:
 class WorkerWatch:
     """Keeps the Watch streams of a deployment open.
 
-    Calls ``on_failure`` once, and ``on_activity`` when a worker's activity has changed. Workers send an event per
-    heartbeat interval. A silent worker counts as dead one interval later than a silent link, so that broken links are
-    reported first.
+    Calls ``on_failure`` once with the root cause, and ``on_activity`` if a worker's activity has changed. Workers send
+    an event per heartbeat interval. A silent worker counts as dead one interval later than a silent link, so that
+    broken links are reported first.
 
     ``model`` is the deployment's name for `WorkerClient.describe`, ``about`` is for `WorkerClient.about`. ``stages``
     are those of each machine, with the micro-batches that they compute. ``results`` returns how many micro-batches
@@ -157,7 +157,7 @@ class WorkerWatch:
         self._report(Report(kind, CLIENT, str(error), peer))
 
     def cause_of(self, error: TvmSplitError) -> TvmSplitError:
-        """Return the root cause that workers report soon after a failed call, else ``error``."""
+        """Wait shortly for reports after a call failed with ``error``; return the root cause, else ``error``."""
         # By then each worker has sent an event or counts as dead.
         verdict_seconds = self._timeouts.silence_seconds + 2 * self._beat_seconds
         with self._lock:

@@ -78,8 +78,8 @@ class CudaDescription:
 class HeldDeployment:
     """A deployment on a worker; ``name`` is the first part of its random name.
 
-    ``model`` and ``owner`` (USER@HOST) are what the client said; both may be empty. The rate is the busiest stage's in
-    the last seconds.
+    ``model`` and ``owner`` (USER@HOST) are what the client said; both may be empty. ``micro_batches_per_second`` is the
+    rate of the busiest stage in the last seconds.
     """
 
     name: str
@@ -96,10 +96,10 @@ class WorkerDescription:
     ``cpu_features`` are Linux's names of its instruction sets. ``cores`` is how many cores the worker can keep busy;
     ``host_cores`` says which cores and which quota; ``threads`` is the number of threads per kernel. The worker's
     monotonic clock is ``clock_offset_nanoseconds`` ahead of this process's, and its wall clock
-    ``wall_clock_offset_nanoseconds``, both with an error of at most half of ``round_trip_seconds``. On average ``load``
-    processes of the host, which has ``host_core_count`` cores, computed in the last minute. Workers with equal
-    ``boot_id`` share a host, even if containers give them different hostnames; workers with equal ``memory_domain``
-    can share memory. What is not known is empty or 0.
+    ``wall_clock_offset_nanoseconds``, both with an error of at most half of ``round_trip_seconds``. ``load`` is the load
+    average of the last minute of the host, which has ``host_core_count`` cores. Workers with equal ``boot_id`` share
+    a host, even if containers give them different hostnames; workers with equal ``memory_domain`` can share memory.
+    What is not known is empty or 0.
     """
 
     machine: str
@@ -179,7 +179,7 @@ def on_every_machine(machines: Iterable[Key], step: Callable[[Key], Answer]) -> 
 
 
 def answering(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
-    """Return the descriptions of the workers that answer at once."""
+    """Return the descriptions of the workers that answer within `SIGN_OF_LIFE_SECONDS`, by machine."""
 
     def ask(machine: str) -> WorkerDescription | None:
         try:
@@ -192,7 +192,7 @@ def answering(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescri
 
 
 def raise_errors(errors: Sequence[BaseException]) -> None:
-    """Raise the first error, if there is one; unreachable machines in one error if the first one is unreachable."""
+    """Raise the first error, if any; if it is of an unreachable machine, raise one error for all of these."""
     unreachable = [error for error in errors if isinstance(error, WorkerUnavailableError | DeadlineError)]
     if len(unreachable) > 1 and errors[0] is unreachable[0]:
         listed = "".join(f"\n  {text}" for text in dict.fromkeys(map(str, unreachable)))
@@ -204,7 +204,7 @@ def raise_errors(errors: Sequence[BaseException]) -> None:
 class WorkerClient:
     """A control connection to one worker. Every call has a deadline, and its errors name the worker.
 
-    All calls but `describe` are about ``deployment``, the random name of one.
+    ``deployment`` is the random name of the deployment that all calls but `describe` refer to.
     """
 
     def __init__(self, endpoint: WorkerEndpoint, deployment: str = "") -> None:
@@ -322,7 +322,10 @@ class WorkerClient:
         return tuple(value_of(LinkStatistics, link) for link in reply.links)
 
     def unload(self, timeout_seconds: float) -> None:
-        """End the deployment; a worker that does not answer at once is frozen, and ends it when it goes on."""
+        """End the deployment, or raise if the worker does not answer within `SIGN_OF_LIFE_SECONDS`.
+
+        A frozen worker ends it when it continues, because the stream of `watch` has ended.
+        """
         self._call(pb.DescribeRequest(), min(timeout_seconds, SIGN_OF_LIFE_SECONDS))
         self._call(pb.UnloadRequest(deployment=self.deployment), timeout_seconds)
 
@@ -332,7 +335,7 @@ class WorkerClient:
         From now on the kernels of each stage's next ``kernels`` micro-batches are recorded, unless that is 0.
 
         Raises:
-            TvmSplitError: the worker does not know the deployment, does not answer in time, or answers nonsense.
+            TvmSplitError: the worker does not know the deployment, does not answer in time, or its answer is malformed.
         """
         asked = now()
         reply = self._call(pb.ObserveRequest(deployment=self.deployment, since=since, kernels=kernels), timeout_seconds)
@@ -366,7 +369,7 @@ class WorkerClient:
         self._channel.close()
 
     def _closed(self) -> WorkerUnavailableError:
-        """Return the error for a channel that another thread has closed, for which gRPC raises `ValueError`."""
+        """Return the error that replaces gRPC's `ValueError` for a channel that another thread has closed."""
         return WorkerUnavailableError(f"the connection to {self.endpoint} was closed")
 
     def _call(self, request: Any, timeout_seconds: float) -> Any:
@@ -398,9 +401,10 @@ def _upload(
     on_sent: Callable[[int], None],
     problems: list[BlobError],
 ) -> Iterator[pb.PutBlobRequest]:
-    """Yield the messages of several blobs for one call: calls for each small blob would take most of the time.
+    """Yield the messages that upload several blobs in one call; one call for each small blob would be slow.
 
-    An error of reading is added to ``problems`` and ends it; gRPC itself reports only that an iterator raised.
+    If a file cannot be read, the error is added to ``problems`` and the iteration ends: gRPC itself would report only
+    that an iterator raised.
     """
     sent = 0
     for number, (blob, path) in enumerate(files):

@@ -113,7 +113,7 @@ def _virtual(arch: str) -> str:
 
 
 def _assembled(source: str, arch: str, codes: Sequence[str], *options: str) -> tuple[bytes, str]:
-    """Compile code of each kind in ``codes`` to one file; return its content and nvcc's output."""
+    """Compile to one fatbin with nvcc's ``codes`` (``sm_90``: machine code); return it and nvcc's output."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise NvccError("there is no nvcc: install CUDA's toolkit, or pip install 'tvm-split[cuda]'")

@@ -50,7 +50,7 @@ class Uploaded:
 
 
 class DeviceTransfers:
-    """Reused memory for the transfers of one device, the links' `Device`. Thread-safe.
+    """Transfers to and from one GPU, in memory that is reused; the links' `Device`. Thread-safe.
 
     Call ``close`` at the end: it waits for uploads in flight, whose memory must not be freed before.
     """
@@ -83,7 +83,7 @@ class DeviceTransfers:
         return uploaded
 
     def give_back(self, tensor: TensorSpec, uploaded: Uploaded) -> None:
-        """Free an uploaded tensor for reuse, after all stages that read it have ended."""
+        """Make the memory of an uploaded tensor reusable, after all stages that read it have ended."""
         with self._lock:
             self._under_way.pop(uploaded.event, None)
             if not self._closed:
@@ -124,7 +124,7 @@ class DeviceTransfers:
         return memory_at(data.ctypes.data, size_bytes, self._on_host[size_bytes].append, (data, event))
 
     def memory(self, tensor: TensorSpec) -> tuple[int, Uploaded]:
-        """Allocate device memory for a tensor that a link receives into it."""
+        """Allocate device memory that a link receives a tensor into; return its address and the value to deliver."""
         try:
             memory = self._make_tensor(tensor)
         except Exception as error:
@@ -157,9 +157,9 @@ class _Slot(TensorSlot):
 
 
 class UploadingOwner:
-    """Wraps the owner of a machine with a GPU: uploads each received tensor at once.
+    """A `LinkOwner` that uploads each received tensor to the GPU, and delivers it to the wrapped owner.
 
-    Tensors received in the memory of the device are there already.
+    A tensor that a link has received into device memory needs no upload.
     """
 
     def __init__(self, owner: LinkOwner, transfers: DeviceTransfers) -> None:

@@ -220,7 +220,7 @@ class _Ring:
 
 
 class _DeviceCopies:
-    """The ring of a GPU, where a slice has no address of its own: a few copies of each weight, used round-robin."""
+    """Replaces `_Ring` on a GPU, where a slice has no address of its own: copies of each weight, used round-robin."""
 
     def __init__(self, size_bytes: int, dtype: str, device: Any) -> None:
         self._size_bytes = min(size_bytes, DEVICE_CACHE_BYTES)
@@ -271,7 +271,7 @@ def _aligned(size_bytes: int) -> int:
 
 
 def _roles(kernel: TimedKernel) -> Iterator[tuple[_Key, TensorSpec]]:
-    """Yield the key of the memory of each argument of a kernel, and the argument.
+    """Yield (key of its memory, argument) for each argument of a kernel.
 
     Weights come from the ring of their dtype. The n-th inputs of a dtype share one buffer over all kernels. Results
     use buffers that are never inputs, so that inputs keep their safe values.

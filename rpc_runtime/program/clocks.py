@@ -31,13 +31,13 @@ class ClockSample:
 
     @classmethod
     def of_round_trip(cls, asked: int, answered: int, machine_nanoseconds: int) -> "ClockSample":
-        """Return the sample of an answer between two moments (nanoseconds) of the reader's clock."""
+        """Return the sample of a round trip from ``asked`` to ``answered`` (nanoseconds of the reader's clock)."""
         return cls(machine_nanoseconds, machine_nanoseconds - (asked + answered) // 2, -(-(answered - asked) // 2))
 
 
 @dataclass
 class MachineClock:
-    """A machine's clock; without samples it is the reader's own, exactly."""
+    """A machine's clock relative to the reader's; without samples, both are the same clock."""
 
     samples: list[ClockSample] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ class MachineClock:
             self.samples[:] = self.samples[::2]
 
     def of_reader(self, times: Nanoseconds) -> Nanoseconds:
-        """Return times of the machine's clock in the reader's."""
+        """Return times of the machine's clock, converted to the reader's clock."""
         if not self.samples:
             return times
         moments, offsets, _ = self._columns()
@@ -64,7 +64,7 @@ class MachineClock:
         return aligned
 
     def errors(self, times: Nanoseconds) -> Nanoseconds:
-        """Return the largest error of `of_reader` for each time, in nanoseconds."""
+        """Return an upper bound of the error of `of_reader` for each time, in nanoseconds."""
         if not self.samples:
             return np.zeros(len(times), np.int64)
         moments, _, errors = self._columns()
@@ -82,9 +82,9 @@ class MachineClock:
 
 
 def shifts(waits: Iterable[tuple[str, str, int]], fixed: Iterable[str]) -> dict[str, int]:
-    """Return how much later each machine's events were, in nanoseconds, if no tensor arrives before it is sent.
+    """Return the nanoseconds to add to each machine's times, so that no tensor arrives before it is sent.
 
-    ``waits`` are (source, destination, least time from the begin of a send to the end of its receive); one below 0 is
+    ``waits`` are (source, destination, least time from the start of a send to the end of its receive); one below 0 is
     impossible. ``fixed`` machines keep their clock. The shifts are the smallest by the method of Bellman and Ford; the
     number of its rounds is bounded, so that wrong times of a machine cannot make it run forever.
     """

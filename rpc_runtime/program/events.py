@@ -164,13 +164,13 @@ class Recorder:
         return number
 
     def kernel_track(self, stage: str, function: str) -> int:
-        """Return the number of a kernel's track; the names of a network cannot make the table grow without bound."""
+        """Return the number of a kernel's track; once there are `MOST_TRACKS`, new kernels of a stage share one."""
         is_known = (KERNEL, stage, "", "", function) in self._tracks
         has_room = is_known or len(self._tracks) < MOST_TRACKS
         return self.track(KERNEL, stage, detail=function if has_room else OTHER_KERNELS)
 
     def record(self, track: int, sequence: int, start: int, end: int, size_bytes: int = 0, value: int = 0) -> None:
-        """Record one event; ``start`` and ``end`` are times of `now`. An event of a moment ends when it starts."""
+        """Record one event; ``start`` and ``end`` are times of `now`. A momentary event has both equal."""
         self.activity += 1
         # This runs between two kernels: 1 µs.
         with self._writing:
@@ -185,12 +185,12 @@ class Recorder:
             self._count()
 
     def happened(self, what: str) -> None:
-        """Record that the deployment opened, failed or closed."""
+        """Record an event of kind `DEPLOYMENT`: ``what`` says that it opened, failed or closed."""
         moment = now()
         self.record(self.track(DEPLOYMENT, detail=what), 0, moment, moment)
 
     def observe(self, since: int | None = None) -> Observation:
-        """Return the rows after number ``since`` that are still kept, none without it, and the totals of all rows."""
+        """Return the totals of all rows, and the kept rows after number ``since`` (None: no rows)."""
         newest = self._newest
         read = min(newest if since is None else since, newest)
         rows = self._rows(max(read, newest - RING_ROWS), newest)
@@ -246,7 +246,7 @@ def _summed(totals: Totals, rows: Rows, tracks: int) -> Totals:
 
 
 def _medians(rows: Rows, tracks: Iterable[int]) -> Iterator[tuple[int, float]]:
-    """Yield the median of the latest durations of each track that has any."""
+    """Yield (track, median of its latest durations in nanoseconds) for each track that has rows."""
     for track in tracks:
         durations = rows["duration"][rows["track"] == track][-MEDIAN_ROWS:]
         if len(durations):
@@ -282,7 +282,7 @@ def events_of(machine: str, tracks: Sequence[Track], rows: Rows) -> list[TraceEv
 
 
 def checked(seen: Observation, since: int | None) -> Observation:
-    """Return an observation of an untrusted machine. Raises `ProtocolError` for one that no recorder would return."""
+    """Return an untrusted observation after validation; raise `ProtocolError` if no recorder would return it."""
     if unknown := {track.kind for track in seen.tracks}.difference(KINDS):
         raise ProtocolError(f"events of the unknown kind {min(unknown)[:80]!r}: install the same version on both sides")
     if len(seen.rows) % ROWS.itemsize or len(seen.rows) > RING_ROWS * ROWS.itemsize:
@@ -308,7 +308,7 @@ def checked(seen: Observation, since: int | None) -> Observation:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The tracks of one deployment on one machine; ``model`` and ``deployment`` are its names."""
+    """The tracks of one deployment on one machine; ``model`` and ``deployment`` are names."""
 
     model: str
     deployment: str
@@ -321,10 +321,9 @@ class Measured:
 class StageStatistics:
     """Totals of a stage since it was loaded.
 
-    ``wait_seconds`` is the time that its machine was idle until this stage's inputs arrived, ``block_seconds`` until
-    its outputs had room. ``receive_seconds`` and ``send_seconds`` are the transfer time, which overlaps computing, and
-    the time of codecs. Transfers inside a machine count as neither. ``bytes_received`` and ``bytes_sent`` are encoded
-    sizes.
+    In ``wait_seconds`` the machine was idle until an input of the stage arrived; in ``block_seconds``, until there was
+    room for its outputs. ``receive_seconds`` and ``send_seconds`` are the duration of transfers over links, including
+    decoding and encoding; they overlap with computing. ``bytes_received`` and ``bytes_sent`` are encoded sizes.
     """
 
     name: str

@@ -150,11 +150,11 @@ def schedule_by_share(shares: Sequence[float]) -> tuple[int, ...]:
     """Return the schedule that gives each replica its share of the micro-batches as evenly as possible.
 
     ``shares`` are positive numbers. If some length up to `longest_schedule` meets them exactly, the shortest of these
-    is used. Otherwise the length is a divisor of `DIVISIBLE` up to that maximum, with the least excess of any replica
-    over its share; of those within `CLOSE` of it, the shortest. Over this length each replica has its share to within
-    one micro-batch. At any time in a stream, its micro-batches so far are within one of its part of them. (That this
-    can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest deadline first: Baruah et al. 1996,
-    "Proportionate progress".)
+    is used. Otherwise the length is a divisor of `DIVISIBLE` up to that maximum: the shortest one within `CLOSE` of the
+    best. The best length has the least excess of a replica's part of the schedule over its share. Each replica has its
+    share of the schedule to within one micro-batch. At any time in a stream, it has had its part of the micro-batches so
+    far, also to within one. (That this can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest
+    deadline first: Baruah et al. 1996, "Proportionate progress".)
 
     Raises:
         ValueError: no shares, one that is not positive, or one too small for a single micro-batch.
@@ -209,7 +209,7 @@ def _apportion(shares: Sequence[float], length: int) -> tuple[int, ...]:
 
 
 def _interleave(weights: Sequence[int]) -> tuple[int, ...]:
-    """Return the schedule of these weights.
+    """Return the schedule of these weights, by earliest deadline first.
 
     The n-th position of a replica of weight w lies in the n-th of w equal intervals of the length.
     """

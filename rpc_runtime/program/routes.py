@@ -84,7 +84,7 @@ class MachineProgram:
         return tuple(route.destination for route in self._leaving.get(tensor, ()) if sequence in route.when)
 
     def sends(self, tensors: Sequence[TensorSpec]) -> list[list[tuple[str, int, str]]]:
-        """Return the sends of these tensors for each micro-batch of one period: (name, position, destination)."""
+        """Return the sends for each micro-batch of one period, as (name, position in ``tensors``, destination)."""
         sends: list[list[tuple[str, int, str]]] = [[] for _ in range(self.period)]
         for position, tensor in enumerate(tensors):
             for route in self._leaving.get(tensor.name, ()):
@@ -105,7 +105,7 @@ def _grouped(routes: Iterable[Route], key: Callable[[Route], str]) -> dict[str, 
 
 
 def queue_depth(when: Recurrence, window: int) -> int:
-    """Return how many micro-batches of a route may be in flight: 3 plus those of ``window`` in a row that take it.
+    """Return how many micro-batches of a route may be in flight: 3 plus the most of ``window`` in a row that take it.
 
     Three are enough between neighbours: one received, one waiting, one consumed. Each stage that a skip connection
     bypasses holds one micro-batch in computing and one in transfer. So the skipping tensor needs two more slots, or the
