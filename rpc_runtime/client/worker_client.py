@@ -96,10 +96,10 @@ class WorkerDescription:
     ``cpu_features`` are Linux's names of its instruction sets. ``cores`` is how many cores the worker can keep busy;
     ``host_cores`` says which cores and which quota; ``threads`` is the number of threads per kernel. The worker's
     monotonic clock is ``clock_offset_nanoseconds`` ahead of this process's, and its wall clock
-    ``wall_clock_offset_nanoseconds``, both with an error of at most half of ``round_trip_seconds``. ``load`` is the load
-    average of the last minute of the host, which has ``host_core_count`` cores. Workers with equal ``boot_id`` share
-    a host, even if containers give them different hostnames; workers with equal ``memory_domain`` can share memory.
-    What is not known is empty or 0.
+    ``wall_clock_offset_nanoseconds``, both with an error of at most half of ``round_trip_seconds``. ``load`` is the
+    load average of the last minute of the host, which has ``host_core_count`` cores. Workers with equal ``boot_id``
+    share a host, even if containers give them different hostnames; workers with equal ``memory_domain`` can share
+    memory. What is not known is empty or 0.
     """
 
     machine: str

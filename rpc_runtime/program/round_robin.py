@@ -152,8 +152,8 @@ def schedule_by_share(shares: Sequence[float]) -> tuple[int, ...]:
     ``shares`` are positive numbers. If some length up to `longest_schedule` meets them exactly, the shortest of these
     is used. Otherwise the length is a divisor of `DIVISIBLE` up to that maximum: the shortest one within `CLOSE` of the
     best. The best length has the least excess of a replica's part of the schedule over its share. Each replica has its
-    share of the schedule to within one micro-batch. At any time in a stream, it has had its part of the micro-batches so
-    far, also to within one. (That this can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest
+    share of the schedule to within one micro-batch. At any time in a stream, it has had its part of the micro-batches
+    so far, also to within one. (That this can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest
     deadline first: Baruah et al. 1996, "Proportionate progress".)
 
     Raises:

@@ -1,8 +1,8 @@
 """Base class of both ends of a link: closing, the next message to send, and liveness of the other end.
 
-A carrier (`carrier`) takes messages in one of two ways. A carrier with its own thread iterates over `LinkEnd.frames`
-there. Shared memory takes them by `LinkEnd.drain` in the thread that produced them, which calls `flush` after it
-released the owner's lock; this avoids waking another thread.
+A carrier (`carrier`) takes messages in one of two ways. Most carriers iterate over `LinkEnd.frames` in a thread of
+their own. The carrier of shared memory calls `LinkEnd.drain` in the thread that has queued a message: when it calls
+`flush`, after it has released the owner's lock. This avoids waking another thread.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Device(Protocol):
 
 
 class LinkOwner(Protocol):
-    """The machine's side of its links: shares one ``lock`` with them and is notified of transfers."""
+    """What a machine's links deliver and report to; all of them share its ``lock``."""
 
     @property
     def lock(self) -> threading.Lock: ...
 
     @property
     def device(self) -> Device | None:
-        """The GPU that computes what is sent and received; None if its tensors are in host memory."""
+        """The GPU that makes the sent tensors and reads the received ones; None if they are in host memory."""
 
     def moved(self) -> None:
         """Note that a tensor or a part of one was sent or received."""
@@ -64,11 +64,12 @@ class LinkOwner(Protocol):
     ) -> None:
         """Record the transfer of a whole tensor: ``kind`` is SEND or RECEIVE, ``start`` and ``end`` are nanoseconds.
 
-        ``under_way`` is the number of its micro-batches under way after that. Called with or without the lock.
+        ``under_way`` is how many of the tensor's micro-batches are then sent and not yet consumed, as far as this end
+        knows. Called with or without the lock.
         """
 
     def widened(self, route: Route, sequence: int, depth: int) -> None:
-        """Record that from now on ``depth`` micro-batches of a tensor that is received may be under way."""
+        """Record that from now on ``depth`` micro-batches of a received tensor may be under way."""
 
     def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """Take each received tensor in order; call ``release`` once, with the lock held, when it is consumed."""
@@ -102,10 +103,11 @@ class LinkTensor(Generic[Window]):
 
 
 class LinkEnd(ABC):
-    """One end of a link.
+    """One end of a link between two machines, or between a machine and the client.
 
-    Each end sends at least one frame per heartbeat interval. A worker does not require this of a client: there, one
-    call into C may hold the GIL for longer, and only gRPC can answer meanwhile.
+    Each end sends at least one frame per heartbeat interval; silence means that it is dead. A worker does not expect
+    heartbeats of the client, where one call into C may hold the GIL for longer. The worker then relies on gRPC's
+    keepalive pings, which the client answers without the GIL.
 
     Raises:
         WorkerError: a package that the codec of a route needs is missing in this process.
@@ -233,7 +235,7 @@ class LinkEnd(ABC):
         return self._next_locked()
 
     def require_life(self, since: float) -> None:
-        """Check liveness at least one heartbeat interval after ``since`` (monotonic seconds) without a frame.
+        """Raise if the other end is silent. Call it one heartbeat interval or more after ``since`` (monotonic seconds).
 
         Raises:
             WorkerUnavailableError: nothing was received from the other end for too long.

@@ -68,7 +68,7 @@ class Progress:
 
 
 def _close(transport: str, part: Carrier | Pending) -> None:
-    """Close what a transport has made; if that fails, a plug-in is named in a warning, because the link has ended."""
+    """Close a transport's carrier; if a plug-in's carrier raises, only warn, because the link has ended anyway."""
     with contextlib.suppress(PluginError), TRANSPORTS.blamed(transport):
         part.close()
 
@@ -299,7 +299,7 @@ class LinkAnswer:
             raise self._progress.error
 
     def _answer(self) -> None:
-        """Prepare the first possible transport; accept it, with the reasons against the ones before it."""
+        """Accept the first possible offer of the caller, with the reasons against the offers before it."""
         offers = self._hello.offers
         if len(offers) > MAXIMUM_OFFERS:
             raise ProtocolError(f"a caller offers at most {MAXIMUM_OFFERS} transports, and this one {len(offers)}")

@@ -75,9 +75,9 @@ class Transport(ABC):
         """Free what `start` has made."""
 
     def joins(self, source: str, destination: str) -> bool:
-        """Return whether it will connect two processes, as far as this is known before deployment.
+        """Return whether this transport will connect two processes, as far as known before deployment.
 
-        Both are memory domains: equal for processes that can share memory, and empty if they cannot.
+        ``source`` and ``destination`` are their memory domains: equal if they can share memory, empty if not known.
         """
         return True
 
@@ -94,7 +94,7 @@ class Transport(ABC):
         """Return the called end's answer to an offer, and what it has prepared.
 
         Raises:
-            WorkerError: it cannot connect the two ends, usually `Unusable`; the message is the reason.
+            WorkerError: the transport cannot connect the ends, usually `Unusable`; the message is the reason.
             ProtocolError: the offer is malformed.
         """
 
@@ -103,7 +103,7 @@ class Transport(ABC):
         """Return the caller's carrier, which is then chosen and started.
 
         Raises:
-            WorkerError: it cannot connect the two ends, usually `Unusable`; the link falls back to gRPC if offered.
+            WorkerError: it cannot connect the ends, usually `Unusable`; the link then uses gRPC if that was offered.
             ProtocolError: the answer is malformed.
         """
 

@@ -153,7 +153,7 @@ def _trust(context: ssl.SSLContext, file: Path) -> float:
 
 
 def _own_end(tls: TlsFiles, *, as_server: bool) -> float:
-    """Return when the own certificate expires, in seconds since 1970; infinite without one.
+    """Return when ``tls.certificate`` expires, in seconds since 1970; infinite without a certificate.
 
     Raises:
         InputError: the certificate or its key cannot be used by a worker, or by a caller if not ``as_server``.

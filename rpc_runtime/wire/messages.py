@@ -40,7 +40,7 @@ Value = TypeVar("Value")
 
 
 def message_of(kind: type[AnyMessage], value: Any, **more: Any) -> AnyMessage:
-    """Return the message of a dataclass, with fields copied by name (also nested ones), and the fields ``more``."""
+    """Return a dataclass as a message of ``kind``: fields are copied by name, also nested ones; ``more`` are added."""
     fields = {
         field.name: _written(field, getattr(value, field.name))
         for field in kind.DESCRIPTOR.fields
@@ -57,7 +57,7 @@ def _written(field: Any, value: Any) -> Any:
 
 
 def value_of(kind: type[Value], message: Message, **more: Any) -> Value:
-    """Return the dataclass of a message, with fields copied by name (also nested ones), and the fields ``more``.
+    """Return a message as a dataclass ``kind``: fields are copied by name, also nested ones; ``more`` are added.
 
     Raises:
         ProtocolError: the dataclass or its check refuses the values.

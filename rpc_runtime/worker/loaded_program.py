@@ -252,7 +252,7 @@ class LoadedProgram:
         return expected is not None and hmac.compare_digest(hello.secret, expected)
 
     def attach(self, source: str, destination: str) -> tuple[str, IncomingLink | OutgoingLink]:
-        """Return the other machine of a link and this machine's end, for a stream that the other machine has opened.
+        """Return (other machine, this machine's end) of the link whose stream the other machine has opened.
 
         Waits up to `CONNECT_WAIT_SECONDS` until this machine is connected.
         """
@@ -353,7 +353,7 @@ class LoadedProgram:
 
     @property
     def recorder(self) -> Recorder:
-        """The recorder of its stages' measurements; still available after a failure."""
+        """The recorder of this program's events; still available after a failure."""
         with self._lock:
             if self._recorder is None or self._closed:
                 self._check_open_locked()

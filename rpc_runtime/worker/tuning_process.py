@@ -79,7 +79,7 @@ class Offer:
 
 
 class Session:
-    """Serves a client in a child process and a folder of its own, until it disconnects or its time is over."""
+    """Serves a client in a child process with its own folder, until the client disconnects or ``seconds`` are over."""
 
     def __init__(self, connection: socket.socket, seconds: float | None) -> None:
         self._connection = connection
