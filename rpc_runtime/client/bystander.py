@@ -75,7 +75,9 @@ class Bystander(Closing):
     def observe(
         self, since: Mapping[str, int] | None = None, *, kernels: int = 0, refused: dict[str, str] | None = None
     ) -> dict[str, Observation]:
-        """Return what the machines that answer have recorded, by machine. For the arguments, see `Runner.observe`.
+        """Return what the machines that answer have recorded, by machine; malformed answers are left out.
+
+        For the arguments, see `Runner.observe`.
 
         Raises:
             WorkerError: no machine has the deployment any more.

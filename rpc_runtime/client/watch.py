@@ -40,7 +40,7 @@ class ReportKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Report:
-    """A reported problem. ``machine`` reported it, or has ended itself (GONE); a LINK report is about ``peer``."""
+    """A problem that ``machine`` has reported; GONE: ``machine`` itself has ended; LINK: its link to ``peer`` broke."""
 
     kind: ReportKind
     machine: str

@@ -30,7 +30,7 @@ from rpc_runtime.wire.worker_pb2_grpc import ControlStub
 
 CLOCK_ROUNDS = 5
 LONG_REPLY_BYTES = 64 * 1024
-"""After a longer reply, a short one is asked for, whose round trip says more about the clock."""
+"""After a longer reply, the client requests a short one, whose round trip gives a more exact clock offset."""
 SLOWEST_LINK_BYTES_PER_SECOND = 256 * 1024
 BLOB_SECONDS = 0.1
 """Blobs may take longer than the caller's timeout: their size divided by `SLOWEST_LINK_BYTES_PER_SECOND`, plus this
@@ -220,7 +220,7 @@ class WorkerClient:
     def describe(self, timeout_seconds: float) -> WorkerDescription:
         """Return the worker's description; raises as `describe`.
 
-        The timeout is that of all calls together. Calls after the first one only make the clock offset more exact.
+        Makes several calls within the timeout; those after the first one only make the clock offset more exact.
         """
         rounds: list[tuple[int, int, int, pb.DescribeReply]] = []
         deadline = time.monotonic() + timeout_seconds
@@ -263,7 +263,7 @@ class WorkerClient:
     def watch(self, model: str = "", about: bytes = b"") -> Any:
         """Open the stream of ``WatchEvent``; the deployment ends when the stream ends.
 
-        ``model`` is for `describe`, the JSON ``about`` for `about`.
+        ``model`` is the name that `describe` shows; ``about`` is the JSON that `about` returns.
         """
         request = pb.WatchRequest(deployment=self.deployment, model=model, owner=_own_name(), about=about)
         return self._stub.Watch(request, metadata=self._metadata)

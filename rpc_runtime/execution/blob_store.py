@@ -26,7 +26,7 @@ from rpc_runtime.program.specs import BlobSpec, Bytes
 
 SHARE_OF_FREE_DISK = 0.8
 LOCK_SECONDS = 60.0
-"""Longer than removing all blobs takes on a slow disk."""
+"""Timeout of the folder's lock: longer than removing all blobs takes on a slow disk."""
 STALE_SECONDS = 86_400.0
 """Age after which a temporary file counts as abandoned: no blob takes a day to write."""
 

@@ -113,7 +113,7 @@ def _virtual(arch: str) -> str:
 
 
 def _assembled(source: str, arch: str, codes: Sequence[str], *options: str) -> tuple[bytes, str]:
-    """Compile to one fatbin with nvcc's ``codes`` (``sm_90``: machine code); return it and nvcc's output."""
+    """Compile CUDA source to a fatbin with nvcc's ``codes``, such as ``sm_90``; return it and nvcc's output."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise NvccError("there is no nvcc: install CUDA's toolkit, or pip install 'tvm-split[cuda]'")
@@ -184,7 +184,7 @@ def binary_of(code: str) -> bytes:
 
 @cache
 def register_loader() -> None:
-    """Make TVM's runtime in this process load such libraries by `binary_of`, and other CUDA code as it did before."""
+    """Make TVM's runtime load the output of `packed` and `marked` by `binary_of`, and other CUDA code as before."""
     import tvm_ffi
 
     of_tvm = tvm_ffi.get_global_func(CALLBACK, allow_missing=True)

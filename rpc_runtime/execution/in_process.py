@@ -38,7 +38,7 @@ class ComputingThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tvm-split-in-process")
 
     def submit(self, compute: Callable[[], Result]) -> Future[Result]:
-        """Queue a function. Raises `RuntimeError` after `close`."""
+        """Queue a function; return the future of its result. Raises `RuntimeError` after `close`."""
         return self._thread.submit(self._run, compute)
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class InProcessRunner(Runner):
             raise WorkerError("this pipeline is closed") from error
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[Outputs]:
-        """Yield the outputs of each micro-batch in order, computed when asked for. Raises the errors of `run`."""
+        """Yield the outputs of each micro-batch in order, each computed when it is requested. Raises as `run`."""
         for batch in batches:
             yield self.run(batch)
 

@@ -64,7 +64,7 @@ class KernelTimer(Closing):
         self._library: Any = None
 
     def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
-        """Load kernels whose library is in a file, as `load_library`; a `BlobError` if it is missing or damaged."""
+        """Load kernels as `load_library`, from the library's file; raise `BlobError` if that is missing or damaged."""
         return self.load_library(kernels, read_blob(blob_path(kernels.library.sha256), kernels.library))
 
     def load_library(self, kernels: KernelSet, library: Bytes) -> int:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 BUCKET_NANOSECONDS = 2_000_000_000
-"""Of so long a time only the sample with the smallest error is kept."""
+"""Only the sample with the smallest error in each interval of this length is kept."""
 MOST_BUCKETS = 1000
-"""After so many samples, every second one is dropped: in half an hour for the first time."""
+"""After so many samples, every second one is dropped: for the first time after half an hour."""
 DRIFT = 250e-6
 """Largest drift of two clocks without a sample nearby: quartz is specified to 100 ppm and less, on each side."""
 

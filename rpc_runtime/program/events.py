@@ -26,9 +26,9 @@ had room. kernel, if asked for: a compiled function of a stage. flight, of the c
 its result. window: a moment at which a link's receiver allowed more micro-batches under way. deployment: a moment at
 which it opened, failed or closed."""
 OPENED = "opened"
-"""The detail of a deployment's first event of that kind."""
+"""The detail of the first event of kind `DEPLOYMENT`."""
 FAILURE, LINK_ENDED = "failed: ", "its link ended: "
-"""How the details of others begin, before the reason. A link ends too when the owner closes the deployment."""
+"""Beginnings of the details of later ones, before the reason. Closing a deployment also ends its links."""
 
 RING_ROWS = 65_536
 """Rows kept per machine (3 MB); older ones are overwritten."""
@@ -44,8 +44,8 @@ MOST_KERNEL_RUNS = 1000
 RATE_SECONDS = 10
 """Seconds that the current rate of micro-batches looks back."""
 MEDIAN_ROWS, MEDIAN_WINDOW = 1001, 8192
-"""The most rows of a track in its median, and of how many latest rows of all tracks they are: those of the whole ring
-would take a millisecond of each reading."""
+"""The most rows of a track in its median, and how many latest rows of all tracks are searched for them. Searching the
+whole ring would take a millisecond of each reading."""
 
 _ROW = struct.Struct("<QqqQQHI")
 ROWS = np.dtype(
@@ -152,7 +152,7 @@ class Recorder:
         """Counter of tensors, parts of tensors and micro-batches. Written without a lock, since only changes matter."""
 
     def track(self, kind: str, stage: str = "", peer: str = "", tensor: str = "", detail: str = "") -> int:
-        """Return the number of a track, for `record`."""
+        """Return the number of the track with these names, for `record`; a new track if there is none."""
         names = (kind, stage, peer, tensor, detail)
         number = self._tracks.get(names)
         if number is None:
@@ -321,8 +321,8 @@ class Measured:
 class StageStatistics:
     """Totals of a stage since it was loaded.
 
-    In ``wait_seconds`` the machine was idle until an input of the stage arrived; in ``block_seconds``, until there was
-    room for its outputs. ``receive_seconds`` and ``send_seconds`` are the duration of transfers over links, including
+    ``wait_seconds`` is how long its machine was idle until an input of the stage arrived, ``block_seconds`` until its
+    outputs had room. ``receive_seconds`` and ``send_seconds`` are the duration of transfers over links, including
     decoding and encoding; they overlap with computing. ``bytes_received`` and ``bytes_sent`` are encoded sizes.
     """
 

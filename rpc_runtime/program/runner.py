@@ -81,7 +81,7 @@ class Runner(Closing):
 
     @abstractmethod
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
-        """Queue one micro-batch and return a future of its outputs; its inputs must not change until then."""
+        """Queue one micro-batch; return the future of its outputs. Its inputs must not change until that is done."""
 
     @abstractmethod
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[Outputs]:
@@ -109,8 +109,8 @@ class Runner(Closing):
 
         Args:
             since: the number, by machine, after which rows are returned (0 if missing); None: no rows.
-            kernels: of so many next micro-batches of each stage, the kernels are recorded too.
-            refused: gets the reason, by machine, why an answer is not used, which is then not raised.
+            kernels: the number of each stage's next micro-batches whose kernels are recorded too.
+            refused: gets the reason, by machine, why an answer is not used; None: the reason is raised.
 
         Raises:
             ProtocolError: a machine's answer is malformed.

@@ -47,7 +47,7 @@ class Device(Protocol):
 
 
 class LinkOwner(Protocol):
-    """What a machine's links deliver and report to; all of them share its ``lock``."""
+    """The object to which a machine's links deliver tensors and report transfers; they share its ``lock``."""
 
     @property
     def lock(self) -> threading.Lock: ...
@@ -105,9 +105,9 @@ class LinkTensor(Generic[Window]):
 class LinkEnd(ABC):
     """One end of a link between two machines, or between a machine and the client.
 
-    Each end sends at least one frame per heartbeat interval; silence means that it is dead. A worker does not expect
-    heartbeats of the client, where one call into C may hold the GIL for longer. The worker then relies on gRPC's
-    keepalive pings, which the client answers without the GIL.
+    Each end sends at least one frame per heartbeat interval, and an end that is silent for long counts as dead. A
+    worker does not expect heartbeats of the client, in which one call into C may hold the GIL for longer. There it
+    relies on gRPC's keepalive pings, which need no GIL to be answered.
 
     Raises:
         WorkerError: a package that the codec of a route needs is missing in this process.

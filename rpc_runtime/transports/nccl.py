@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 SLOWEST_BYTES_PER_SECOND = CHUNK_BYTES / 4
 STALL_SECONDS = 30.0
-"""Limit for a transfer that both ends have begun, added to its time on the slowest link; the first also connects."""
+"""Limit for a transfer that both ends have begun, plus its time on the slowest link; the first one also connects."""
 QUEUE_SECONDS = 300.0
 """Limit for other transfers of the GPU to end."""
 GRACE_SECONDS = 1.0

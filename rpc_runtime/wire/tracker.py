@@ -67,8 +67,8 @@ State = Literal["ready", "deployed", "tuning"]
 class Registration:
     """The information that a worker registers at a tracker, besides its key and address.
 
-    ``tunes`` is whether TVM's RPC may tune kernels on its machine. ``since`` is the worker's start time in seconds since
-    1970; it distinguishes a restarted worker from its old entry.
+    ``tunes`` is whether TVM's RPC may tune kernels on the worker's machine. ``since`` is when the worker started, in
+    seconds since 1970; it distinguishes a restarted worker from its old entry.
     """
 
     name: str
