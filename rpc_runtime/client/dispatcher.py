@@ -234,7 +234,7 @@ class Dispatcher:
         self._pass_on(done)
 
     def room_locked(self) -> None:
-        """Note that an outgoing link has room for one more micro-batch of a tensor."""
+        """Wake the feeding threads, because an outgoing link has room for one more micro-batch of a tensor."""
         self._notify_locked()
 
     def starves_locked(self, route: Route, sequence: int) -> bool:
@@ -242,7 +242,7 @@ class Dispatcher:
         return True
 
     def _feed_stream(self, stream: _Stream, batches: Iterable[Sequence[Any]]) -> None:
-        """Feed the micro-batches of a stream until they end, one raises an error, or the stream has ended."""
+        """Feed the micro-batches of a stream until ``batches`` ends or raises an error, or the stream has ended."""
         error: BaseException | None = None
         try:
             for batch in batches:
@@ -391,7 +391,7 @@ class Dispatcher:
             raise _copy(self._failure)
 
     def _notify_locked(self) -> None:
-        """Wake the threads that wait for a change."""
+        """Wake the threads that wait for room, a result or the end of the pipeline."""
         self._changed.notify_all()
         if any(batch.stream is None for batch in self._waiting):
             self._calls_changed.notify()
@@ -411,7 +411,7 @@ _Result = tuple[Future[Outputs], Outputs]
 
 
 def _settle(future: Future[Outputs], result: Outputs | TvmSplitError) -> None:
-    """Set a result or an error, unless the future has one already or is cancelled. Call it without the lock."""
+    """Set the future's result or error, unless it has one already or is cancelled. Call it without the lock."""
     with contextlib.suppress(InvalidStateError):
         if isinstance(result, TvmSplitError):
             future.set_exception(result)

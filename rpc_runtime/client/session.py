@@ -174,7 +174,7 @@ class Session(Runner):
         return self._on_every_machine(load)
 
     def _connect(self) -> tuple[LinkStatistics, ...]:
-        """Make the workers connect to each other; return the transports of their links."""
+        """Make the workers connect to each other; return the transport of each link between them."""
 
         def connect(machine: str) -> tuple[LinkStatistics, ...]:
             peers = {}
@@ -263,7 +263,7 @@ class Session(Runner):
         return {**{machine: seen for machine, seen in answers.items() if seen is not None}, CLIENT: own}
 
     def _of_program(self, machine: str, seen: Observation) -> Observation:
-        """Return an observation with the program's names in place of cleaned ones; raise `ProtocolError` for others."""
+        """Return an observation, its `cleaned` names replaced by the program's; raise `ProtocolError` for others."""
         names = {cleaned(name): name for name in ("", CLIENT, *self.program.machines)}
         stages = {"": "", **{cleaned(stage.name): stage.name for stage in self.program.stages_on(machine)}}
         try:

@@ -72,7 +72,7 @@ def root_cause(reports: Sequence[Report], all_alive: bool) -> Report | None:
 
 
 def _broken_first(reports: Sequence[Report]) -> Report:
-    """Return the broken link that caused the others.
+    """Return the report of the link that broke first.
 
     A machine that loses a link closes all its links; the machines at their other ends then report that machine.
     """

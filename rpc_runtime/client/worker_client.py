@@ -218,7 +218,7 @@ class WorkerClient:
         self._stub = ControlStub(self._channel)
 
     def describe(self, timeout_seconds: float) -> WorkerDescription:
-        """Return the worker's description; raises as `describe`.
+        """Return the worker's description; raises as the function `describe`.
 
         Makes several calls within the timeout; those after the first one only make the clock offset more exact.
         """
@@ -299,7 +299,7 @@ class WorkerClient:
         return total
 
     def load(self, program: Program, link_secrets: Mapping[tuple[str, str], bytes], timeout_seconds: float) -> int:
-        """Load the worker's stages of a program; return the bytes of the weights that it holds for them.
+        """Load the worker's stages of a program; return the total bytes of their weights.
 
         ``link_secrets`` are the secrets of the worker's links, by (source, destination).
         """
@@ -309,7 +309,7 @@ class WorkerClient:
         return int(self._call(load_request(self.deployment, program, machine, link_secrets), timeout).weight_bytes)
 
     def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> tuple[LinkStatistics, ...]:
-        """Make the worker open its links to other workers; return their transports."""
+        """Make the worker open its links to other workers; return the transport of each link."""
         request = pb.ConnectRequest(
             deployment=self.deployment,
             timeout_seconds=timeout_seconds,
@@ -373,7 +373,7 @@ class WorkerClient:
         return WorkerUnavailableError(f"the connection to {self.endpoint} was closed")
 
     def _call(self, request: Any, timeout_seconds: float) -> Any:
-        """Call the method that takes this type of request; return its reply."""
+        """Call the method of ``worker.proto`` that takes this type of request; return the reply."""
         method = type(request).__name__.removesuffix("Request")
         try:
             reply = getattr(self._stub, method)(request, timeout=timeout_seconds, metadata=self._metadata)

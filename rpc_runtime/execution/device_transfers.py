@@ -142,7 +142,7 @@ class DeviceTransfers:
         return [value.tensor if isinstance(value, Uploaded) else value for value in inputs]
 
     def end(self) -> None:
-        """Wait until all launched kernels are done. For the computing thread."""
+        """Wait until all launched kernels are done. Only the computing thread calls this."""
         self.calls.computed(self._end)
         self.calls.wait(self._end)
 

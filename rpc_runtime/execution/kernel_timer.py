@@ -204,7 +204,7 @@ def cpu_clock_step_seconds() -> float:
 
 
 class _Ring:
-    """A ring buffer for weights: each weight follows the previous one; at the end, it starts again."""
+    """A ring buffer for weights: each weight follows the previous one; after the end comes the beginning."""
 
     def __init__(self, size_bytes: int, dtype: str) -> None:
         self._memory = _harmless(size_bytes, dtype)

@@ -37,7 +37,7 @@ class TensorSlot(Slot):
 
 
 def tensor_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
-    """Return a slot in host memory over a TVM tensor; TVM uses memory without a copy only if it is aligned."""
+    """Return a slot in host memory over a TVM tensor; TVM uses ``memory`` without a copy only if it is aligned."""
     if memory is None or not tensor.size_bytes:  # numpy may move the address of an empty array
         block = np.empty(tensor.size_bytes + ALIGNMENT_BYTES, np.uint8)
         start = -block.ctypes.data % ALIGNMENT_BYTES
@@ -139,7 +139,7 @@ class LoadedStage:
         return outputs
 
     def run_kernels(self, inputs: Sequence[Any], record: Callable[[str, int, int], None]) -> list[Tensor]:
-        """Run as `run`, and call ``record(function, start, end)`` after each kernel; a GPU waits for each of them."""
+        """Run as `run`, and call ``record(function, start, end)`` after each kernel; on a GPU, wait for each kernel."""
         starts: list[int] = []
 
         def instrument(function: Any, name: str, is_before: bool, result: Any, *arguments: Any) -> int:

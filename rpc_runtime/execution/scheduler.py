@@ -52,7 +52,7 @@ class _Held:
 
     @property
     def is_local(self) -> bool:
-        """Whether it was made on this machine; a received tensor must be released."""
+        """Whether the tensor was made on this machine; a received tensor must be released."""
         return self._release is None
 
     def done(self) -> None:
@@ -275,7 +275,7 @@ class Scheduler:
         )
 
     def finish(self, state: StageState, outputs: Sequence[Any]) -> None:
-        """Note that a stage has computed its next micro-batch, and pass its outputs on."""
+        """Record that a stage has computed its next micro-batch; queue its outputs for links and local stages."""
         sequence, consumers = state.sequence, state.next_outputs()
         state.advance()
         for queue in state.queues:
@@ -287,7 +287,7 @@ class Scheduler:
         self._update((*state.producers, state.position))
 
     def room(self) -> None:
-        """Note that a link has room for one more micro-batch of a tensor."""
+        """Update blocked stages, because a link has room for one more micro-batch of a tensor."""
         if self._blocked:
             self._update(tuple(self._blocked))
 

@@ -23,7 +23,7 @@ Nanoseconds = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """At ``machine_nanoseconds`` of its clock, a machine was ``offset_nanoseconds`` ahead of the reader."""
+    """A machine's clock, at ``machine_nanoseconds``, was ``offset_nanoseconds`` ahead of the reader's."""
 
     machine_nanoseconds: int
     offset_nanoseconds: int

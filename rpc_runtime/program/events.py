@@ -94,10 +94,10 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a reader gets of one machine: ``tracks``, the ``rows`` that it has not read yet, and how many are ``lost``.
+    """One reading of a machine's events: ``tracks``, the ``rows`` not read before, and how many rows are ``lost``.
 
     The next reading begins after row ``newest``. ``clock_nanoseconds`` is the machine's monotonic clock.
-    ``processor_seconds`` is what its process has used so far.
+    ``processor_seconds`` is the processor time of its process so far.
     """
 
     tracks: tuple[Track, ...]

@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' terms, computed from the totals of tracks whenever somebody asks."""
+"""Metrics for Prometheus, computed from the totals of tracks at each request."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Route:
 
 @dataclass(frozen=True)
 class MachineProgram:
-    """The stages of a program on ``machine`` (or the client), and the routes that begin or end there."""
+    """The stages of a program on ``machine`` (or the client), and the routes that begin or end on it."""
 
     machine: str
     stages: tuple[StageSpec, ...]
@@ -46,7 +46,7 @@ class MachineProgram:
 
     @classmethod
     def of(cls, machine: str, stages: tuple[StageSpec, ...], routes: Iterable[Route]) -> MachineProgram:
-        """Return the program of a machine with these stages and those of ``routes`` that begin or end there."""
+        """Return the program of ``machine`` with these stages and those of ``routes`` that begin or end on it."""
         route_list = tuple(routes)
         return cls(
             machine,
@@ -74,7 +74,7 @@ class MachineProgram:
 
     @cached_property
     def period(self) -> int:
-        """The number of micro-batches after which all routes here repeat; 1 without replicas."""
+        """The number of micro-batches after which the routes of this machine repeat; 1 without replicas."""
         routes = (*self.incoming, *self.outgoing, *self.local)
         recurrences = (*(stage.micro_batches for stage in self.stages), *(route.when for route in routes))
         return cycle_of({recurrence.period for recurrence in recurrences})

@@ -73,7 +73,7 @@ class Carrier(ABC):
         """
 
     def wake(self) -> None:  # noqa: B027  (most have a thread that waits)
-        """Note that there may be a message to send. Called by any thread, without the link's lock; must not raise."""
+        """Called when there may be a message to send: by any thread, without the link's lock. Must not raise."""
 
     @abstractmethod
     def close(self) -> None:

@@ -117,7 +117,7 @@ class SendWindow:
         return self.started - self.credited < self.depth
 
     def wait(self) -> None:
-        """Note that a micro-batch is queued without a credit for it."""
+        """Record that a micro-batch is queued without a credit for it."""
         self._waits = True
 
     def start(self, now: int) -> bool:

@@ -57,7 +57,7 @@ class LinkOwner(Protocol):
         """The GPU that makes the sent tensors and reads the received ones; None if they are in host memory."""
 
     def moved(self) -> None:
-        """Note that a tensor or a part of one was sent or received."""
+        """Record that a tensor or a part of one was sent or received."""
 
     def transferred(
         self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int, under_way: int
@@ -75,14 +75,14 @@ class LinkOwner(Protocol):
         """Take each received tensor in order; call ``release`` once, with the lock held, when it is consumed."""
 
     def room_locked(self) -> None:
-        """Note that a sending link has room for one more micro-batch of a tensor."""
+        """Use the room for one more micro-batch of a tensor that a sending link now has."""
 
     def starves_locked(self, route: Route, sequence: int) -> bool:
         """Return whether this machine was idle because it lacked the micro-batch that has just arrived."""
 
 
 class Message(NamedTuple):
-    """Frames to send, each requested after the one before it was sent, and what to do after the last one."""
+    """Frames to send, each requested after the one before it was sent, and a function to call after the last one."""
 
     frames: Iterable[bytes]
     sent_locked: Callable[[], None] = lambda: None
@@ -149,7 +149,7 @@ class LinkEnd(ABC):
 
     @abstractmethod
     def receive(self, frame: Frame) -> None:
-        """Handle a received frame. For one thread.
+        """Handle a received frame. Only one thread may call this.
 
         Raises:
             ProtocolError: the protocol does not allow this frame now.
@@ -170,7 +170,7 @@ class LinkEnd(ABC):
         carrier.wake()
 
     def frames(self) -> Iterator[bytes]:
-        """Yield the frames to send, heartbeats included, until the link is closed. For one thread; blocks.
+        """Yield the frames to send, heartbeats included, until the link is closed. Blocks; only one thread may call it.
 
         Raises:
             WorkerUnavailableError: nothing was received from the other end for too long.
@@ -247,7 +247,7 @@ class LinkEnd(ABC):
             )
 
     def _accepts(self, frame: Frame, kind: FrameKind) -> bool:
-        """Note that the other end is alive; return whether its frame is not just a heartbeat.
+        """Record that the other end is alive; return whether its frame is not just a heartbeat.
 
         Raises:
             ProtocolError: the frame is neither a heartbeat nor of ``kind``.

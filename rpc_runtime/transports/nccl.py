@@ -172,7 +172,7 @@ class NcclCarrier(Carrier):
         self._stream.carry(self.receive)
 
     def receive(self, frame: Frame) -> None:
-        """Handle a frame received over the stream. For one thread.
+        """Handle a frame received over the stream. Only one thread may call this.
 
         Raises:
             ProtocolError: the protocol does not allow this frame now.

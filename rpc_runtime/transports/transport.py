@@ -35,7 +35,7 @@ FALLBACK = "grpc"
 
 
 class Unusable(WorkerError):
-    """A transport cannot connect these two ends; the message is the reason."""
+    """A transport cannot connect the two ends of a link; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Transport(ABC):
 
     @abstractmethod
     def answer(self, opening: Opening, offer: bytes) -> tuple[bytes, Pending]:
-        """Return the called end's answer to an offer, and what it has prepared.
+        """Return the called end's answer to an offer, and the carrier that it has prepared.
 
         Raises:
             WorkerError: the transport cannot connect the ends, usually `Unusable`; the message is the reason.

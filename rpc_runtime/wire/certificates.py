@@ -133,7 +133,7 @@ def _calling(tls: TlsFiles | None) -> ssl.SSLContext:
 
 
 def _trust(context: ssl.SSLContext, file: Path) -> float:
-    """Trust a file's authorities; return when the last one expires, in seconds since 1970 (infinite if it has none).
+    """Trust a file's authorities; return when the last one expires, in seconds since 1970 (without one: infinite).
 
     Raises:
         InputError: the file has no certificate in PEM, or all its authorities have expired.

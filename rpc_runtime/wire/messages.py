@@ -181,7 +181,7 @@ def link_secrets(message: pb.LoadStagesRequest, program: MachineProgram) -> dict
 
 
 def checked_about(text: bytes) -> bytes:
-    """Return what a client says about its deployment. Raises `ProtocolError` unless it is a short JSON object."""
+    """Return ``text``, which describes a deployment; raise `ProtocolError` unless it is a short JSON object."""
     if len(text) > MAXIMUM_ABOUT_BYTES:
         raise ProtocolError(f"what is said about a deployment has {len(text)} bytes; limit: {MAXIMUM_ABOUT_BYTES}")
     try:

@@ -154,7 +154,7 @@ class TrackerConnection(Closing):
     """A connection to a tracker. Connecting, and each request with its answer, may take ``timeout_seconds``.
 
     Raises:
-        WorkerUnavailableError: no server listens there, or the connection ended.
+        WorkerUnavailableError: no server listens at the address, or the connection ended.
         DeadlineError: no answer in time.
         ProtocolError: the server is not a tracker, or its answer is invalid.
     """

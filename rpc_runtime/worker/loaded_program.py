@@ -188,7 +188,7 @@ class LoadedProgram:
         return self.timer.load_library(kernels, library)
 
     def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> tuple[LinkStatistics, ...]:
-        """Start computing, and open the links to the machines that this one sends to; return their transports.
+        """Start computing, and open the links to the machines that this one sends to; return each link's transport.
 
         The client opens the links for its own tensors.
 
