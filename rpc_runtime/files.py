@@ -79,7 +79,7 @@ def file_bytes(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
-    """Write a new file with mode 0600, which replaces ``path`` if the body raises nothing.
+    """Yield a new file with mode 0600, which replaces ``path`` if the body raises nothing.
 
     A reader sees the old or the new content, never a part. The file is written in ``temporary``, a folder on the same
     file system; default: the folder of ``path``.

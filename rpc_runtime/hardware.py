@@ -1,7 +1,7 @@
 """Processor, memory and identity of this host, and the limits of this process, as the operating system reports them.
 
-Linux's control groups may limit processor time and memory of the process's own group or of any group around it, in
-version 2 of the interface (https://docs.kernel.org/admin-guide/cgroup-v2.html) or in version 1, whose controllers have
+Linux's control groups may limit processor time and memory of the process's own group or of any group around it. Both
+versions of the interface are read: 2 (https://docs.kernel.org/admin-guide/cgroup-v2.html) and 1, whose controllers have
 hierarchies of their own.
 """
 

@@ -219,7 +219,7 @@ class Session(Runner):
         return self._dispatcher.stream(batches)
 
     def _waited_for(self, sequence: int) -> str:
-        """Describe what a micro-batch waits for: the first stage, in topological order, that has not computed it."""
+        """Return what a micro-batch waits for: the first stage, in topological order, that has not computed it."""
         finished = self._watch.finished()
         for stage in self.program.stages:
             own = stage.micro_batches

@@ -240,7 +240,7 @@ class WorkerWatch:
         self._on_failure(error)
 
     def _held(self, machine: str) -> str:
-        """List the stages of an ended machine, each with a lower bound of the micro-batches that it has computed."""
+        """Return the stages of an ended machine as text, each with a lower bound of its computed micro-batches."""
         results = self._results()
         texts = []
         for name, micro_batches in self._stages.get(machine, {}).items():

@@ -360,7 +360,7 @@ class WorkerClient:
         return int(reply.allocated_bytes)
 
     def time_kernels(self, effort: TimingEffort, timeout_seconds: float) -> tuple[KernelTime, ...]:
-        """Time the loaded kernels; ``timeout_seconds`` is added to ``effort.limit_seconds`` for the answer."""
+        """Return the time of each loaded kernel; the answer may take ``effort.limit_seconds + timeout_seconds``."""
         request = message_of(pb.TimeKernelsRequest, effort, deployment=self.deployment)
         reply = self._call(request, effort.limit_seconds + timeout_seconds)
         return tuple(value_of(KernelTime, time) for time in reply.times)

@@ -85,7 +85,7 @@ def toolkit_text() -> str:
 
 
 def fatbin(source: str, arch: str) -> bytes:
-    """Compile CUDA source to one file: machine code for GPUs of ``arch`` (``sm_90``), and PTX for later architectures.
+    """Return CUDA source compiled to machine code for GPUs of ``arch`` (``sm_90``), and to PTX for later architectures.
 
     Raises:
         NvccError: there is no nvcc, or it rejects the source or the architecture.
@@ -96,7 +96,7 @@ def fatbin(source: str, arch: str) -> bytes:
 
 
 def unspilled(source: str, arch: str) -> bytes:
-    """Compile as `fatbin` for ``arch`` only, and reject kernels that spill registers; for a tuner.
+    """Return what `fatbin` does, but without PTX, and reject kernels that spill registers; for a tuner.
 
     Raises:
         NvccError: as `fatbin`, or a kernel spills registers to memory.

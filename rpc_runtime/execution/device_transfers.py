@@ -72,7 +72,7 @@ class DeviceTransfers:
         return _Slot(seen.data, seen.value, self, self.calls.event())
 
     def upload(self, tensor: TensorSpec, value: Tensor) -> Uploaded | None:
-        """Begin to copy a host tensor, which must not change meanwhile, to the device; None after `close`."""
+        """Begin to copy a host tensor, which must not change; return the tensor on the device, None after `close`."""
         with self._lock:
             if self._closed:
                 return None
@@ -185,7 +185,7 @@ class UploadingOwner:
 
 @cache
 def nvidia_library(name: str, file: str) -> ctypes.CDLL:
-    """Load a library of the system or of pip's package ``nvidia-NAME``; raise `WorkerError` if it is not found."""
+    """Return a library of the system or of pip's package ``nvidia-NAME``; raise `WorkerError` if it is not found."""
     for path in (file, *(str(folder / "lib" / file) for folder in installed_folders(name))):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(path)

@@ -101,7 +101,7 @@ class InProcessRunner(Runner):
         self._sequence = 0
 
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
-        """Compute one micro-batch in the background; the inputs must not change meanwhile."""
+        """Queue one micro-batch; return the future of its outputs. The inputs must not change until that is done."""
         arrays = checked_inputs(self.program, inputs)
         self._own_process.require()
         try:

@@ -2,7 +2,7 @@
 
 All kernels run round-robin in the order of the network, so each kernel finds in the caches what the one before left.
 Activations share a few buffers, as in TVM's memory plan. Weights come from a ring buffer as large as the weights of the
-whole model, so that a kernel reads its weights again after as much other memory as in the model. Values are synthetic:
+whole model. So a kernel reads its weights again only after as much other memory as in the model. Values are synthetic:
 no weight has to be sent, and a machine that cannot hold a model can still be measured.
 """
 
@@ -64,7 +64,7 @@ class KernelTimer(Closing):
         self._library: Any = None
 
     def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
-        """Load kernels as `load_library`, from the library's file; raise `BlobError` if that is missing or damaged."""
+        """Load kernels as `load_library`, whose value it returns, from a file; raise `BlobError` if that is damaged."""
         return self.load_library(kernels, read_blob(blob_path(kernels.library.sha256), kernels.library))
 
     def load_library(self, kernels: KernelSet, library: Bytes) -> int:

@@ -139,7 +139,7 @@ class LoadedStage:
         return outputs
 
     def run_kernels(self, inputs: Sequence[Any], record: Callable[[str, int, int], None]) -> list[Tensor]:
-        """Run as `run`, and call ``record(function, start, end)`` after each kernel; on a GPU, wait for each kernel."""
+        """Return what `run` does; call ``record(function, start, end)`` after each kernel (on a GPU, after its end)."""
         starts: list[int] = []
 
         def instrument(function: Any, name: str, is_before: bool, result: Any, *arguments: Any) -> int:
@@ -249,7 +249,7 @@ def library_file(content: Bytes) -> Iterator[int]:
 
 
 def load(descriptor: int) -> Any:
-    """Load the library in a file as a TVM module. The file may be closed afterwards; the last reference unloads it.
+    """Return the library in a file as a TVM module, whose last reference unloads it. The file may then be closed.
 
     Each file can be loaded once: TVM keeps one context per file, so two stages must never share one.
     """
@@ -261,7 +261,7 @@ def load(descriptor: int) -> Any:
 
 
 def load_library(content: Bytes, where: str) -> Any:
-    """Load a private copy of a library as a TVM module; raise a `WorkerError` about ``where`` if it cannot run here."""
+    """Return a private copy of a library as a TVM module; raise `WorkerError` about ``where`` if it cannot run here."""
     try:
         with library_file(content) as descriptor:
             return load(descriptor)

@@ -9,8 +9,8 @@ micro-batch left. A window of w lets at most w micro-batches pass in that time. 
 at least that time divided by the time between two micro-batches.
 
 Neither time is known in advance, so the window adapts. The sender marks each micro-batch that had to wait for a credit.
-The window is widened by a half if, when such a micro-batch has arrived, the receiver had none of this tensor left, or
-was idle for lack of another input (which may take a slower path): both ends then waited for a wider window. The window
+Such a micro-batch widens the window by a half if, when it arrives, the receiver has none of this tensor left, or is
+idle for lack of another input (which may take a slower path). Both ends then waited for a wider window. The window
 ends at most a half above the need. If computing is the bottleneck, the receiver never runs out; if another link is, the
 sender does not wait for credits of this link.
 

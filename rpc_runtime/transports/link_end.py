@@ -37,7 +37,7 @@ class Device(Protocol):
         """CUDA's calls, `rpc_runtime.execution.cuda_calls.CudaCalls`; transports do not import that package."""
 
     def library(self, name: str, file: str) -> ctypes.CDLL:
-        """Load a library of the system or of pip's package ``nvidia-NAME``; raise `WorkerError` if it is not found."""
+        """Return a library of the system or of pip's ``nvidia-NAME``; raise `WorkerError` if it is not found."""
 
     def memory(self, tensor: TensorSpec) -> tuple[int, Any]:
         """Allocate memory for a tensor, or raise `WorkerError`; return its address and the value to deliver."""

@@ -222,7 +222,7 @@ class World:
         return True
 
     def _finish_receiving(self) -> bool:
-        """Pass received messages to their links, in order; drop messages for links that are not open."""
+        """Pass received messages to their links, in order, or drop them if the link is not open; return if any came."""
         moved = False
         for key, queue in list(self._incoming.items()):
             while queue:

@@ -69,7 +69,7 @@ class NcclEnd:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> NcclEnd:
-        """Parse the output of `to_bytes`. Raises `ProtocolError` if the content is too short."""
+        """Return the end whose `to_bytes` is ``content``. Raises `ProtocolError` if the content is too short."""
         if len(content) < _END.size:
             raise ProtocolError(f"malformed NCCL offer: at least {_END.size} bytes expected, got {len(content)}")
         version, unique_id = _END.unpack_from(content)

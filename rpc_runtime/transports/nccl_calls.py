@@ -30,7 +30,7 @@ MAGIC, LAYOUT, UNDEFINED = 0xCAFEBEEF, 21700, -(2**31)
 
 
 def version_text(number: int) -> str:
-    """Format NCCL's version number: 22703 is 2.27.3."""
+    """Return NCCL's version number as text: 22703 is "2.27.3"."""
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 

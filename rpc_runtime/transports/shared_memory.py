@@ -132,7 +132,7 @@ class Doorbell:
 
 
 def call(name: str, secret: bytes, seconds: float) -> socket.socket:
-    """Connect to the socket of a `Doorbell` within ``seconds``.
+    """Return a connection to the socket of a `Doorbell`, made within ``seconds``.
 
     Raises:
         Unusable: the socket cannot be reached, or belongs to another user.

@@ -90,7 +90,7 @@ class WorkerConfig:
 
     @cached_property
     def token(self) -> Token | None:
-        """The token in its file or in the environment. Raises `InputError` if it cannot be read."""
+        """The token in its file or in the environment; None without both. Raises `InputError` if it cannot be read."""
         return token_from(self.token_file)
 
     @property

@@ -226,7 +226,7 @@ class LoadedProgram:
         return tuple(call.statistics for call in calls)
 
     def _join_locked(self) -> MachineProgram:
-        """Make the links of the loaded stages and start computing."""
+        """Make the links of the loaded stages and start computing; return the program."""
         program, recorder = self._loaded_locked()
         if self._executor is not None:
             raise WorkerError(f"deployment {self.identifier[:8]} is connected already")

@@ -233,7 +233,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
 def _registered(
     config: WorkerConfig, name: str, address: str, service: WorkerService
 ) -> Iterator[TrackerRegistration | None]:
-    """Register the worker with its tracker, if it has one, while the body runs."""
+    """Register the worker with its tracker while the body runs; yield the registration (None: no tracker)."""
     if config.entry is None:
         yield None
         return
@@ -252,7 +252,7 @@ def _registered(
 
 
 def _serving_metrics(listen: str, service: WorkerService, tls: TlsFiles | None) -> HttpServer:
-    """Serve the metrics of a worker's deployments."""
+    """Return a running HTTP server of the metrics of a worker's deployments."""
     from rpc_runtime.program.metrics import families  # imported here: few workers serve metrics
     from rpc_runtime.wire.metrics_server import metrics_server
 

@@ -244,7 +244,7 @@ def register_tuning_functions() -> None:
 
 
 def describe_gpu() -> str:
-    """Describe the first GPU, on which kernels are measured, as JSON: its `gpu_facts`, and the ``hostname``."""
+    """Return JSON about the first GPU, on which kernels are measured: its `gpu_facts` and the ``hostname``."""
     return json.dumps({"hostname": socket.gethostname(), **gpu_facts()})
 
 
