@@ -70,7 +70,7 @@ class OwnProcess:
 
     @property
     def is_this(self) -> bool:
-        """Whether the calling process is the one in which this was made."""
+        """Whether the calling process is the one that has made this object."""
         return os.getpid() == self._identifier
 
     def require(self) -> None:

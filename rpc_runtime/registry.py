@@ -75,7 +75,7 @@ class Registry(Generic[Kind]):
         return self._loaded[name]
 
     def items(self) -> Iterator[tuple[str, Kind]]:
-        """Yield the name and kind of all kinds that can be loaded; issue a `PluginWarning` for each other one."""
+        """Yield the name and kind of all kinds that can be loaded; issue a `PluginWarning` for each other kind."""
         for name in self:
             try:
                 yield name, self[name]

@@ -128,7 +128,7 @@ class Dispatcher:
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Queue one micro-batch; return a future for its outputs, which can be cancelled until the micro-batch is fed.
 
-        The inputs are sent when there is room, and must not change until then.
+        The inputs must not change until they are sent, which is when there is room.
 
         Raises:
             InputError: an input does not fit the program.
@@ -165,7 +165,7 @@ class Dispatcher:
             self._require_usable_locked()
 
     def require_open(self) -> None:
-        """Raise a `WorkerError` if the pipeline is closed; a failed one still has its statistics."""
+        """Raise a `WorkerError` if the pipeline is closed; after a failure, its statistics are still available."""
         self.own_process.require()
         if self._failure is CLOSED:
             raise _copy(CLOSED)

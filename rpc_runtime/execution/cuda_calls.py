@@ -76,7 +76,7 @@ Stream = Handle
 
 
 class CudaCalls:
-    """CUDA calls for device 0. Objects made here live as long as they are referenced. Thread-safe, like CUDA's runtime.
+    """CUDA calls for device 0. Returned objects live as long as they are referenced. Thread-safe, like CUDA's runtime.
 
     Raises:
         WorkerError: a call fails; the message has its name and CUDA's error text.

@@ -38,7 +38,7 @@ class NvccError(TvmSplitError):
 
 @cache
 def find_nvcc() -> Path | None:
-    """Return nvcc from the PATH, $CUDA_HOME, the usual place, or pip's packages (``nvidia-cuda-nvcc``); else None."""
+    """Return nvcc from the PATH, $CUDA_HOME, /usr/local/cuda, or pip's packages (``nvidia-cuda-nvcc``); else None."""
     on_path = shutil.which("nvcc")
     for path in (*([Path(on_path)] if on_path else []), *_usual_places()):
         if path.is_file() and os.access(path, os.X_OK):

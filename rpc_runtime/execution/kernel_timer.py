@@ -64,7 +64,7 @@ class KernelTimer(Closing):
         self._library: Any = None
 
     def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
-        """Load kernels as `load_library`, whose value it returns, from a file; raise `BlobError` if that is damaged."""
+        """Read the library's file, then do as `load_library`; raise `BlobError` if it is missing or damaged."""
         return self.load_library(kernels, read_blob(blob_path(kernels.library.sha256), kernels.library))
 
     def load_library(self, kernels: KernelSet, library: Bytes) -> int:
@@ -257,7 +257,7 @@ def _harmless(size_bytes: int, dtype: str) -> Bytes:
 
 @cache
 def _pattern(dtype: str) -> Bytes:
-    """Return random values of a dtype; cached, because a network has hundreds of small tensors."""
+    """Return random values of a dtype as bytes; cached, because a network has hundreds of small tensors."""
     values = np.random.default_rng(0).uniform(0.1, 1.0, PATTERN_VALUES)
     return values.astype(np.float32).astype(dtype).view(np.uint8)
 
@@ -289,7 +289,7 @@ def _roles(kernel: TimedKernel) -> Iterator[tuple[_Key, TensorSpec]]:
 
 
 def _sizes(kernels: KernelSet) -> dict[_Key, int]:
-    """Return the bytes of each ring and buffer."""
+    """Return the size in bytes of each ring and buffer, by its key in `_roles`."""
     sizes: dict[_Key, int] = {}
     weights: Counter[_Key] = Counter()
     for kernel in kernels.kernels:

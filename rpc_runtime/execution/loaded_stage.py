@@ -30,7 +30,7 @@ BUILTIN = "vm.builtin."
 
 
 class TensorSlot(Slot):
-    """A slot for a TVM tensor."""
+    """A slot whose ``value`` is a TVM tensor."""
 
     def copy_in(self, value: Tensor) -> None:
         value._copyto(self.value)

@@ -42,7 +42,7 @@ class MachineClock:
     samples: list[ClockSample] = field(default_factory=list)
 
     def add(self, sample: ClockSample) -> None:
-        """Keep a sample, in the order of time, if it is the best one of its bucket."""
+        """Keep a sample if it is the best one of its interval of `BUCKET_NANOSECONDS`, and not older than the last."""
         if self.samples and sample.machine_nanoseconds < self.samples[-1].machine_nanoseconds:
             return  # answers that overtook each other
         bucket = sample.machine_nanoseconds // BUCKET_NANOSECONDS

@@ -152,7 +152,7 @@ class Recorder:
         """Counter of tensors, parts of tensors and micro-batches. Written without a lock, since only changes matter."""
 
     def track(self, kind: str, stage: str = "", peer: str = "", tensor: str = "", detail: str = "") -> int:
-        """Return the number of the track with these names, for `record`; a new track if there is none."""
+        """Return the number of the track with these names, for `record`; add the track if it is missing."""
         names = (kind, stage, peer, tensor, detail)
         number = self._tracks.get(names)
         if number is None:
@@ -185,7 +185,7 @@ class Recorder:
             self._count()
 
     def happened(self, what: str) -> None:
-        """Record an event of kind `DEPLOYMENT`: ``what`` says that it opened, failed or closed."""
+        """Record an event of kind `DEPLOYMENT`: ``what`` says that the deployment opened, failed or closed."""
         moment = now()
         self.record(self.track(DEPLOYMENT, detail=what), 0, moment, moment)
 

@@ -54,7 +54,7 @@ class KernelSet:
 
 @dataclass(frozen=True)
 class TimingEffort:
-    """How long kernels are timed, with one call of each per round: at least both minima, at most the limit."""
+    """How long kernels are timed, in rounds of one call per kernel: at least both minima, at most the limit."""
 
     minimum_rounds: int = 7
     minimum_seconds: float = 0.5
@@ -63,7 +63,7 @@ class TimingEffort:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Estimated seconds of one call without contention, from ``rounds`` calls; both are 0 if ``error`` is set."""
+    """Estimated seconds of a call without contention, from ``rounds`` calls; both numbers are 0 after an ``error``."""
 
     function: str
     seconds: float

@@ -87,14 +87,14 @@ class Recurrence:
         return [start + rest for start in range(0, period, self.period) for rest in self.remainders]
 
     def __and__(self, other: Recurrence) -> Recurrence | None:
-        """Return the micro-batches that are in both, or None; raise `ValueError` if the period is too long."""
+        """Return the micro-batches in both sets (None: there are none); raise `ValueError` for too long a period."""
         period = cycle_of((self.period, other.period))
         rare, frequent = sorted((self, other), key=lambda recurrence: recurrence.share)
         remainders = tuple(sequence for sequence in rare.within(period) if sequence in frequent)
         return Recurrence(period, remainders) if remainders else None
 
     def __or__(self, other: Recurrence) -> Recurrence:
-        """Return the micro-batches that are in one or both; raise `ValueError` if the period is too long."""
+        """Return the micro-batches that are in one or both sets; raise `ValueError` if the period is too long."""
         period = cycle_of((self.period, other.period))
         return Recurrence(period, tuple(sorted({*self.within(period), *other.within(period)})))
 
@@ -181,10 +181,7 @@ def schedule_by_share(shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def integer_weights(shares: Sequence[float]) -> tuple[int, ...] | None:
-    """Return each replica's weight in the shortest schedule that meets all shares exactly, or None.
-
-    Its length is at most `longest_schedule`.
-    """
+    """Return the weights of the shortest schedule that meets all shares exactly; None if it would be too long."""
     maximum_length = longest_schedule(len(shares))
     whole, length, parts = math.fsum(shares), 1, []
     for share in shares:

@@ -105,12 +105,12 @@ def _grouped(routes: Iterable[Route], key: Callable[[Route], str]) -> dict[str, 
 
 
 def queue_depth(when: Recurrence, window: int) -> int:
-    """Return how many micro-batches of a route may be in flight: 3 plus the most of ``window`` in a row that take it.
+    """Return the limit of a route's micro-batches in flight: 3, plus the most of its own in ``window`` successive ones.
 
     Three are enough between neighbours: one received, one waiting, one consumed. Each stage that a skip connection
     bypasses holds one micro-batch in computing and one in transfer. So the skipping tensor needs two more slots, or the
     pipeline would stall on it. A stage with replicas holds more, since micro-batches of a faster replica wait for a
-    slower one. `Program.leads` counts both. A route counts only its own micro-batches of these.
+    slower one. ``window`` is the number of both (`Program.leads`); a route counts only its own micro-batches of these.
     """
     return 3 + (when.most_in(window) if window else 0)
 

@@ -97,7 +97,7 @@ class Pending(Protocol):
 
 
 def failure_of(error: Exception) -> TvmSplitError:
-    """Return the failure of a link for any error in one of its threads."""
+    """Return the error with which a link fails, for any error in one of its threads."""
     if isinstance(error, TvmSplitError):
         return error
     return WorkerUnavailableError(str(error)) if isinstance(error, OSError) else WorkerError(f"{error!r}")

@@ -106,8 +106,8 @@ class LinkEnd(ABC):
     """One end of a link between two machines, or between a machine and the client.
 
     Each end sends at least one frame per heartbeat interval, and an end that is silent for long counts as dead. A
-    worker does not expect heartbeats of the client, in which one call into C may hold the GIL for longer. There it
-    relies on gRPC's keepalive pings, which need no GIL to be answered.
+    worker does not expect heartbeats of the client, in which one call into C may hold the GIL for longer. For
+    the client, it relies on gRPC's keepalive pings, which need no GIL to be answered.
 
     Raises:
         WorkerError: a package that the codec of a route needs is missing in this process.

@@ -209,7 +209,7 @@ class NcclCarrier(Carrier):
         self._transfer_lock.release()
 
     def _until(self, is_so: Callable[[], bool], seconds: float, what: str) -> Iterator[bytes]:
-        """Wait for ``is_so()`` (``what``, in messages); yield a heartbeat once per heartbeat interval.
+        """Wait until ``is_so()``, named ``what`` in errors; yield a heartbeat once per heartbeat interval.
 
         Raises:
             WorkerUnavailableError: ``seconds`` have passed, NCCL has failed, the other end is silent, or this end was

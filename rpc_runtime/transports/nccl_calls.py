@@ -164,7 +164,7 @@ class NcclCommunicator:
 
 
 class CudaNccl:
-    """NCCL on a GPU. Thread-safe; the first one loads NCCL's library.
+    """NCCL on a GPU. Thread-safe; the first instance loads NCCL's library.
 
     ``gpu`` is a globally unique name of the GPU, ``transfer_lock`` the lock of this process for one transfer at a time.
     `unique_id` returns the id by which two ranks find each other; this process then listens for them.

@@ -45,7 +45,7 @@ State = enum.Enum("State", "OFFERED CHOSEN OPEN REFUSED OVER")
 
 
 class Progress:
-    """The state of one end, for which its threads wait, and the first error."""
+    """The state of one end of a link, for which its threads wait, and the first error."""
 
     def __init__(self) -> None:
         self.state = State.OFFERED

@@ -278,7 +278,7 @@ class LoadedProgram:
             self._attached.add(ends)
 
     def link_ended(self, peer: str, error: Exception) -> None:
-        """Report how a link ended. The client decides which end is the cause of a broken connection."""
+        """Fail the program with the error that ended a link. The client decides which of its ends is the cause."""
         if isinstance(error, ProtocolError):
             text = f"machine {self._name!r} received an invalid message from {peer!r}: {error}"
             self._fail(pb.Failure.PROTOCOL, text, peer=peer)
@@ -342,7 +342,7 @@ class LoadedProgram:
         self._failures.put(None)
 
     def record_kernels(self, micro_batches: int) -> None:
-        """Record the kernels of each stage's next micro-batches. Raises `ProtocolError` for too many."""
+        """Record the kernels of the next ``micro_batches`` of each stage. Raises `ProtocolError` for too many."""
         if micro_batches > MOST_KERNEL_RUNS:
             raise ProtocolError(
                 f"kernels are recorded of at most {MOST_KERNEL_RUNS} micro-batches, not {micro_batches}"
