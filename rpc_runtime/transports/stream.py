@@ -10,7 +10,7 @@ from rpc_runtime.wire.framing import Frame
 
 
 class Stream(Carrier):
-    """One end of the gRPC call. It carries the link after `start`, or sends nothing if another carrier does.
+    """One end of the gRPC call that opens a link. It carries the link after `start`, unless another carrier does.
 
     The call itself reports its end, so ``on_end`` is not used. ``is_alive`` returns whether the call is active.
     """

@@ -40,7 +40,7 @@ class Unusable(WorkerError):
 
 @dataclass(frozen=True)
 class Opening:
-    """A link that is being opened, at one of its ends. ``peer`` is the other machine."""
+    """One end of a link that is being opened; ``peer`` is the machine at the other end."""
 
     link: LinkEnd
     deployment: str

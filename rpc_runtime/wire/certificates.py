@@ -39,7 +39,7 @@ def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
 
 
 def seen_by_caller(address: str, tls: TlsFiles) -> tuple[tuple[str, ...], float]:
-    """Return the host names of a worker's certificate, and when it or the caller's expires, in seconds since 1970.
+    """Return the host names in a worker's certificate, and when it or the caller's expires first (s since 1970).
 
     Connects to the worker, with a timeout of `PROBE_SECONDS`.
 
