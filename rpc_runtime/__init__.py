@@ -11,7 +11,7 @@ DEBUG_VARIABLE = "TVM_SPLIT_DEBUG"
 
 
 def is_debugging() -> bool:
-    """Return whether this process shows where errors were raised, and what libraries log."""
+    """Return whether `DEBUG_VARIABLE` asks this process to show tracebacks and the logs of libraries."""
     return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
 
 

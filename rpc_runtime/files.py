@@ -55,7 +55,7 @@ def reason_of(error: OSError) -> str:
 
 
 def reason_and_remedy(error: OSError, setting: str) -> str:
-    """Return why a folder cannot be used and what to do, as "(REASON): REMEDY"; ``setting`` names another folder."""
+    """Return "(REASON): REMEDY" for a folder that cannot be used; ``setting`` is the option that sets the folder."""
     remedies = {errno.EPERM: "repair owner and mode (chown, chmod go-w)", **dict.fromkeys(FULL, "make room there")}
     remedies |= dict.fromkeys((errno.EMFILE, errno.ENFILE), "allow more open files (ulimit -n 1024)")
     remedies[errno.ETIMEDOUT] = "find that process with fuser and end it"
@@ -79,7 +79,7 @@ def file_bytes(path: Path) -> bytes:
 
 @contextlib.contextmanager
 def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
-    """Write a new file with mode 0600, which replaces ``path`` if the body raises nothing.
+    """Yield a new file with mode 0600, which replaces ``path`` if the body raises nothing.
 
     A reader sees the old or the new content, never a part. The file is written in ``temporary``, a folder on the same
     file system; default: the folder of ``path``.

@@ -1,7 +1,7 @@
 """Processor, memory and identity of this host, and the limits of this process, as the operating system reports them.
 
-Linux's control groups may limit processor time and memory of the process's own group or of any group around it, in
-version 2 of the interface (https://docs.kernel.org/admin-guide/cgroup-v2.html) or in version 1, whose controllers have
+Linux's control groups may limit processor time and memory of the process's own group or of any group around it. Both
+versions of the interface are read: 2 (https://docs.kernel.org/admin-guide/cgroup-v2.html) and 1, whose controllers have
 hierarchies of their own.
 """
 
@@ -147,7 +147,7 @@ def usable_together(cores: Iterable[HostCores]) -> int:
 
 @cache
 def memory_domain() -> str:
-    """Identify the processes that can share memory with this one; empty if the system does not say.
+    """Return an identifier of the processes that can share memory with this one; empty if it is not known.
 
     They have the same kernel, network namespace (for the names of sockets), user namespace and user.
     """
@@ -160,7 +160,7 @@ def memory_domain() -> str:
 
 @cache
 def boot_id() -> str:
-    """Return an id of this start of the operating system, which its containers share; empty if it is not known."""
+    """Return the boot id of the host's kernel, the same in all its containers; empty if it is not known."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:

@@ -70,7 +70,7 @@ class OwnProcess:
 
     @property
     def is_this(self) -> bool:
-        """Whether the calling process is the one in which this was made."""
+        """Whether the calling process is the one that has made this object."""
         return os.getpid() == self._identifier
 
     def require(self) -> None:
@@ -95,7 +95,10 @@ def module_environment(**variables: str) -> dict[str, str]:
 
 
 def start_child(module: str, *arguments: str, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start ``rpc_runtime.MODULE``, which talks by pipes, forks, and ends with its input, however this process ends."""
+    """Start ``rpc_runtime.MODULE`` with pipes as standard input and output, and one thread, so that it can fork.
+
+    The module must end when its input ends, and then never outlives this process.
+    """
     return subprocess.Popen(  # noqa: S603 (our own interpreter and module)
         [*module_command(module), *arguments],
         stdin=subprocess.PIPE,

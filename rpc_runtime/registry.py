@@ -35,7 +35,7 @@ class Registry(Generic[Kind]):
         built_in: the kinds by name, each as an object or as ``module:attribute``.
         base: the class that each kind must be a subclass of.
         unknown: the error class for an unknown name.
-        instances: kinds are instances of ``base`` instead.
+        instances: each kind must be an instance of ``base``, not a subclass.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Registry(Generic[Kind]):
         return self._loaded[name]
 
     def items(self) -> Iterator[tuple[str, Kind]]:
-        """Yield the name and kind of all kinds that can be loaded; issue a `PluginWarning` for each other one."""
+        """Yield the name and kind of all kinds that can be loaded; issue a `PluginWarning` for each other kind."""
         for name in self:
             try:
                 yield name, self[name]

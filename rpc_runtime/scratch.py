@@ -21,7 +21,7 @@ LOCK = ".owner"
 
 
 class ScratchFolder(Closing):
-    """A temporary folder, removed by `close`, with this object, or after its process ended. A context manager."""
+    """A temporary folder; removed by `close`, at garbage collection, or after its process ended. A context manager."""
 
     def __init__(self, purpose: str) -> None:
         remove_orphans()

@@ -20,7 +20,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 
 @dataclass(frozen=True)
 class RunningDeployment:
-    """A deployment on ``machines``; ``name`` is what `WorkerDescription` shows of its random name."""
+    """A deployment on ``machines``; ``name``, ``model`` and ``owner`` are those of `HeldDeployment`."""
 
     name: str
     model: str
@@ -43,10 +43,10 @@ def running_on(workers: Mapping[str, WorkerDescription]) -> list[RunningDeployme
 
 
 def chosen(running: list[RunningDeployment], name: str | None) -> RunningDeployment:
-    """Return the deployment of a name or of a model's name; without one, the only deployment.
+    """Return the deployment that has this name, or whose model has it; None means the only deployment.
 
     Raises:
-        WorkerError: there is none, or there are several.
+        WorkerError: no deployment fits, or several do.
     """
     fitting = [one for one in running if name is None or name in (one.name, one.model)]
     if len(fitting) == 1:
@@ -59,7 +59,7 @@ def chosen(running: list[RunningDeployment], name: str | None) -> RunningDeploym
 
 
 class Bystander(Closing):
-    """Observes a deployment on its machines; what its client does is not seen. A context manager.
+    """Observes a deployment through its workers; the client's own events are not available. A context manager.
 
     Raises the errors of `WorkerClient.describe` if a worker does not answer.
     """
@@ -75,7 +75,9 @@ class Bystander(Closing):
     def observe(
         self, since: Mapping[str, int] | None = None, *, kernels: int = 0, refused: dict[str, str] | None = None
     ) -> dict[str, Observation]:
-        """Return what the machines that answer have recorded; ``refused`` gets, by machine, why others' is not used.
+        """Return what the machines that answer have recorded, by machine; malformed answers are left out.
+
+        For the arguments, see `Runner.observe`.
 
         Raises:
             WorkerError: no machine has the deployment any more.
@@ -103,7 +105,7 @@ class Bystander(Closing):
         return seen
 
     def about(self) -> dict[str, bytes]:
-        """Return what each machine that answers was told about the deployment, by machine: untrusted JSON, or b"".
+        """Return the client's ``about`` from each machine that answers, by machine: untrusted JSON, or b"".
 
         Raises:
             WorkerError: no machine has the deployment any more.
@@ -119,7 +121,7 @@ class Bystander(Closing):
 
 
 def _nobody(answers: Sequence[Any]) -> TvmSplitError:
-    """Return the error of a deployment that no machine tells about: it has ended, or none answers."""
+    """Return the error for a deployment of which every answer is an error: it has ended, or no machine answers."""
     unreachable = [one for one in answers if isinstance(one, WorkerUnavailableError | DeadlineError)]
     if len(unreachable) == len(answers):
         return WorkerUnavailableError(f"no machine of the deployment answers: {answers[0]}")

@@ -58,7 +58,7 @@ class _Stream:
 
 @dataclass(eq=False, repr=False)
 class _MicroBatch:
-    """A micro-batch of a stream, or of a single call (None).
+    """A micro-batch; its ``stream`` is None if a single call submitted it.
 
     ``tensors`` are the values of the program's ``client_tensors``; ``since`` is when the wait for the result began, in
     seconds of the monotonic clock. ``sequence`` is None until it is fed.
@@ -74,11 +74,11 @@ class _MicroBatch:
 
 
 class Dispatcher:
-    """Feeds micro-batches into the client's links, whose owner it is, and returns their results. Thread-safe.
+    """Feeds micro-batches into the client's links, as their `LinkOwner`, and returns the results. Thread-safe.
 
     Micro-batches wait in one queue, with at most one per stream. So if room is scarce, streams are served round-robin,
-    and a stream whose results are not taken does not block others. ``waited_for`` describes what a micro-batch waits
-    for.
+    and a stream whose results are not taken does not block others. ``waited_for(sequence)`` returns, for messages, what
+    a micro-batch waits for.
     """
 
     device = None
@@ -128,7 +128,7 @@ class Dispatcher:
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Queue one micro-batch; return a future for its outputs, which can be cancelled until the micro-batch is fed.
 
-        The inputs are sent when there is room, and must not change until then.
+        The inputs must not change until they are sent, which is when there is room.
 
         Raises:
             InputError: an input does not fit the program.
@@ -165,7 +165,7 @@ class Dispatcher:
             self._require_usable_locked()
 
     def require_open(self) -> None:
-        """Raise a `WorkerError` if the pipeline is closed; a failed one still has its statistics."""
+        """Raise a `WorkerError` if the pipeline is closed; after a failure, its statistics are still available."""
         self.own_process.require()
         if self._failure is CLOSED:
             raise _copy(CLOSED)
@@ -185,7 +185,7 @@ class Dispatcher:
         return self._end(CLOSED)
 
     def _end(self, error: TvmSplitError) -> bool:
-        """End all links and calls with this error; after a failure, only `CLOSED` replaces it.
+        """End all links and calls with this error, or with the earlier failure unless ``error`` is `CLOSED`.
 
         Return whether the pipeline was usable.
         """
@@ -208,7 +208,7 @@ class Dispatcher:
         return was_usable
 
     def moved(self) -> None:
-        """Note that a tensor or a part of one was sent or received."""
+        """Restart the timeout of all results, because a tensor or a part of one was sent or received."""
         self._last_activity = time.monotonic()
 
     def transferred(
@@ -234,7 +234,7 @@ class Dispatcher:
         self._pass_on(done)
 
     def room_locked(self) -> None:
-        """Note that an outgoing link has room for one more micro-batch of a tensor."""
+        """Wake the feeding threads, because an outgoing link has room for one more micro-batch of a tensor."""
         self._notify_locked()
 
     def starves_locked(self, route: Route, sequence: int) -> bool:
@@ -242,7 +242,7 @@ class Dispatcher:
         return True
 
     def _feed_stream(self, stream: _Stream, batches: Iterable[Sequence[Any]]) -> None:
-        """Feed the micro-batches of a stream until they end, one raises an error, or the stream has ended."""
+        """Feed the micro-batches of a stream until ``batches`` ends or raises an error, or the stream has ended."""
         error: BaseException | None = None
         try:
             for batch in batches:
@@ -277,9 +277,9 @@ class Dispatcher:
         self._pass_on(done)
 
     def _dispatch_locked(self) -> list[_Result]:
-        """Put the micro-batches that there is room for into the links; return the results that are then complete.
+        """Feed the waiting micro-batches for which there is room; return the results that are then complete.
 
-        The caller releases the lock and calls `_pass_on`.
+        The caller releases the lock, and passes the results to `_pass_on`.
         """
         done: list[_Result] = []
         while (batch := self._next_locked()) is not None:
@@ -299,9 +299,9 @@ class Dispatcher:
         return done
 
     def _next_locked(self) -> _MicroBatch | None:
-        """Return the next micro-batch to feed; None without room or a waiting micro-batch.
+        """Return the next micro-batch to feed; None if none waits, there is no room, or the pipeline has ended.
 
-        A stream whose results are not taken is passed over: they use memory of this process.
+        A stream whose results are not taken is skipped, because its results use memory of this process.
         """
         if not self._waiting or self._failure is not None:
             return None
@@ -318,7 +318,7 @@ class Dispatcher:
         return None
 
     def _hand_out_locked(self) -> list[_Result]:
-        """Return the next complete results, each with the future that gets it."""
+        """Remove the complete results from the queue, in order; return each with its future."""
         done: list[_Result] = []
         while (result := self._results.take()) is not None:
             batch = self._in_flight.popleft()
@@ -355,14 +355,17 @@ class Dispatcher:
             with self.lock:
                 if self._failure is not None:
                     return
-                late, seconds = self._late_locked()
+                late, seconds = self._take_late_locked()
                 if not late and self._next_locked() is None:
                     self._calls_changed.wait(min(seconds, threading.TIMEOUT_MAX))
             for batch in late:
                 _settle(batch.future, self._deadline_error(batch))
 
-    def _late_locked(self) -> tuple[list[_MicroBatch], float]:
-        """Return the micro-batches that are late, and the seconds until the next one may be. Unqueue late calls."""
+    def _take_late_locked(self) -> tuple[list[_MicroBatch], float]:
+        """Return the late micro-batches, and the seconds until the next one can be late.
+
+        Removes those micro-batches of single calls that are late and still wait to be fed.
+        """
         seconds = self._last_activity + self._timeout_seconds - time.monotonic()
         if seconds > 0:
             return [], seconds
@@ -388,15 +391,15 @@ class Dispatcher:
             raise _copy(self._failure)
 
     def _notify_locked(self) -> None:
-        """Wake the threads that wait for a change."""
+        """Wake the threads that wait for room, a result or the end of the pipeline."""
         self._changed.notify_all()
         if any(batch.stream is None for batch in self._waiting):
             self._calls_changed.notify()
 
     def _pass_on(self, done: Iterable[_Result]) -> None:
-        """Set results, and send what was fed. Call it without the lock: callbacks of a future may run any code.
+        """Set the results of futures, then send what was fed. Call it without the lock: callbacks may run any code.
 
-        Results are first: sending may copy a whole input.
+        Results come first, because sending may copy a whole input.
         """
         for future, result in done:
             _settle(future, result)
@@ -408,7 +411,7 @@ _Result = tuple[Future[Outputs], Outputs]
 
 
 def _settle(future: Future[Outputs], result: Outputs | TvmSplitError) -> None:
-    """Set a result or an error, unless the future has one already or is cancelled. Call it without the lock."""
+    """Set the future's result or error, unless it has one already or is cancelled. Call it without the lock."""
     with contextlib.suppress(InvalidStateError):
         if isinstance(result, TvmSplitError):
             future.set_exception(result)

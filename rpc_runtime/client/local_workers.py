@@ -32,7 +32,7 @@ STARTING_PER_CORE = 4
 class LocalWorkers(Closing):
     """Starts one worker process per name on this host. A context manager.
 
-    Workers listen on loopback, unless ``host`` is another address of this host; there only the token protects them.
+    Workers listen on loopback or on ``host``, another address of this host, on which only the token protects them.
     If there are enough cores, each thread gets a core of its own; ``pin=False`` leaves that to the system.
 
     Args:

@@ -52,7 +52,7 @@ class RemoteKernels(Closing):
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise the watch's cause of an error: that the worker has ended says more than a call's broken connection."""
+        """Replace an error of the body, such as a broken connection, by its root cause if the watch finds one."""
         try:
             yield
         except TvmSplitError as error:

@@ -18,7 +18,7 @@ def array_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
 
 
 class ResultQueue:
-    """Micro-batches between `submit` and `take`. All methods require the pipeline's lock.
+    """The submitted micro-batches whose results are not taken. All methods require the pipeline's lock.
 
     A model output that is also a model input is kept here and never leaves the client. The caller limits the number of
     micro-batches in flight.

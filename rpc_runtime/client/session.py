@@ -60,10 +60,10 @@ class Session(Runner):
 
     Args:
         blob_path: returns the file of a blob by its SHA-256.
-        timeout_seconds: how long each step, and later each result, may make no progress.
-        on_transfer: called from one thread at a time.
+        timeout_seconds: how long a step of opening, and later a result, may take without progress.
+        on_transfer: called while blobs are sent, from one thread at a time.
         links: settings of links that differ from the default.
-        in_flight: limit of micro-batches that were fed and not taken; default: only the queues limit them.
+        in_flight: limit of micro-batches fed whose results are not taken; default: only the queues limit them.
         timeouts: after how long a silent worker or link counts as dead.
         check: called with the description of each worker before anything is sent; what it raises ends the opening.
         model: the name by which workers list the deployment.
@@ -174,7 +174,7 @@ class Session(Runner):
         return self._on_every_machine(load)
 
     def _connect(self) -> tuple[LinkStatistics, ...]:
-        """Make the workers connect to each other; return the transports of their links."""
+        """Make the workers connect to each other; return the transport of each link between them."""
 
         def connect(machine: str) -> tuple[LinkStatistics, ...]:
             peers = {}
@@ -204,7 +204,7 @@ class Session(Runner):
         self._calls.append(LinkCall(endpoint, self._clients[machine].token, hello, link, self._watch.link_broken))
 
     def _fail(self, error: TvmSplitError) -> None:
-        """Fail the session with the cause that the watch found; end calls to workers if it is still being opened."""
+        """Fail the session with the root cause; if it is still being opened, also end its calls to workers."""
         self._dispatcher.fail(error)
         if not self._is_open:
             for client in self._clients.values():
@@ -219,7 +219,7 @@ class Session(Runner):
         return self._dispatcher.stream(batches)
 
     def _waited_for(self, sequence: int) -> str:
-        """Describe what a micro-batch waits for: the first stage, in topological order, that has not computed it."""
+        """Return what a micro-batch waits for: the first stage, in topological order, that has not computed it."""
         finished = self._watch.finished()
         for stage in self.program.stages:
             own = stage.micro_batches
@@ -263,7 +263,7 @@ class Session(Runner):
         return {**{machine: seen for machine, seen in answers.items() if seen is not None}, CLIENT: own}
 
     def _of_program(self, machine: str, seen: Observation) -> Observation:
-        """Return an observation with the program's own names. Raises `ProtocolError` for names it does not have."""
+        """Return an observation, its `cleaned` names replaced by the program's; raise `ProtocolError` for others."""
         names = {cleaned(name): name for name in ("", CLIENT, *self.program.machines)}
         stages = {"": "", **{cleaned(stage.name): stage.name for stage in self.program.stages_on(machine)}}
         try:

@@ -40,7 +40,7 @@ class ReportKind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Report:
-    """A reported problem. ``machine`` reported it, or has ended itself (GONE); a LINK report is about ``peer``."""
+    """A problem that ``machine`` has reported; GONE: ``machine`` itself has ended; LINK: its link to ``peer`` broke."""
 
     kind: ReportKind
     machine: str
@@ -72,7 +72,7 @@ def root_cause(reports: Sequence[Report], all_alive: bool) -> Report | None:
 
 
 def _broken_first(reports: Sequence[Report]) -> Report:
-    """Return the broken link that caused the others.
+    """Return the report of the link that broke first.
 
     A machine that loses a link closes all its links; the machines at their other ends then report that machine.
     """
@@ -87,9 +87,9 @@ def _broken_first(reports: Sequence[Report]) -> Report:
 class WorkerWatch:
     """Keeps the Watch streams of a deployment open.
 
-    Calls ``on_failure`` once, and ``on_activity`` when a worker's activity has changed. Workers send an event per
-    heartbeat interval. A silent worker counts as dead one interval later than a silent link, so that broken links are
-    reported first.
+    Calls ``on_failure`` once with the root cause, and ``on_activity`` if a worker's activity has changed. Workers send
+    an event per heartbeat interval. A silent worker counts as dead one interval later than a silent link, so that
+    broken links are reported first.
 
     ``model`` is the deployment's name for `WorkerClient.describe`, ``about`` is for `WorkerClient.about`. ``stages``
     are those of each machine, with the micro-batches that they compute. ``results`` returns how many micro-batches
@@ -157,7 +157,7 @@ class WorkerWatch:
         self._report(Report(kind, CLIENT, str(error), peer))
 
     def cause_of(self, error: TvmSplitError) -> TvmSplitError:
-        """Return the root cause that workers report soon after a failed call, else ``error``."""
+        """Wait shortly for reports after a call failed with ``error``; return the root cause, else ``error``."""
         # By then each worker has sent an event or counts as dead.
         verdict_seconds = self._timeouts.silence_seconds + 2 * self._beat_seconds
         with self._lock:
@@ -240,7 +240,7 @@ class WorkerWatch:
         self._on_failure(error)
 
     def _held(self, machine: str) -> str:
-        """List the stages of an ended machine, each with a lower bound of the micro-batches that it has computed."""
+        """Return the stages of an ended machine as text, each with a lower bound of its computed micro-batches."""
         results = self._results()
         texts = []
         for name, micro_batches in self._stages.get(machine, {}).items():

@@ -30,7 +30,7 @@ from rpc_runtime.wire.worker_pb2_grpc import ControlStub
 
 CLOCK_ROUNDS = 5
 LONG_REPLY_BYTES = 64 * 1024
-"""After a longer reply, a short one is asked for, whose round trip says more about the clock."""
+"""After a longer reply, the client requests a short one, whose round trip gives a more exact clock offset."""
 SLOWEST_LINK_BYTES_PER_SECOND = 256 * 1024
 BLOB_SECONDS = 0.1
 """Blobs may take longer than the caller's timeout: their size divided by `SLOWEST_LINK_BYTES_PER_SECOND`, plus this
@@ -78,8 +78,8 @@ class CudaDescription:
 class HeldDeployment:
     """A deployment on a worker; ``name`` is the first part of its random name.
 
-    ``model`` and ``owner`` (USER@HOST) are what the client said; both may be empty. The rate is the busiest stage's in
-    the last seconds.
+    ``model`` and ``owner`` (USER@HOST) are what the client said; both may be empty. ``micro_batches_per_second`` is the
+    rate of the busiest stage in the last seconds.
     """
 
     name: str
@@ -96,10 +96,10 @@ class WorkerDescription:
     ``cpu_features`` are Linux's names of its instruction sets. ``cores`` is how many cores the worker can keep busy;
     ``host_cores`` says which cores and which quota; ``threads`` is the number of threads per kernel. The worker's
     monotonic clock is ``clock_offset_nanoseconds`` ahead of this process's, and its wall clock
-    ``wall_clock_offset_nanoseconds``, both with an error of at most half of ``round_trip_seconds``. On average ``load``
-    processes of the host, which has ``host_core_count`` cores, computed in the last minute. Workers with equal
-    ``boot_id`` share a host, even if containers give them different hostnames; workers with equal ``memory_domain``
-    can share memory. What is not known is empty or 0.
+    ``wall_clock_offset_nanoseconds``, both with an error of at most half of ``round_trip_seconds``. ``load`` is the
+    load average of the last minute of the host, which has ``host_core_count`` cores. Workers with equal ``boot_id``
+    share a host, even if containers give them different hostnames; workers with equal ``memory_domain`` can share
+    memory. What is not known is empty or 0.
     """
 
     machine: str
@@ -179,7 +179,7 @@ def on_every_machine(machines: Iterable[Key], step: Callable[[Key], Answer]) -> 
 
 
 def answering(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
-    """Return the descriptions of the workers that answer at once."""
+    """Return the descriptions of the workers that answer within `SIGN_OF_LIFE_SECONDS`, by machine."""
 
     def ask(machine: str) -> WorkerDescription | None:
         try:
@@ -192,7 +192,7 @@ def answering(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescri
 
 
 def raise_errors(errors: Sequence[BaseException]) -> None:
-    """Raise the first error, if there is one; unreachable machines in one error if the first one is unreachable."""
+    """Raise the first error, if any; if it is of an unreachable machine, raise one error for all of these."""
     unreachable = [error for error in errors if isinstance(error, WorkerUnavailableError | DeadlineError)]
     if len(unreachable) > 1 and errors[0] is unreachable[0]:
         listed = "".join(f"\n  {text}" for text in dict.fromkeys(map(str, unreachable)))
@@ -204,7 +204,7 @@ def raise_errors(errors: Sequence[BaseException]) -> None:
 class WorkerClient:
     """A control connection to one worker. Every call has a deadline, and its errors name the worker.
 
-    All calls but `describe` are about ``deployment``, the random name of one.
+    ``deployment`` is the random name of the deployment that all calls but `describe` refer to.
     """
 
     def __init__(self, endpoint: WorkerEndpoint, deployment: str = "") -> None:
@@ -218,9 +218,9 @@ class WorkerClient:
         self._stub = ControlStub(self._channel)
 
     def describe(self, timeout_seconds: float) -> WorkerDescription:
-        """Return the worker's description; raises as `describe`.
+        """Return the worker's description; raises as the function `describe`.
 
-        The timeout is that of all calls together. Calls after the first one only make the clock offset more exact.
+        Makes several calls within the timeout; those after the first one only make the clock offset more exact.
         """
         rounds: list[tuple[int, int, int, pb.DescribeReply]] = []
         deadline = time.monotonic() + timeout_seconds
@@ -263,7 +263,7 @@ class WorkerClient:
     def watch(self, model: str = "", about: bytes = b"") -> Any:
         """Open the stream of ``WatchEvent``; the deployment ends when the stream ends.
 
-        ``model`` is for `describe`, the JSON ``about`` for `about`.
+        ``model`` is the name that `describe` shows; ``about`` is the JSON that `about` returns.
         """
         request = pb.WatchRequest(deployment=self.deployment, model=model, owner=_own_name(), about=about)
         return self._stub.Watch(request, metadata=self._metadata)
@@ -299,7 +299,7 @@ class WorkerClient:
         return total
 
     def load(self, program: Program, link_secrets: Mapping[tuple[str, str], bytes], timeout_seconds: float) -> int:
-        """Load the worker's stages of a program; return the bytes of the weights that it holds for them.
+        """Load the worker's stages of a program; return the total bytes of their weights.
 
         ``link_secrets`` are the secrets of the worker's links, by (source, destination).
         """
@@ -309,7 +309,7 @@ class WorkerClient:
         return int(self._call(load_request(self.deployment, program, machine, link_secrets), timeout).weight_bytes)
 
     def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> tuple[LinkStatistics, ...]:
-        """Make the worker open its links to other workers; return their transports."""
+        """Make the worker open its links to other workers; return the transport of each link."""
         request = pb.ConnectRequest(
             deployment=self.deployment,
             timeout_seconds=timeout_seconds,
@@ -322,7 +322,10 @@ class WorkerClient:
         return tuple(value_of(LinkStatistics, link) for link in reply.links)
 
     def unload(self, timeout_seconds: float) -> None:
-        """End the deployment; a worker that does not answer at once is frozen, and ends it when it goes on."""
+        """End the deployment, or raise if the worker does not answer within `SIGN_OF_LIFE_SECONDS`.
+
+        A frozen worker ends it when it continues, because the stream of `watch` has ended.
+        """
         self._call(pb.DescribeRequest(), min(timeout_seconds, SIGN_OF_LIFE_SECONDS))
         self._call(pb.UnloadRequest(deployment=self.deployment), timeout_seconds)
 
@@ -332,7 +335,7 @@ class WorkerClient:
         From now on the kernels of each stage's next ``kernels`` micro-batches are recorded, unless that is 0.
 
         Raises:
-            TvmSplitError: the worker does not know the deployment, does not answer in time, or answers nonsense.
+            TvmSplitError: the worker does not know the deployment, does not answer in time, or its answer is malformed.
         """
         asked = now()
         reply = self._call(pb.ObserveRequest(deployment=self.deployment, since=since, kernels=kernels), timeout_seconds)
@@ -357,7 +360,7 @@ class WorkerClient:
         return int(reply.allocated_bytes)
 
     def time_kernels(self, effort: TimingEffort, timeout_seconds: float) -> tuple[KernelTime, ...]:
-        """Time the loaded kernels; ``timeout_seconds`` is added to ``effort.limit_seconds`` for the answer."""
+        """Return the time of each loaded kernel; the answer may take ``effort.limit_seconds + timeout_seconds``."""
         request = message_of(pb.TimeKernelsRequest, effort, deployment=self.deployment)
         reply = self._call(request, effort.limit_seconds + timeout_seconds)
         return tuple(value_of(KernelTime, time) for time in reply.times)
@@ -366,11 +369,11 @@ class WorkerClient:
         self._channel.close()
 
     def _closed(self) -> WorkerUnavailableError:
-        """Return the error for a channel that another thread has closed, for which gRPC raises `ValueError`."""
+        """Return the error that replaces gRPC's `ValueError` for a channel that another thread has closed."""
         return WorkerUnavailableError(f"the connection to {self.endpoint} was closed")
 
     def _call(self, request: Any, timeout_seconds: float) -> Any:
-        """Call the method that takes this type of request; return its reply."""
+        """Call the method of ``worker.proto`` that takes this type of request; return the reply."""
         method = type(request).__name__.removesuffix("Request")
         try:
             reply = getattr(self._stub, method)(request, timeout=timeout_seconds, metadata=self._metadata)
@@ -398,9 +401,10 @@ def _upload(
     on_sent: Callable[[int], None],
     problems: list[BlobError],
 ) -> Iterator[pb.PutBlobRequest]:
-    """Yield the messages of several blobs for one call: calls for each small blob would take most of the time.
+    """Yield the messages that upload several blobs in one call; one call for each small blob would be slow.
 
-    An error of reading is added to ``problems`` and ends it; gRPC itself reports only that an iterator raised.
+    If a file cannot be read, the error is added to ``problems`` and the iteration ends: gRPC itself would report only
+    that an iterator raised.
     """
     sent = 0
     for number, (blob, path) in enumerate(files):

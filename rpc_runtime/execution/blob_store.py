@@ -26,7 +26,7 @@ from rpc_runtime.program.specs import BlobSpec, Bytes
 
 SHARE_OF_FREE_DISK = 0.8
 LOCK_SECONDS = 60.0
-"""Longer than removing all blobs takes on a slow disk."""
+"""Timeout of the folder's lock: longer than removing all blobs takes on a slow disk."""
 STALE_SECONDS = 86_400.0
 """Age after which a temporary file counts as abandoned: no blob takes a day to write."""
 
@@ -37,7 +37,7 @@ class BlobStore:
     The default limit is four fifths of the disk space that is free now, where existing blobs count as free. If a new
     blob does not fit, the least recently used blobs are removed, but never one that an open store has pinned. A removed
     folder is made again; its blobs are then missing and are sent again.
-    ``setting`` is what names another folder.
+    ``setting`` names, in errors, the option that sets another folder.
 
     Every method raises:
         BlobError: the folder cannot be used, another user may write to it, or another process has kept its lock for
@@ -161,7 +161,7 @@ class BlobStore:
 
     @contextlib.contextmanager
     def _exclusively(self) -> Iterator[None]:
-        """Hold the lock of all processes. Make a removed folder again, with this store's pins."""
+        """Hold the folder's lock while the body runs; first make a removed folder again, with this store's pins."""
         with self._mutex, self._explained():
             self._make_folders()
             with locked(self.folder / "lock", LOCK_SECONDS):
@@ -188,7 +188,7 @@ class BlobStore:
             self._pin_file.flush()
 
     def _full(self, needed_bytes: int, what: str) -> BlobError | OSError:
-        """Return the error for what does not fit: this store's own limit, or its disk, is too small."""
+        """Return the error for content (``what``) that exceeds this store's own limit, or the space on its disk."""
         if self._own_limit_bytes is not None and needed_bytes > self._own_limit_bytes:
             return BlobError(
                 f"the cache {self.folder} may hold {self._own_limit_bytes} bytes, and {what} needs {needed_bytes}: "

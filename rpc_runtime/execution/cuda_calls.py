@@ -76,7 +76,7 @@ Stream = Handle
 
 
 class CudaCalls:
-    """CUDA calls for device 0. Objects made here live as long as they are referenced. Thread-safe, like CUDA's runtime.
+    """CUDA calls for device 0. Returned objects live as long as they are referenced. Thread-safe, like CUDA's runtime.
 
     Raises:
         WorkerError: a call fails; the message has its name and CUDA's error text.
@@ -159,7 +159,7 @@ class CudaCalls:
         return address.value or 0
 
     def _owned(self, made_by: str, dropped_by: str, *arguments: Any) -> Handle:
-        """Make an object as `_made` does; ``dropped_by`` destroys it with its handle, and its errors are ignored."""
+        """Return the handle of a new object; its garbage collection calls ``dropped_by`` and ignores errors."""
         handle = Handle(self._made(made_by, *arguments))
         weakref.finalize(handle, self._functions[dropped_by], handle.address).atexit = False  # as in `memory_at`
         return handle

@@ -38,7 +38,7 @@ class NvccError(TvmSplitError):
 
 @cache
 def find_nvcc() -> Path | None:
-    """Return nvcc from the PATH, $CUDA_HOME, the usual place, or pip's packages (``nvidia-cuda-nvcc``); else None."""
+    """Return nvcc from the PATH, $CUDA_HOME, /usr/local/cuda, or pip's packages (``nvidia-cuda-nvcc``); else None."""
     on_path = shutil.which("nvcc")
     for path in (*([Path(on_path)] if on_path else []), *_usual_places()):
         if path.is_file() and os.access(path, os.X_OK):
@@ -85,7 +85,7 @@ def toolkit_text() -> str:
 
 
 def fatbin(source: str, arch: str) -> bytes:
-    """Compile CUDA source to one file: machine code for GPUs of ``arch`` (``sm_90``), and PTX for later architectures.
+    """Return CUDA source compiled to machine code for GPUs of ``arch`` (``sm_90``), and to PTX for later architectures.
 
     Raises:
         NvccError: there is no nvcc, or it rejects the source or the architecture.
@@ -96,7 +96,7 @@ def fatbin(source: str, arch: str) -> bytes:
 
 
 def unspilled(source: str, arch: str) -> bytes:
-    """Compile as `fatbin` for ``arch`` only, and reject kernels that spill registers; for a tuner.
+    """Return what `fatbin` does, but without PTX, and reject kernels that spill registers; for a tuner.
 
     Raises:
         NvccError: as `fatbin`, or a kernel spills registers to memory.
@@ -113,7 +113,7 @@ def _virtual(arch: str) -> str:
 
 
 def _assembled(source: str, arch: str, codes: Sequence[str], *options: str) -> tuple[bytes, str]:
-    """Compile code of each kind in ``codes`` to one file; return its content and nvcc's output."""
+    """Compile CUDA source to a fatbin with nvcc's ``codes``, such as ``sm_90``; return it and nvcc's output."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise NvccError("there is no nvcc: install CUDA's toolkit, or pip install 'tvm-split[cuda]'")
@@ -184,7 +184,7 @@ def binary_of(code: str) -> bytes:
 
 @cache
 def register_loader() -> None:
-    """Make TVM's runtime in this process load such libraries by `binary_of`, and other CUDA code as it did before."""
+    """Make TVM's runtime load the output of `packed` and `marked` by `binary_of`, and other CUDA code as before."""
     import tvm_ffi
 
     of_tvm = tvm_ffi.get_global_func(CALLBACK, allow_missing=True)

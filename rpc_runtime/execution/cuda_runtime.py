@@ -60,7 +60,7 @@ def device_arch(device: Any) -> str:
 
 
 def gpu_facts() -> dict[str, Any]:
-    """Describe CUDA on this machine.
+    """Return facts about CUDA on this machine.
 
     Keys: ``arch`` of the first GPU (empty without one; ``problem`` says why); ``driver``, its CUDA version (13000 is
     13.0; 0: no driver); ``compiler``, nvcc's version if there is a GPU and nvcc.
@@ -95,7 +95,7 @@ def driver_version() -> int:
 
 
 def version_text(number: int) -> str:
-    """Format CUDA's version number: 13000 is 13.0."""
+    """Return CUDA's version number as text: 13000 is "13.0"."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

@@ -50,7 +50,7 @@ class Uploaded:
 
 
 class DeviceTransfers:
-    """Reused memory for the transfers of one device, the links' `Device`. Thread-safe.
+    """Transfers to and from one GPU, in memory that is reused; the links' `Device`. Thread-safe.
 
     Call ``close`` at the end: it waits for uploads in flight, whose memory must not be freed before.
     """
@@ -72,7 +72,7 @@ class DeviceTransfers:
         return _Slot(seen.data, seen.value, self, self.calls.event())
 
     def upload(self, tensor: TensorSpec, value: Tensor) -> Uploaded | None:
-        """Begin to copy a host tensor, which must not change meanwhile, to the device; None after `close`."""
+        """Begin to copy a host tensor, which must not change; return the tensor on the device, None after `close`."""
         with self._lock:
             if self._closed:
                 return None
@@ -83,7 +83,7 @@ class DeviceTransfers:
         return uploaded
 
     def give_back(self, tensor: TensorSpec, uploaded: Uploaded) -> None:
-        """Free an uploaded tensor for reuse, after all stages that read it have ended."""
+        """Make the memory of an uploaded tensor reusable, after all stages that read it have ended."""
         with self._lock:
             self._under_way.pop(uploaded.event, None)
             if not self._closed:
@@ -124,7 +124,7 @@ class DeviceTransfers:
         return memory_at(data.ctypes.data, size_bytes, self._on_host[size_bytes].append, (data, event))
 
     def memory(self, tensor: TensorSpec) -> tuple[int, Uploaded]:
-        """Allocate device memory for a tensor that a link receives into it."""
+        """Allocate device memory that a link receives a tensor into; return its address and the value to deliver."""
         try:
             memory = self._make_tensor(tensor)
         except Exception as error:
@@ -142,7 +142,7 @@ class DeviceTransfers:
         return [value.tensor if isinstance(value, Uploaded) else value for value in inputs]
 
     def end(self) -> None:
-        """Wait until all launched kernels are done. For the computing thread."""
+        """Wait until all launched kernels are done. Only the computing thread calls this."""
         self.calls.computed(self._end)
         self.calls.wait(self._end)
 
@@ -157,9 +157,9 @@ class _Slot(TensorSlot):
 
 
 class UploadingOwner:
-    """Wraps the owner of a machine with a GPU: uploads each received tensor at once.
+    """A `LinkOwner` that uploads each received tensor to the GPU, and delivers it to the wrapped owner.
 
-    Tensors received in the memory of the device are there already.
+    A tensor that a link has received into device memory needs no upload.
     """
 
     def __init__(self, owner: LinkOwner, transfers: DeviceTransfers) -> None:
@@ -185,7 +185,7 @@ class UploadingOwner:
 
 @cache
 def nvidia_library(name: str, file: str) -> ctypes.CDLL:
-    """Load a library of the system or of pip's package ``nvidia-NAME``; raise `WorkerError` if it is not found."""
+    """Return a library of the system or of pip's package ``nvidia-NAME``; raise `WorkerError` if it is not found."""
     for path in (file, *(str(folder / "lib" / file) for folder in installed_folders(name))):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(path)

@@ -99,7 +99,7 @@ class StageExecutor:
         return self._scheduler.starves(route.tensor.name, sequence)
 
     def record_kernels(self, micro_batches: int) -> None:
-        """Record the kernels of each stage's next micro-batches."""
+        """Record the kernels of the next ``micro_batches`` of each stage."""
         for stage in self._stages:
             stage.record_next(micro_batches)
 

@@ -27,9 +27,10 @@ _ENVIRONMENT = threading.Lock()
 
 
 class ComputingThread:
-    """A thread for which TVM uses ``threads`` threads. Only one such thread of a process computes at a time.
+    """A thread that runs TVM's kernels with ``threads`` threads. Only one such thread of a process computes at a time.
 
-    It is a thread of its own, because a process forked from a thread whose pool has others never exits.
+    TVM has a thread pool for each thread that calls it. A process that is forked from such a thread never exits, so the
+    user's thread must not call TVM.
     """
 
     def __init__(self, threads: int) -> None:
@@ -37,7 +38,7 @@ class ComputingThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tvm-split-in-process")
 
     def submit(self, compute: Callable[[], Result]) -> Future[Result]:
-        """Queue a function. Raises `RuntimeError` after `close`."""
+        """Queue a function; return the future of its result. Raises `RuntimeError` after `close`."""
         return self._thread.submit(self._run, compute)
 
     def close(self) -> None:
@@ -63,7 +64,7 @@ _Values = dict[str | tuple[str, str], Any]
 
 
 class InProcessRunner(Runner):
-    """Runs the stages of a ``Pipeline`` one after another, with the same results. A context manager.
+    """Runs the stages of a program one after another, with the results that workers return. A context manager.
 
     Stages run on a `ComputingThread`, which computes micro-batches in the order of the calls. ``on_transfer`` is
     called once per route with a copy of each tensor that a link would carry; it returns the tensor as received.
@@ -100,7 +101,7 @@ class InProcessRunner(Runner):
         self._sequence = 0
 
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
-        """Compute one micro-batch in the background; the inputs must not change meanwhile."""
+        """Queue one micro-batch; return the future of its outputs. The inputs must not change until that is done."""
         arrays = checked_inputs(self.program, inputs)
         self._own_process.require()
         try:
@@ -109,7 +110,7 @@ class InProcessRunner(Runner):
             raise WorkerError("this pipeline is closed") from error
 
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[Outputs]:
-        """Yield the outputs of each micro-batch in order, computed when asked for. Raises the errors of `run`."""
+        """Yield the outputs of each micro-batch in order, each computed when it is requested. Raises as `run`."""
         for batch in batches:
             yield self.run(batch)
 
@@ -145,7 +146,7 @@ class InProcessRunner(Runner):
         return Outputs.of(self.program, results)
 
     def _keep(self, tensor: TensorSpec, value: Any, sequence: int, values: _Values) -> None:
-        """Keep a tensor as it was made, and as it is received over each of its routes."""
+        """Add a tensor to ``values``: as it was made and, with ``on_transfer``, as each destination receives it."""
         values[tensor.name] = value
         if self._on_transfer is None:
             return

@@ -2,7 +2,7 @@
 
 All kernels run round-robin in the order of the network, so each kernel finds in the caches what the one before left.
 Activations share a few buffers, as in TVM's memory plan. Weights come from a ring buffer as large as the weights of the
-whole model, so that a kernel reads its weights again after as much other memory as in the model. Values are synthetic:
+whole model. So a kernel reads its weights again only after as much other memory as in the model. Values are synthetic:
 no weight has to be sent, and a machine that cannot hold a model can still be measured.
 """
 
@@ -64,7 +64,7 @@ class KernelTimer(Closing):
         self._library: Any = None
 
     def load(self, kernels: KernelSet, blob_path: Callable[[str], Path]) -> int:
-        """Load kernels whose library is in a file, as `load_library`; a `BlobError` if it is missing or damaged."""
+        """Read the library's file, then do as `load_library`; raise `BlobError` if it is missing or damaged."""
         return self.load_library(kernels, read_blob(blob_path(kernels.library.sha256), kernels.library))
 
     def load_library(self, kernels: KernelSet, library: Bytes) -> int:
@@ -204,7 +204,7 @@ def cpu_clock_step_seconds() -> float:
 
 
 class _Ring:
-    """A ring buffer for weights: each weight follows the previous one; at the end, it starts again."""
+    """A ring buffer for weights: each weight follows the previous one; after the end comes the beginning."""
 
     def __init__(self, size_bytes: int, dtype: str) -> None:
         self._memory = _harmless(size_bytes, dtype)
@@ -220,7 +220,7 @@ class _Ring:
 
 
 class _DeviceCopies:
-    """The ring of a GPU, where a slice has no address of its own: a few copies of each weight, used round-robin."""
+    """Replaces `_Ring` on a GPU, where a slice has no address of its own: copies of each weight, used round-robin."""
 
     def __init__(self, size_bytes: int, dtype: str, device: Any) -> None:
         self._size_bytes = min(size_bytes, DEVICE_CACHE_BYTES)
@@ -257,7 +257,7 @@ def _harmless(size_bytes: int, dtype: str) -> Bytes:
 
 @cache
 def _pattern(dtype: str) -> Bytes:
-    """Return random values of a dtype; cached, because a network has hundreds of small tensors."""
+    """Return random values of a dtype as bytes; cached, because a network has hundreds of small tensors."""
     values = np.random.default_rng(0).uniform(0.1, 1.0, PATTERN_VALUES)
     return values.astype(np.float32).astype(dtype).view(np.uint8)
 
@@ -271,7 +271,7 @@ def _aligned(size_bytes: int) -> int:
 
 
 def _roles(kernel: TimedKernel) -> Iterator[tuple[_Key, TensorSpec]]:
-    """Yield the key of the memory of each argument of a kernel, and the argument.
+    """Yield (key of its memory, argument) for each argument of a kernel.
 
     Weights come from the ring of their dtype. The n-th inputs of a dtype share one buffer over all kernels. Results
     use buffers that are never inputs, so that inputs keep their safe values.
@@ -289,7 +289,7 @@ def _roles(kernel: TimedKernel) -> Iterator[tuple[_Key, TensorSpec]]:
 
 
 def _sizes(kernels: KernelSet) -> dict[_Key, int]:
-    """Return the bytes of each ring and buffer."""
+    """Return the size in bytes of each ring and buffer, by its key in `_roles`."""
     sizes: dict[_Key, int] = {}
     weights: Counter[_Key] = Counter()
     for kernel in kernels.kernels:

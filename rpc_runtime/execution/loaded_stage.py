@@ -30,14 +30,14 @@ BUILTIN = "vm.builtin."
 
 
 class TensorSlot(Slot):
-    """A slot for a TVM tensor."""
+    """A slot whose ``value`` is a TVM tensor."""
 
     def copy_in(self, value: Tensor) -> None:
         value._copyto(self.value)
 
 
 def tensor_slot(tensor: TensorSpec, memory: Bytes | None = None) -> Slot:
-    """Return a slot in host memory over a TVM tensor; TVM uses memory without a copy only if it is aligned."""
+    """Return a slot in host memory over a TVM tensor; TVM uses ``memory`` without a copy only if it is aligned."""
     if memory is None or not tensor.size_bytes:  # numpy may move the address of an empty array
         block = np.empty(tensor.size_bytes + ALIGNMENT_BYTES, np.uint8)
         start = -block.ctypes.data % ALIGNMENT_BYTES
@@ -139,7 +139,7 @@ class LoadedStage:
         return outputs
 
     def run_kernels(self, inputs: Sequence[Any], record: Callable[[str, int, int], None]) -> list[Tensor]:
-        """Run as `run`, and call ``record(function, start, end)`` after each kernel; a GPU waits for each of them."""
+        """Return what `run` does; call ``record(function, start, end)`` after each kernel (on a GPU, after its end)."""
         starts: list[int] = []
 
         def instrument(function: Any, name: str, is_before: bool, result: Any, *arguments: Any) -> int:
@@ -249,7 +249,7 @@ def library_file(content: Bytes) -> Iterator[int]:
 
 
 def load(descriptor: int) -> Any:
-    """Load the library in a file as a TVM module. The file may be closed afterwards; the last reference unloads it.
+    """Return the library in a file as a TVM module, whose last reference unloads it. The file may then be closed.
 
     Each file can be loaded once: TVM keeps one context per file, so two stages must never share one.
     """
@@ -261,7 +261,7 @@ def load(descriptor: int) -> Any:
 
 
 def load_library(content: Bytes, where: str) -> Any:
-    """Load a private copy of a library as a TVM module; raise a `WorkerError` about ``where`` if it cannot run here."""
+    """Return a private copy of a library as a TVM module; raise `WorkerError` about ``where`` if it cannot run here."""
     try:
         with library_file(content) as descriptor:
             return load(descriptor)

@@ -28,7 +28,7 @@ def mark_for_nsight() -> None:
 
 
 class ObservedStage:
-    """A loaded stage, whose kernels are recorded for as many of its next micro-batches as `record_next` was told."""
+    """A loaded stage. After ``record_next(n)``, it records the kernels of its next ``n`` micro-batches."""
 
     annotate: ClassVar[Any] = None
     """`nvtx.annotate`, if runs in this process are marked for Nsight."""

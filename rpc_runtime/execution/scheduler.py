@@ -33,7 +33,7 @@ class Readiness(enum.Enum):
 
 
 class OutgoingQueue(Protocol):
-    """An outgoing link. The caller holds its lock, if it has one."""
+    """What the scheduler uses of an outgoing link. The caller holds the link's lock, if it has one."""
 
     def has_room_locked(self, tensor: str) -> bool: ...
 
@@ -52,7 +52,7 @@ class _Held:
 
     @property
     def is_local(self) -> bool:
-        """Whether it was made on this machine; a received tensor must be released."""
+        """Whether the tensor was made on this machine; a received tensor must be released."""
         return self._release is None
 
     def done(self) -> None:
@@ -65,8 +65,8 @@ class _Held:
 class _Queue:
     """Waiting micro-batches of one input of one stage, by sequence number: one replica may be ahead of another.
 
-    ``capacity`` (at most ``largest``) and ``local`` count only tensors made on this machine. Received tensors are
-    limited by credits; those that arrive early must not use the room of the next one.
+    ``capacity`` (at most ``largest``) limits only tensors made on this machine, which ``local`` counts. Received
+    tensors are limited by credits: one that arrives early must not use the room of the next one.
     """
 
     position: int
@@ -108,7 +108,7 @@ class _Consumers:
 
 
 class Blocked(NamedTuple):
-    """A stage with all inputs; its outputs have no room on the way to ``destination`` or in the machine itself."""
+    """A stage with all inputs, but no room for its outputs: on the link to ``destination``, or in its own machine."""
 
     stage: StageSpec
     sequence: int
@@ -118,7 +118,7 @@ class Blocked(NamedTuple):
 class StageState:
     """The state of a stage on its machine. ``outputs`` are by sequence number modulo ``period``.
 
-    After it has computed, it may be ready again, and so may the producers of its inputs, at positions ``producers``.
+    ``producers`` are the positions of the stages here that make its inputs: they may become ready after it computes.
     """
 
     def __init__(self, position: int, stage: StageSpec, queues: Sequence[_Queue]) -> None:
@@ -188,7 +188,7 @@ class Scheduler:
         """The machine from which the latest tensor was received."""
 
     def __iter__(self) -> Iterator[StageState]:
-        """In topological order."""
+        """Yield the stages in topological order."""
         return iter(self._stages)
 
     def connect(self, links: Mapping[str, OutgoingQueue]) -> None:
@@ -241,8 +241,8 @@ class Scheduler:
     def _widen(self) -> bool:
         """Enlarge by one the full queues that block a stage while their consumers wait for other inputs.
 
-        Returns whether any stage was blocked in that way. The queues do not grow without need: the producers of the
-        other inputs depend on the same source, which gives them no more than their links have room for.
+        Returns whether any stage was blocked in that way. The queues stay short: the producers of the missing inputs
+        depend on the same source, which sends them no more than their links have room for.
         """
         held_up = [position for position in self._blocked if self._is_held_up_by_queues(position)]
         for queue in {id(queue): queue for position in held_up for queue in self._stages[position].full}.values():
@@ -275,7 +275,7 @@ class Scheduler:
         )
 
     def finish(self, state: StageState, outputs: Sequence[Any]) -> None:
-        """Note that a stage has computed its next micro-batch, and pass its outputs on."""
+        """Record that a stage has computed its next micro-batch; queue its outputs for links and local stages."""
         sequence, consumers = state.sequence, state.next_outputs()
         state.advance()
         for queue in state.queues:
@@ -287,7 +287,7 @@ class Scheduler:
         self._update((*state.producers, state.position))
 
     def room(self) -> None:
-        """Note that a link has room for one more micro-batch of a tensor."""
+        """Update blocked stages, because a link has room for one more micro-batch of a tensor."""
         if self._blocked:
             self._update(tuple(self._blocked))
 
@@ -318,7 +318,7 @@ class Scheduler:
 
 
 class Idle(NamedTuple):
-    """A time in which no stage could run: `WAIT` for a tensor from ``peer``, or `BLOCK` until ``peer`` took one."""
+    """An interval without a ready stage: `WAIT` for a tensor from ``peer``, or `BLOCK` until ``peer`` took one."""
 
     kind: str
     stage: str
@@ -336,7 +336,7 @@ class IdleTimes:
         self._blocked: Blocked | None = None
 
     def update(self, state: StageState | None, moment: Any) -> Idle | None:
-        """Note which stage runs from this moment on, None if none can; return the idle time that this ends."""
+        """Note the stage that runs from ``moment`` on (None: no stage); return the idle interval that ends, or None."""
         blocked = None if state is not None else self._scheduler.blocked()
         ended: Idle | None = None
         if self._since is not None and (state is not None or blocked != self._blocked):

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 BUCKET_NANOSECONDS = 2_000_000_000
-"""Of so long a time only the sample with the smallest error is kept."""
+"""Only the sample with the smallest error in each interval of this length is kept."""
 MOST_BUCKETS = 1000
-"""After so many samples, every second one is dropped: in half an hour for the first time."""
+"""After so many samples, every second one is dropped: for the first time after half an hour."""
 DRIFT = 250e-6
 """Largest drift of two clocks without a sample nearby: quartz is specified to 100 ppm and less, on each side."""
 
@@ -23,7 +23,7 @@ Nanoseconds = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class ClockSample:
-    """At ``machine_nanoseconds`` of its clock, a machine was ``offset_nanoseconds`` ahead of the reader."""
+    """A machine's clock, at ``machine_nanoseconds``, was ``offset_nanoseconds`` ahead of the reader's."""
 
     machine_nanoseconds: int
     offset_nanoseconds: int
@@ -31,18 +31,18 @@ class ClockSample:
 
     @classmethod
     def of_round_trip(cls, asked: int, answered: int, machine_nanoseconds: int) -> "ClockSample":
-        """Return the sample of an answer between two moments (nanoseconds) of the reader's clock."""
+        """Return the sample of a round trip from ``asked`` to ``answered`` (nanoseconds of the reader's clock)."""
         return cls(machine_nanoseconds, machine_nanoseconds - (asked + answered) // 2, -(-(answered - asked) // 2))
 
 
 @dataclass
 class MachineClock:
-    """A machine's clock; without samples it is the reader's own, exactly."""
+    """A machine's clock relative to the reader's; without samples, both are the same clock."""
 
     samples: list[ClockSample] = field(default_factory=list)
 
     def add(self, sample: ClockSample) -> None:
-        """Keep a sample, in the order of time, if it is the best one of its bucket."""
+        """Keep a sample if it is the best one of its interval of `BUCKET_NANOSECONDS`, and not older than the last."""
         if self.samples and sample.machine_nanoseconds < self.samples[-1].machine_nanoseconds:
             return  # answers that overtook each other
         bucket = sample.machine_nanoseconds // BUCKET_NANOSECONDS
@@ -54,7 +54,7 @@ class MachineClock:
             self.samples[:] = self.samples[::2]
 
     def of_reader(self, times: Nanoseconds) -> Nanoseconds:
-        """Return times of the machine's clock in the reader's."""
+        """Return times of the machine's clock, converted to the reader's clock."""
         if not self.samples:
             return times
         moments, offsets, _ = self._columns()
@@ -64,7 +64,7 @@ class MachineClock:
         return aligned
 
     def errors(self, times: Nanoseconds) -> Nanoseconds:
-        """Return the largest error of `of_reader` for each time, in nanoseconds."""
+        """Return an upper bound of the error of `of_reader` for each time, in nanoseconds."""
         if not self.samples:
             return np.zeros(len(times), np.int64)
         moments, _, errors = self._columns()
@@ -82,9 +82,9 @@ class MachineClock:
 
 
 def shifts(waits: Iterable[tuple[str, str, int]], fixed: Iterable[str]) -> dict[str, int]:
-    """Return how much later each machine's events were, in nanoseconds, if no tensor arrives before it is sent.
+    """Return the nanoseconds to add to each machine's times, so that no tensor arrives before it is sent.
 
-    ``waits`` are (source, destination, least time from the begin of a send to the end of its receive); one below 0 is
+    ``waits`` are (source, destination, least time from the start of a send to the end of its receive); one below 0 is
     impossible. ``fixed`` machines keep their clock. The shifts are the smallest by the method of Bellman and Ford; the
     number of its rounds is bounded, so that wrong times of a machine cannot make it run forever.
     """

@@ -165,11 +165,10 @@ class BFloat16(Half):
 
 
 class Int8(Codec):
-    """Integers from -127 to 127 with one scale per channel (axis 1 of a 4-D tensor, else the last axis), or one scale
-    for the tensor if each channel has a single value.
+    """Quantizes to integers from -127 to 127, with one scale per channel: axis 1 of a 4-D tensor, else the last axis.
 
-    Writes the scales of the channels, then the integers. The error is at most half a scale: 1/254 of the channel's
-    largest magnitude.
+    If each channel has a single value, the tensor has one scale. The scales are written before the integers. The error
+    is at most half a scale: 1/254 of the channel's largest magnitude.
     """
 
     name = "int8"

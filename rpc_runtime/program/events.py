@@ -26,9 +26,9 @@ had room. kernel, if asked for: a compiled function of a stage. flight, of the c
 its result. window: a moment at which a link's receiver allowed more micro-batches under way. deployment: a moment at
 which it opened, failed or closed."""
 OPENED = "opened"
-"""The detail of a deployment's first event of that kind."""
+"""The detail of the first event of kind `DEPLOYMENT`."""
 FAILURE, LINK_ENDED = "failed: ", "its link ended: "
-"""How the details of others begin, before the reason. A link ends too when the owner closes the deployment."""
+"""Beginnings of the details of later ones, before the reason. Closing a deployment also ends its links."""
 
 RING_ROWS = 65_536
 """Rows kept per machine (3 MB); older ones are overwritten."""
@@ -44,8 +44,8 @@ MOST_KERNEL_RUNS = 1000
 RATE_SECONDS = 10
 """Seconds that the current rate of micro-batches looks back."""
 MEDIAN_ROWS, MEDIAN_WINDOW = 1001, 8192
-"""The most rows of a track in its median, and of how many latest rows of all tracks they are: those of the whole ring
-would take a millisecond of each reading."""
+"""The most rows of a track in its median, and how many latest rows of all tracks are searched for them. Searching the
+whole ring would take a millisecond of each reading."""
 
 _ROW = struct.Struct("<QqqQQHI")
 ROWS = np.dtype(
@@ -94,10 +94,10 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a reader gets of one machine: ``tracks``, the ``rows`` that it has not read yet, and how many are ``lost``.
+    """One reading of a machine's events: ``tracks``, the ``rows`` not read before, and how many rows are ``lost``.
 
     The next reading begins after row ``newest``. ``clock_nanoseconds`` is the machine's monotonic clock.
-    ``processor_seconds`` is what its process has used so far.
+    ``processor_seconds`` is the processor time of its process so far.
     """
 
     tracks: tuple[Track, ...]
@@ -152,7 +152,7 @@ class Recorder:
         """Counter of tensors, parts of tensors and micro-batches. Written without a lock, since only changes matter."""
 
     def track(self, kind: str, stage: str = "", peer: str = "", tensor: str = "", detail: str = "") -> int:
-        """Return the number of a track, for `record`."""
+        """Return the number of the track with these names, for `record`; add the track if it is missing."""
         names = (kind, stage, peer, tensor, detail)
         number = self._tracks.get(names)
         if number is None:
@@ -164,13 +164,13 @@ class Recorder:
         return number
 
     def kernel_track(self, stage: str, function: str) -> int:
-        """Return the number of a kernel's track; the names of a network cannot make the table grow without bound."""
+        """Return the number of a kernel's track; once there are `MOST_TRACKS`, new kernels of a stage share one."""
         is_known = (KERNEL, stage, "", "", function) in self._tracks
         has_room = is_known or len(self._tracks) < MOST_TRACKS
         return self.track(KERNEL, stage, detail=function if has_room else OTHER_KERNELS)
 
     def record(self, track: int, sequence: int, start: int, end: int, size_bytes: int = 0, value: int = 0) -> None:
-        """Record one event; ``start`` and ``end`` are times of `now`. An event of a moment ends when it starts."""
+        """Record one event; ``start`` and ``end`` are times of `now`. A momentary event has both equal."""
         self.activity += 1
         # This runs between two kernels: 1 µs.
         with self._writing:
@@ -185,12 +185,12 @@ class Recorder:
             self._count()
 
     def happened(self, what: str) -> None:
-        """Record that the deployment opened, failed or closed."""
+        """Record an event of kind `DEPLOYMENT`: ``what`` says that the deployment opened, failed or closed."""
         moment = now()
         self.record(self.track(DEPLOYMENT, detail=what), 0, moment, moment)
 
     def observe(self, since: int | None = None) -> Observation:
-        """Return the rows after number ``since`` that are still kept, none without it, and the totals of all rows."""
+        """Return the totals of all rows, and the kept rows after number ``since`` (None: no rows)."""
         newest = self._newest
         read = min(newest if since is None else since, newest)
         rows = self._rows(max(read, newest - RING_ROWS), newest)
@@ -246,7 +246,7 @@ def _summed(totals: Totals, rows: Rows, tracks: int) -> Totals:
 
 
 def _medians(rows: Rows, tracks: Iterable[int]) -> Iterator[tuple[int, float]]:
-    """Yield the median of the latest durations of each track that has any."""
+    """Yield (track, median of its latest durations in nanoseconds) for each track that has rows."""
     for track in tracks:
         durations = rows["duration"][rows["track"] == track][-MEDIAN_ROWS:]
         if len(durations):
@@ -282,7 +282,7 @@ def events_of(machine: str, tracks: Sequence[Track], rows: Rows) -> list[TraceEv
 
 
 def checked(seen: Observation, since: int | None) -> Observation:
-    """Return an observation of an untrusted machine. Raises `ProtocolError` for one that no recorder would return."""
+    """Return an untrusted observation after validation; raise `ProtocolError` if no recorder would return it."""
     if unknown := {track.kind for track in seen.tracks}.difference(KINDS):
         raise ProtocolError(f"events of the unknown kind {min(unknown)[:80]!r}: install the same version on both sides")
     if len(seen.rows) % ROWS.itemsize or len(seen.rows) > RING_ROWS * ROWS.itemsize:
@@ -308,7 +308,7 @@ def checked(seen: Observation, since: int | None) -> Observation:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The tracks of one deployment on one machine; ``model`` and ``deployment`` are its names."""
+    """The tracks of one deployment on one machine; ``model`` and ``deployment`` are names."""
 
     model: str
     deployment: str
@@ -321,10 +321,9 @@ class Measured:
 class StageStatistics:
     """Totals of a stage since it was loaded.
 
-    ``wait_seconds`` is the time that its machine was idle until this stage's inputs arrived, ``block_seconds`` until
-    its outputs had room. ``receive_seconds`` and ``send_seconds`` are the transfer time, which overlaps computing, and
-    the time of codecs. Transfers inside a machine count as neither. ``bytes_received`` and ``bytes_sent`` are encoded
-    sizes.
+    ``wait_seconds`` is how long its machine was idle until an input of the stage arrived, ``block_seconds`` until its
+    outputs had room. ``receive_seconds`` and ``send_seconds`` are the duration of transfers over links, including
+    decoding and encoding; they overlap with computing. ``bytes_received`` and ``bytes_sent`` are encoded sizes.
     """
 
     name: str

@@ -40,8 +40,8 @@ class TimedKernel:
 class KernelSet:
     """Kernels of one library for ``device`` (``"cpu"`` or ``"cuda"``), timed in turn in this order.
 
-    ``weight_bytes`` is the weight memory that is read before the same weights are used again. It is that of the whole
-    model, so that caches are as cold or warm as when the model runs. ``target`` is the library's target, for messages.
+    ``weight_bytes`` is the size of all weights of the model. So many bytes are read before the same weights are used
+    again, so that caches are as cold or warm as when the model runs. ``target`` is the library's target, for messages.
     """
 
     machine: str
@@ -54,7 +54,7 @@ class KernelSet:
 
 @dataclass(frozen=True)
 class TimingEffort:
-    """How long kernels are timed: at least the minimum rounds over all kernels and seconds, at most the limit."""
+    """How long kernels are timed, in rounds of one call per kernel: at least both minima, at most the limit."""
 
     minimum_rounds: int = 7
     minimum_seconds: float = 0.5
@@ -63,7 +63,7 @@ class TimingEffort:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Seconds of one call while nothing else runs, from ``rounds`` calls; after an ``error`` both numbers are 0."""
+    """Estimated seconds of a call without contention, from ``rounds`` calls; both numbers are 0 after an ``error``."""
 
     function: str
     seconds: float

@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' terms, computed from the totals of tracks whenever somebody asks."""
+"""Metrics for Prometheus, computed from the totals of tracks at each request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEPLOYMENT_LABELS = ("model", "deployment", "machine")
 
 @dataclass(frozen=True)
 class Family:
-    """A metric of the tracks of one ``kind``: their ``field``, times ``unit``, by the additional ``labels``.
+    """A metric: ``field`` times ``unit`` of each track of ``kind``; ``labels`` are in addition to `DEPLOYMENT_LABELS`.
 
     Prometheus appends ``_total`` to the name of a counter.
     """
@@ -85,7 +85,7 @@ def families(measured: Iterable[Measured]) -> list[Metric]:
 
 
 def _values(family: Family, tracks: Iterable[Track]) -> Mapping[tuple[str, ...], float]:
-    """Return the values by labels; tracks that differ in other ways are summed."""
+    """Return a metric's values by the values of its labels; tracks with equal labels are summed."""
     values: dict[tuple[str, ...], float] = {}
     for track in tracks:
         if track.kind == family.kind:

@@ -77,7 +77,7 @@ class Program:
 
     @cached_property
     def slice_indices(self) -> tuple[tuple[int, tuple[slice, ...]], ...]:
-        """The position of its input, and the index into it, of each of the ``input_slices``."""
+        """For each of the ``input_slices``: the position of its model input, and the index that slices it."""
         names = [tensor.name for tensor in self.inputs]
         return tuple(
             (
@@ -190,7 +190,7 @@ class Program:
         return tuple(routes.values())
 
     def _uses(self) -> Iterator[tuple[TensorSpec, str, Recurrence, int]]:
-        """Yield the uses of tensors: tensor, consuming machine, micro-batches, and the lead there."""
+        """Yield each use of a tensor: (tensor, machine, consumed micro-batches, value in `leads` or `results_lead`)."""
         for stage in self.stages:
             for tensor in stage.inputs:
                 yield tensor, stage.machine, stage.micro_batches, self.leads[stage.name]
@@ -198,7 +198,7 @@ class Program:
             yield tensor, CLIENT, EVERY, self.results_lead
 
     def _sources(self, tensor: TensorSpec) -> Iterator[tuple[str, Recurrence, int]]:
-        """Yield the sources of a tensor: producing machine, micro-batches, and the lead there."""
+        """Yield each source of a tensor: (machine, produced micro-batches, value in `leads`; 0 for the client)."""
         producers = self.producers[tensor.name]
         if not producers:
             yield CLIENT, EVERY, 0

@@ -87,14 +87,14 @@ class Recurrence:
         return [start + rest for start in range(0, period, self.period) for rest in self.remainders]
 
     def __and__(self, other: Recurrence) -> Recurrence | None:
-        """Return the micro-batches that are in both, or None; raise `ValueError` if the period is too long."""
+        """Return the micro-batches in both sets (None: there are none); raise `ValueError` for too long a period."""
         period = cycle_of((self.period, other.period))
         rare, frequent = sorted((self, other), key=lambda recurrence: recurrence.share)
         remainders = tuple(sequence for sequence in rare.within(period) if sequence in frequent)
         return Recurrence(period, remainders) if remainders else None
 
     def __or__(self, other: Recurrence) -> Recurrence:
-        """Return the micro-batches that are in one or both; raise `ValueError` if the period is too long."""
+        """Return the micro-batches that are in one or both sets; raise `ValueError` if the period is too long."""
         period = cycle_of((self.period, other.period))
         return Recurrence(period, tuple(sorted({*self.within(period), *other.within(period)})))
 
@@ -150,11 +150,11 @@ def schedule_by_share(shares: Sequence[float]) -> tuple[int, ...]:
     """Return the schedule that gives each replica its share of the micro-batches as evenly as possible.
 
     ``shares`` are positive numbers. If some length up to `longest_schedule` meets them exactly, the shortest of these
-    is used. Otherwise the length is a divisor of `DIVISIBLE` up to that maximum, with the least excess of any replica
-    over its share; of those within `CLOSE` of it, the shortest. Over this length each replica has its share to within
-    one micro-batch. At any time in a stream, its micro-batches so far are within one of its part of them. (That this
-    can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest deadline first: Baruah et al. 1996,
-    "Proportionate progress".)
+    is used. Otherwise the length is a divisor of `DIVISIBLE` up to that maximum: the shortest one within `CLOSE` of the
+    best. The best length has the least excess of a replica's part of the schedule over its share. Each replica has its
+    share of the schedule to within one micro-batch. At any time in a stream, it has had its part of the micro-batches
+    so far, also to within one. (That this can be done: Tijdeman 1980, "The chairman assignment problem"; by earliest
+    deadline first: Baruah et al. 1996, "Proportionate progress".)
 
     Raises:
         ValueError: no shares, one that is not positive, or one too small for a single micro-batch.
@@ -181,10 +181,7 @@ def schedule_by_share(shares: Sequence[float]) -> tuple[int, ...]:
 
 
 def integer_weights(shares: Sequence[float]) -> tuple[int, ...] | None:
-    """Return each replica's weight in the shortest schedule that meets all shares exactly, or None.
-
-    Its length is at most `longest_schedule`.
-    """
+    """Return the weights of the shortest schedule that meets all shares exactly; None if it would be too long."""
     maximum_length = longest_schedule(len(shares))
     whole, length, parts = math.fsum(shares), 1, []
     for share in shares:
@@ -209,7 +206,7 @@ def _apportion(shares: Sequence[float], length: int) -> tuple[int, ...]:
 
 
 def _interleave(weights: Sequence[int]) -> tuple[int, ...]:
-    """Return the schedule of these weights.
+    """Return the schedule of these weights, by earliest deadline first.
 
     The n-th position of a replica of weight w lies in the n-th of w equal intervals of the length.
     """

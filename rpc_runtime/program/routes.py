@@ -36,7 +36,7 @@ class Route:
 
 @dataclass(frozen=True)
 class MachineProgram:
-    """The stages of a program on ``machine`` (or the client), and the routes that begin or end there."""
+    """The stages of a program on ``machine`` (or the client), and the routes that begin or end on it."""
 
     machine: str
     stages: tuple[StageSpec, ...]
@@ -46,7 +46,7 @@ class MachineProgram:
 
     @classmethod
     def of(cls, machine: str, stages: tuple[StageSpec, ...], routes: Iterable[Route]) -> MachineProgram:
-        """Return the program of a machine with these stages and those of ``routes`` that begin or end there."""
+        """Return the program of ``machine`` with these stages and those of ``routes`` that begin or end on it."""
         route_list = tuple(routes)
         return cls(
             machine,
@@ -74,7 +74,7 @@ class MachineProgram:
 
     @cached_property
     def period(self) -> int:
-        """The number of micro-batches after which all routes here repeat; 1 without replicas."""
+        """The number of micro-batches after which the routes of this machine repeat; 1 without replicas."""
         routes = (*self.incoming, *self.outgoing, *self.local)
         recurrences = (*(stage.micro_batches for stage in self.stages), *(route.when for route in routes))
         return cycle_of({recurrence.period for recurrence in recurrences})
@@ -84,7 +84,7 @@ class MachineProgram:
         return tuple(route.destination for route in self._leaving.get(tensor, ()) if sequence in route.when)
 
     def sends(self, tensors: Sequence[TensorSpec]) -> list[list[tuple[str, int, str]]]:
-        """Return the sends of these tensors for each micro-batch of one period: (name, position, destination)."""
+        """Return the sends for each micro-batch of one period, as (name, position in ``tensors``, destination)."""
         sends: list[list[tuple[str, int, str]]] = [[] for _ in range(self.period)]
         for position, tensor in enumerate(tensors):
             for route in self._leaving.get(tensor.name, ()):
@@ -105,12 +105,12 @@ def _grouped(routes: Iterable[Route], key: Callable[[Route], str]) -> dict[str, 
 
 
 def queue_depth(when: Recurrence, window: int) -> int:
-    """Return how many micro-batches of a route may be in flight: 3 plus those of ``window`` in a row that take it.
+    """Return the limit of a route's micro-batches in flight: 3, plus the most of its own in ``window`` successive ones.
 
     Three are enough between neighbours: one received, one waiting, one consumed. Each stage that a skip connection
     bypasses holds one micro-batch in computing and one in transfer. So the skipping tensor needs two more slots, or the
     pipeline would stall on it. A stage with replicas holds more, since micro-batches of a faster replica wait for a
-    slower one. `Program.leads` counts both. A route counts only its own micro-batches of these.
+    slower one. ``window`` is the number of both (`Program.leads`); a route counts only its own micro-batches of these.
     """
     return 3 + (when.most_in(window) if window else 0)
 

@@ -81,7 +81,7 @@ class Runner(Closing):
 
     @abstractmethod
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
-        """Queue one micro-batch and return a future of its outputs; its inputs must not change until then."""
+        """Queue one micro-batch; return the future of its outputs. Its inputs must not change until that is done."""
 
     @abstractmethod
     def stream(self, batches: Iterable[Sequence[Any]]) -> Iterator[Outputs]:
@@ -92,10 +92,10 @@ class Runner(Closing):
         """
 
     def require_usable(self) -> None:
-        """Raise the error that ended it, if one has."""
+        """Raise the error that ended this runner, if there is one."""
 
     def happened(self, what: str) -> None:
-        """Record among the client's events what happened to the deployment; in one process, there are none."""
+        """Record an event of the deployment among the client's events; do nothing without workers."""
 
     @abstractmethod
     def observe(
@@ -105,14 +105,12 @@ class Runner(Closing):
         kernels: int = 0,
         refused: dict[str, str] | None = None,
     ) -> dict[str, Observation]:
-        """Return what each machine that answers, and the client, has recorded, by machine.
-
-        The rows are those after the number in ``since``, all that are kept for a machine that is not in it; without
-        ``since`` there are none. Of each stage's next ``kernels`` micro-batches, the kernels are recorded too. Also
-        after a failure.
+        """Return what each machine that answers, and the client, has recorded, by machine; also after a failure.
 
         Args:
-            refused: gets, by machine, why its answer is not used, instead of raising that.
+            since: the number, by machine, after which rows are returned (0 if missing); None: no rows.
+            kernels: the number of each stage's next micro-batches whose kernels are recorded too.
+            refused: gets the reason, by machine, why an answer is not used; None: the reason is raised.
 
         Raises:
             ProtocolError: a machine's answer is malformed.
@@ -141,5 +139,5 @@ class Runner(Closing):
         return tuple(sorted(events, key=lambda event: event.start_nanoseconds))
 
     def clocks(self) -> Mapping[str, MachineClock]:
-        """Return the clocks of the machines that do not share this process's."""
+        """Return, by machine, the clock of each machine that does not share this process's clock."""
         return {}

@@ -43,7 +43,7 @@ class Slot:
 
 
 class MakeSlot(Protocol):
-    """Makes a slot in memory suited to its owner, or over ``memory``: 64-byte-aligned, of the tensor's size."""
+    """Makes a slot in memory suited to its owner, or over ``memory`` (64-byte-aligned, of the tensor's size)."""
 
     def __call__(self, tensor: TensorSpec, memory: Bytes | None = None) -> Slot: ...
 
@@ -51,7 +51,7 @@ class MakeSlot(Protocol):
 class Carrier(ABC):
     """Sends the frames of one end of a link to the other end, and passes received frames to the link.
 
-    It takes the frames to send from `LinkEnd.frames` in a thread of its own, or from `LinkEnd.drain` in `wake`.
+    It takes the frames to send from `LinkEnd.frames` in a thread of its own, or its `wake` calls `LinkEnd.drain`.
     """
 
     def slots(self, route: Route) -> Sequence[Slot]:
@@ -73,7 +73,7 @@ class Carrier(ABC):
         """
 
     def wake(self) -> None:  # noqa: B027  (most have a thread that waits)
-        """Note that there may be a message to send. Called by any thread, without the link's lock; must not raise."""
+        """Called when there may be a message to send: by any thread, without the link's lock. Must not raise."""
 
     @abstractmethod
     def close(self) -> None:
@@ -81,7 +81,7 @@ class Carrier(ABC):
 
 
 class Pending(Protocol):
-    """What a called end has prepared for a caller that has not chosen a transport yet."""
+    """A carrier that the called end prepares before the caller has chosen its transport."""
 
     def accept(self) -> Carrier:
         """Return the carrier, after the caller has chosen this transport.
@@ -97,7 +97,7 @@ class Pending(Protocol):
 
 
 def failure_of(error: Exception) -> TvmSplitError:
-    """Return the failure of a link for any error in one of its threads."""
+    """Return the error with which a link fails, for any error in one of its threads."""
     if isinstance(error, TvmSplitError):
         return error
     return WorkerUnavailableError(str(error)) if isinstance(error, OSError) else WorkerError(f"{error!r}")

@@ -9,8 +9,8 @@ micro-batch left. A window of w lets at most w micro-batches pass in that time. 
 at least that time divided by the time between two micro-batches.
 
 Neither time is known in advance, so the window adapts. The sender marks each micro-batch that had to wait for a credit.
-The window is widened by a half if, when such a micro-batch has arrived, the receiver had none of this tensor left, or
-was idle for lack of another input (which may take a slower path): both ends then waited for a wider window. The window
+Such a micro-batch widens the window by a half if, when it arrives, the receiver has none of this tensor left, or is
+idle for lack of another input (which may take a slower path). Both ends then waited for a wider window. The window
 ends at most a half above the need. If computing is the bottleneck, the receiver never runs out; if another link is, the
 sender does not wait for credits of this link.
 
@@ -44,7 +44,7 @@ def most_more(size_bytes: int) -> int:
 
 @dataclass
 class ReceiveWindow:
-    """The receiver's side: ``depth`` micro-batches may be in flight now, at most ``largest`` after widening.
+    """The receiver's side of a window: ``depth`` micro-batches may be in flight, at most ``largest`` after widening.
 
     ``announced`` is the total number that the sender knows it may send.
     """
@@ -101,7 +101,7 @@ class ReceiveWindow:
 
 @dataclass
 class SendWindow:
-    """The sender's side. Times are in nanoseconds of one clock."""
+    """The sender's side of a window. Times are in nanoseconds of one clock."""
 
     depth: int
     largest: int
@@ -117,7 +117,7 @@ class SendWindow:
         return self.started - self.credited < self.depth
 
     def wait(self) -> None:
-        """Note that a micro-batch is queued without a credit for it."""
+        """Record that a micro-batch is queued without a credit for it."""
         self._waits = True
 
     def start(self, now: int) -> bool:
@@ -142,7 +142,7 @@ class SendWindow:
 
 
 def depths(route: Route) -> tuple[int, int]:
-    """Return the initial and the largest number of micro-batches in flight."""
+    """Return the initial and the largest limit of a route's micro-batches in flight."""
     return route.depth, route.depth + most_more(route.tensor.size_bytes)
 
 
@@ -165,7 +165,7 @@ class SendItem(NamedTuple):
 
 
 class Outbox:
-    """The sending end. Times are in nanoseconds of one clock."""
+    """The sending end: the queue and window of each tensor. Times are in nanoseconds of one clock."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._by_name = {route.tensor.name: SendQueue(route, SendWindow(*depths(route))) for route in routes}
@@ -185,7 +185,7 @@ class Outbox:
         self._queued[queue.route.index] = queue
 
     def next(self, now: int) -> SendItem | None:
-        """Return the micro-batch to send now, or None; it stays queued until `sent`. Note tensors without a credit."""
+        """Return the micro-batch to send now, or None; keep it queued until `sent`. Mark tensors that lack a credit."""
         chosen: SendQueue | None = None
         for queue in self._queued.values():
             if not queue.window.may_start:
@@ -221,7 +221,7 @@ class Grants:
         return self._windows[tensor_index]
 
     def arrive(self, tensor_index: int, waited: bool, starves: bool) -> bool:
-        """Count an arrived micro-batch; return whether the window was widened, which the sender may have to know."""
+        """Count an arrived micro-batch; return whether that widened the window, so that a credit may be due."""
         window = self._windows[tensor_index]
         if not window.arrive(waited, starves):
             return False

@@ -5,7 +5,7 @@ from rpc_runtime.transports.transport import Opening, Transport
 
 
 class Grpc(Transport):
-    """Connects any two ends."""
+    """The transport that connects any two ends of a link, over the gRPC call that opened it."""
 
     name = "grpc"
     title = "gRPC"

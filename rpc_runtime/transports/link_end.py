@@ -1,8 +1,8 @@
 """Base class of both ends of a link: closing, the next message to send, and liveness of the other end.
 
-A carrier (`carrier`) takes messages in one of two ways. A carrier with its own thread iterates over `LinkEnd.frames`
-there. Shared memory takes them by `LinkEnd.drain` in the thread that produced them, which calls `flush` after it
-released the owner's lock; this avoids waking another thread.
+A carrier (`carrier`) takes messages in one of two ways. Most carriers iterate over `LinkEnd.frames` in a thread of
+their own. The carrier of shared memory calls `LinkEnd.drain` in the thread that has queued a message: when it calls
+`flush`, after it has released the owner's lock. This avoids waking another thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Device(Protocol):
         """CUDA's calls, `rpc_runtime.execution.cuda_calls.CudaCalls`; transports do not import that package."""
 
     def library(self, name: str, file: str) -> ctypes.CDLL:
-        """Load a library of the system or of pip's package ``nvidia-NAME``; raise `WorkerError` if it is not found."""
+        """Return a library of the system or of pip's ``nvidia-NAME``; raise `WorkerError` if it is not found."""
 
     def memory(self, tensor: TensorSpec) -> tuple[int, Any]:
         """Allocate memory for a tensor, or raise `WorkerError`; return its address and the value to deliver."""
@@ -47,41 +47,42 @@ class Device(Protocol):
 
 
 class LinkOwner(Protocol):
-    """The machine's side of its links: shares one ``lock`` with them and is notified of transfers."""
+    """The object to which a machine's links deliver tensors and report transfers; they share its ``lock``."""
 
     @property
     def lock(self) -> threading.Lock: ...
 
     @property
     def device(self) -> Device | None:
-        """The GPU that computes what is sent and received; None if its tensors are in host memory."""
+        """The GPU that makes the sent tensors and reads the received ones; None if they are in host memory."""
 
     def moved(self) -> None:
-        """Note that a tensor or a part of one was sent or received."""
+        """Record that a tensor or a part of one was sent or received."""
 
     def transferred(
         self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int, under_way: int
     ) -> None:
         """Record the transfer of a whole tensor: ``kind`` is SEND or RECEIVE, ``start`` and ``end`` are nanoseconds.
 
-        ``under_way`` is the number of its micro-batches under way after that. Called with or without the lock.
+        ``under_way`` is how many of the tensor's micro-batches are then sent and not yet consumed, as far as this end
+        knows. Called with or without the lock.
         """
 
     def widened(self, route: Route, sequence: int, depth: int) -> None:
-        """Record that from now on ``depth`` micro-batches of a tensor that is received may be under way."""
+        """Record that from now on ``depth`` micro-batches of a received tensor may be under way."""
 
     def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """Take each received tensor in order; call ``release`` once, with the lock held, when it is consumed."""
 
     def room_locked(self) -> None:
-        """Note that a sending link has room for one more micro-batch of a tensor."""
+        """Use the room for one more micro-batch of a tensor that a sending link now has."""
 
     def starves_locked(self, route: Route, sequence: int) -> bool:
         """Return whether this machine was idle because it lacked the micro-batch that has just arrived."""
 
 
 class Message(NamedTuple):
-    """Frames to send, each requested after the one before it was sent, and what to do after the last one."""
+    """Frames to send, each requested after the one before it was sent, and a function to call after the last one."""
 
     frames: Iterable[bytes]
     sent_locked: Callable[[], None] = lambda: None
@@ -102,10 +103,11 @@ class LinkTensor(Generic[Window]):
 
 
 class LinkEnd(ABC):
-    """One end of a link.
+    """One end of a link between two machines, or between a machine and the client.
 
-    Each end sends at least one frame per heartbeat interval. A worker does not require this of a client: there, one
-    call into C may hold the GIL for longer, and only gRPC can answer meanwhile.
+    Each end sends at least one frame per heartbeat interval, and an end that is silent for long counts as dead. A
+    worker does not expect heartbeats of the client, in which one call into C may hold the GIL for longer. For
+    the client, it relies on gRPC's keepalive pings, which need no GIL to be answered.
 
     Raises:
         WorkerError: a package that the codec of a route needs is missing in this process.
@@ -147,7 +149,7 @@ class LinkEnd(ABC):
 
     @abstractmethod
     def receive(self, frame: Frame) -> None:
-        """Handle a received frame. For one thread.
+        """Handle a received frame. Only one thread may call this.
 
         Raises:
             ProtocolError: the protocol does not allow this frame now.
@@ -168,7 +170,7 @@ class LinkEnd(ABC):
         carrier.wake()
 
     def frames(self) -> Iterator[bytes]:
-        """Yield the frames to send, heartbeats included, until the link is closed. For one thread; blocks.
+        """Yield the frames to send, heartbeats included, until the link is closed. Blocks; only one thread may call it.
 
         Raises:
             WorkerUnavailableError: nothing was received from the other end for too long.
@@ -233,7 +235,7 @@ class LinkEnd(ABC):
         return self._next_locked()
 
     def require_life(self, since: float) -> None:
-        """Check liveness at least one heartbeat interval after ``since`` (monotonic seconds) without a frame.
+        """Raise if the other end is silent. Call it one heartbeat interval or more after ``since`` (monotonic seconds).
 
         Raises:
             WorkerUnavailableError: nothing was received from the other end for too long.
@@ -245,7 +247,7 @@ class LinkEnd(ABC):
             )
 
     def _accepts(self, frame: Frame, kind: FrameKind) -> bool:
-        """Note that the other end is alive; return whether its frame is not just a heartbeat.
+        """Record that the other end is alive; return whether its frame is not just a heartbeat.
 
         Raises:
             ProtocolError: the frame is neither a heartbeat nor of ``kind``.

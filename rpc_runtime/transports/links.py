@@ -48,7 +48,7 @@ class _Sending(LinkTensor[SendWindow]):
 
 
 class OutgoingLink(LinkEnd):
-    """The sending end. ``as_bytes`` returns a value's content as a flat array of bytes."""
+    """The sending end of a link. ``as_bytes`` returns a value's content as a flat array of bytes."""
 
     receives = False
 
@@ -159,7 +159,7 @@ class _Arriving:
 
 
 class IncomingLink(LinkEnd):
-    """The receiving end, which delivers each complete tensor to its owner.
+    """The receiving end of a link, which delivers each complete tensor to its owner.
 
     A credit is granted when the owner releases the tensor; with ``reuse``, its memory is then reused.
     """

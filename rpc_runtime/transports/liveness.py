@@ -49,7 +49,7 @@ USUAL_TIMEOUTS = LinkTimeouts()
 
 
 class Liveness:
-    """Liveness of the other end of a connection; it is never silent before its first frame."""
+    """Liveness of the other end of a connection, which is never considered silent before its first frame."""
 
     def __init__(self, timeouts: LinkTimeouts, clock: Clock = time.monotonic) -> None:
         self._timeouts = timeouts
@@ -57,7 +57,7 @@ class Liveness:
         self._heard: float | None = None
 
     def hear(self) -> None:
-        """Note that something was received."""
+        """Record that something was received now."""
         self._heard = self.clock()
 
     def is_silent(self, since: float) -> bool:

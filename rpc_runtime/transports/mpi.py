@@ -166,7 +166,7 @@ class World:
             raise Unusable(f"rank {rank} is not one of the {self._communicator.size} of this MPI world")
 
     def next_number(self) -> int:
-        """Return the number of a link that this process answers; the other ends number the links that it calls."""
+        """Return a number for the next link that another rank opens to this one."""
         return next(self._numbers) % self._most_links
 
     def add(self, carrier: MpiCarrier) -> None:
@@ -182,7 +182,7 @@ class World:
         return self._communicator.Isend([frame, self._mpi.BYTE], rank, tag)
 
     def abandon(self, requests: deque[Any]) -> None:
-        """Keep abandoned requests until MPI no longer uses their memory."""
+        """Keep the unfinished requests of a closed link until MPI no longer uses their memory."""
         with self._lock:
             self._abandoned.extend(requests)
 
@@ -222,7 +222,7 @@ class World:
         return True
 
     def _finish_receiving(self) -> bool:
-        """Pass received messages to their links, in order; drop messages for links that are not open."""
+        """Pass received messages to their links, in order, or drop them if the link is not open; return if any came."""
         moved = False
         for key, queue in list(self._incoming.items()):
             while queue:

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 SLOWEST_BYTES_PER_SECOND = CHUNK_BYTES / 4
 STALL_SECONDS = 30.0
-"""Limit for a transfer that both ends have begun, added to its time on the slowest link; the first also connects."""
+"""Limit for a transfer that both ends have begun, plus its time on the slowest link; the first one also connects."""
 QUEUE_SECONDS = 300.0
 """Limit for other transfers of the GPU to end."""
 GRACE_SECONDS = 1.0
@@ -69,7 +69,7 @@ class NcclEnd:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> NcclEnd:
-        """Parse the output of `to_bytes`. Raises `ProtocolError` if the content is too short."""
+        """Return the end whose `to_bytes` is ``content``. Raises `ProtocolError` if the content is too short."""
         if len(content) < _END.size:
             raise ProtocolError(f"malformed NCCL offer: at least {_END.size} bytes expected, got {len(content)}")
         version, unique_id = _END.unpack_from(content)
@@ -172,7 +172,7 @@ class NcclCarrier(Carrier):
         self._stream.carry(self.receive)
 
     def receive(self, frame: Frame) -> None:
-        """Handle a frame received over the stream. For one thread.
+        """Handle a frame received over the stream. Only one thread may call this.
 
         Raises:
             ProtocolError: the protocol does not allow this frame now.
@@ -209,7 +209,7 @@ class NcclCarrier(Carrier):
         self._transfer_lock.release()
 
     def _until(self, is_so: Callable[[], bool], seconds: float, what: str) -> Iterator[bytes]:
-        """Wait until ``is_so()``; yield a heartbeat once per heartbeat interval.
+        """Wait until ``is_so()``, named ``what`` in errors; yield a heartbeat once per heartbeat interval.
 
         Raises:
             WorkerUnavailableError: ``seconds`` have passed, NCCL has failed, the other end is silent, or this end was

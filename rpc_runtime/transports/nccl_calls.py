@@ -30,7 +30,7 @@ MAGIC, LAYOUT, UNDEFINED = 0xCAFEBEEF, 21700, -(2**31)
 
 
 def version_text(number: int) -> str:
-    """Format NCCL's version number: 22703 is 2.27.3."""
+    """Return NCCL's version number as text: 22703 is "2.27.3"."""
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
 
 
@@ -164,7 +164,7 @@ class NcclCommunicator:
 
 
 class CudaNccl:
-    """NCCL on a GPU. Thread-safe; the first one loads NCCL's library.
+    """NCCL on a GPU. Thread-safe; the first instance loads NCCL's library.
 
     ``gpu`` is a globally unique name of the GPU, ``transfer_lock`` the lock of this process for one transfer at a time.
     `unique_id` returns the id by which two ranks find each other; this process then listens for them.

@@ -48,7 +48,7 @@ State = enum.Enum("State", "OFFERED CHOSEN OPEN REFUSED OVER")
 
 
 class Progress:
-    """The state of one end, for which its threads wait, and the first error."""
+    """The state of one end of a link, for which its threads wait, and the first error."""
 
     def __init__(self) -> None:
         self.state = State.OFFERED
@@ -305,7 +305,7 @@ class LinkAnswer:
             raise self._progress.error
 
     def _answer(self) -> None:
-        """Prepare the first possible transport; accept it, with the reasons against the ones before it."""
+        """Accept the first possible offer of the caller, with the reasons against the offers before it."""
         offers = self._hello.offers
         if len(offers) > MAXIMUM_OFFERS:
             raise ProtocolError(f"a caller offers at most {MAXIMUM_OFFERS} transports, and this one {len(offers)}")

@@ -132,7 +132,7 @@ class Doorbell:
 
 
 def call(name: str, secret: bytes, seconds: float) -> socket.socket:
-    """Connect to the socket of a `Doorbell` within ``seconds``.
+    """Return a connection to the socket of a `Doorbell`, made within ``seconds``.
 
     Raises:
         Unusable: the socket cannot be reached, or belongs to another user.
@@ -311,7 +311,7 @@ def new_memory(routes: Sequence[Route]) -> IO[bytes]:
 
 
 def received_memory(connection: socket.socket, routes: Sequence[Route]) -> dict[int, list[Bytes]]:
-    """Return the slots of each route, by its index, in memory that the receiver of the tensors sends.
+    """Return the slots of each route, by its index, in the memory whose descriptor the receiving end sends.
 
     Raises:
         ProtocolError: the message is not valid memory for these routes.

@@ -10,7 +10,7 @@ from rpc_runtime.wire.framing import Frame
 
 
 class Stream(Carrier):
-    """One end of the gRPC call. It carries the link after `start`, or sends nothing if another carrier does.
+    """One end of the gRPC call that opens a link. It carries the link after `start`, unless another carrier does.
 
     The call itself reports its end, so ``on_end`` is not used. ``is_alive`` returns whether the call is active.
     """
@@ -37,11 +37,11 @@ class Stream(Carrier):
         return self._take is not None
 
     def leave(self) -> None:
-        """Note that the carrier has started; if it is another one, this stream sends nothing until `close`."""
+        """Let `frames` begin, because the carrier has started; without `carry`, it yields nothing until `close`."""
         self._settled.set()
 
     def frames(self) -> Iterator[bytes]:
-        """Yield the frames to send until `close`. For one thread.
+        """Yield the frames to send until `close`. Only one thread may call this.
 
         Raises:
             WorkerUnavailableError: nothing was received from the other end for too long.

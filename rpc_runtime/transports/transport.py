@@ -35,12 +35,12 @@ FALLBACK = "grpc"
 
 
 class Unusable(WorkerError):
-    """A transport cannot connect these two ends; the message is the reason."""
+    """A transport cannot connect the two ends of a link; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """A link that is being opened, at one of its ends. ``peer`` is the other machine."""
+    """One end of a link that is being opened; ``peer`` is the machine at the other end."""
 
     link: LinkEnd
     deployment: str
@@ -75,9 +75,9 @@ class Transport(ABC):
         """Free what `start` has made."""
 
     def joins(self, source: str, destination: str) -> bool:
-        """Return whether it will connect two processes, as far as this is known before deployment.
+        """Return whether this transport will connect two processes, as far as known before deployment.
 
-        Both are memory domains: equal for processes that can share memory, and empty if they cannot.
+        ``source`` and ``destination`` are their memory domains: equal if they can share memory, empty if not known.
         """
         return True
 
@@ -91,10 +91,10 @@ class Transport(ABC):
 
     @abstractmethod
     def answer(self, opening: Opening, offer: bytes) -> tuple[bytes, Pending]:
-        """Return the called end's answer to an offer, and what it has prepared.
+        """Return the called end's answer to an offer, and the carrier that it has prepared.
 
         Raises:
-            WorkerError: it cannot connect the two ends, usually `Unusable`; the message is the reason.
+            WorkerError: the transport cannot connect the ends, usually `Unusable`; the message is the reason.
             ProtocolError: the offer is malformed.
         """
 
@@ -103,7 +103,7 @@ class Transport(ABC):
         """Return the caller's carrier, which is then chosen and started.
 
         Raises:
-            WorkerError: it cannot connect the two ends, usually `Unusable`; the link falls back to gRPC if offered.
+            WorkerError: it cannot connect the ends, usually `Unusable`; the link then uses gRPC if that was offered.
             ProtocolError: the answer is malformed.
         """
 

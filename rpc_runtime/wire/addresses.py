@@ -93,7 +93,7 @@ class Address:
 
 
 def _numeric_version(host: str) -> int:
-    """Return 4 or 6 for a numeric address, and 0 for a name."""
+    """Return the IP version of a numeric address, 4 or 6; 0 for a host name."""
     try:
         return ipaddress.ip_address(host).version
     except ValueError:

@@ -39,7 +39,7 @@ def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
 
 
 def seen_by_caller(address: str, tls: TlsFiles) -> tuple[tuple[str, ...], float]:
-    """Return the host names of a worker's certificate, and when it or the caller's expires, in seconds since 1970.
+    """Return the host names in a worker's certificate, and when it or the caller's expires first (s since 1970).
 
     Connects to the worker, with a timeout of `PROBE_SECONDS`.
 
@@ -133,7 +133,7 @@ def _calling(tls: TlsFiles | None) -> ssl.SSLContext:
 
 
 def _trust(context: ssl.SSLContext, file: Path) -> float:
-    """Trust a file's authorities; return when the last one expires, in seconds since 1970 (infinite if it has none).
+    """Trust a file's authorities; return when the last one expires, in seconds since 1970 (without one: infinite).
 
     Raises:
         InputError: the file has no certificate in PEM, or all its authorities have expired.
@@ -153,7 +153,7 @@ def _trust(context: ssl.SSLContext, file: Path) -> float:
 
 
 def _own_end(tls: TlsFiles, *, as_server: bool) -> float:
-    """Return when the own certificate expires, in seconds since 1970; infinite without one.
+    """Return when ``tls.certificate`` expires, in seconds since 1970; infinite without a certificate.
 
     Raises:
         InputError: the certificate or its key cannot be used by a worker, or by a caller if not ``as_server``.

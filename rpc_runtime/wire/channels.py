@@ -89,7 +89,7 @@ class WorkerEndpoint:
 
 
 def open_channel(address: str, tls: TlsFiles | None) -> Any:
-    """Open a separate connection to a worker. Without TLS, ``localhost`` is 127.0.0.1."""
+    """Return a gRPC channel to a worker, with a connection of its own. Without TLS, ``localhost`` is 127.0.0.1."""
     if tls is None:
         return grpc.insecure_channel(str(Address.parse(address).numeric), options=_CHANNEL_OPTIONS)
     return grpc.secure_channel(address, tls.channel_credentials(), options=_CHANNEL_OPTIONS)

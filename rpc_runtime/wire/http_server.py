@@ -1,4 +1,4 @@
-"""A small HTTP server for few readers; a silent caller gets a few seconds, a slow one a minute, and many get none."""
+"""A small HTTP server for few readers, which limits the number of callers, their silence and their total time."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 class HttpServer(Closing):
     """Serves an application of WSGI at an address (port 0: any free one), in threads, until it is closed.
 
-    ``what`` names it in errors. Its ``url`` ends in ``path``.
+    ``what`` names the application in errors. The attribute ``url`` is its address for a browser; it ends in ``path``.
 
     Raises:
         WorkerError: the address cannot be used.

@@ -40,7 +40,7 @@ Value = TypeVar("Value")
 
 
 def message_of(kind: type[AnyMessage], value: Any, **more: Any) -> AnyMessage:
-    """Return the message of a dataclass, with fields copied by name (also nested ones), and the fields ``more``."""
+    """Return a dataclass as a message of ``kind``: fields are copied by name, also nested ones; ``more`` are added."""
     fields = {
         field.name: _written(field, getattr(value, field.name))
         for field in kind.DESCRIPTOR.fields
@@ -57,7 +57,7 @@ def _written(field: Any, value: Any) -> Any:
 
 
 def value_of(kind: type[Value], message: Message, **more: Any) -> Value:
-    """Return the dataclass of a message, with fields copied by name (also nested ones), and the fields ``more``.
+    """Return a message as a dataclass ``kind``: fields are copied by name, also nested ones; ``more`` are added.
 
     Raises:
         ProtocolError: the dataclass or its check refuses the values.
@@ -181,7 +181,7 @@ def link_secrets(message: pb.LoadStagesRequest, program: MachineProgram) -> dict
 
 
 def checked_about(text: bytes) -> bytes:
-    """Return what a client says about its deployment. Raises `ProtocolError` unless it is a short JSON object."""
+    """Return ``text``, which describes a deployment; raise `ProtocolError` unless it is a short JSON object."""
     if len(text) > MAXIMUM_ABOUT_BYTES:
         raise ProtocolError(f"what is said about a deployment has {len(text)} bytes; limit: {MAXIMUM_ABOUT_BYTES}")
     try:

@@ -50,7 +50,10 @@ class Code(IntEnum):
 
 @dataclass(frozen=True)
 class TrackerEntry:
-    """The tracker and key under which a worker is listed, and its host (None: the host from which it calls)."""
+    """A worker's entry at a tracker: the tracker's address, the worker's key, and the host by which clients reach it.
+
+    If ``host`` is None, the tracker tells clients the address from which the worker has connected to the tracker.
+    """
 
     tracker: Address
     key: str
@@ -64,8 +67,8 @@ State = Literal["ready", "deployed", "tuning"]
 class Registration:
     """The information that a worker registers at a tracker, besides its key and address.
 
-    ``tunes`` is whether TVM's RPC may tune kernels there. ``since`` is the worker's start time in seconds since 1970;
-    it distinguishes a restarted worker from its old entry.
+    ``tunes`` is whether TVM's RPC may tune kernels on the worker's machine. ``since`` is when the worker started, in
+    seconds since 1970; it distinguishes a restarted worker from its old entry.
     """
 
     name: str
@@ -126,7 +129,7 @@ def _registration(content: object) -> Registration | None:
 
 
 def information(key: str, host: str | None, port: int, registration: Registration) -> dict[str, Any]:
-    """Return a worker's argument of `Code.UPDATE_INFO`; without ``host`` the tracker uses the caller's address."""
+    """Return the argument of `Code.UPDATE_INFO` for a worker; for ``host`` None, see `TrackerEntry`."""
     return {"key": f"server:{key}", "addr": [host, port], INFORMATION: asdict(registration)}
 
 
@@ -151,7 +154,7 @@ class TrackerConnection(Closing):
     """A connection to a tracker. Connecting, and each request with its answer, may take ``timeout_seconds``.
 
     Raises:
-        WorkerUnavailableError: no server listens there, or the connection ended.
+        WorkerUnavailableError: no server listens at the address, or the connection ended.
         DeadlineError: no answer in time.
         ProtocolError: the server is not a tracker, or its answer is invalid.
     """
@@ -195,7 +198,7 @@ class TrackerConnection(Closing):
         self._socket.close()
 
     def _exchange(self, message: bytes) -> tuple[int, float]:
-        """Send a message; return the number that answers it, and the deadline of what follows."""
+        """Send a message; return the answer's first int32, and the deadline (monotonic seconds) for its rest."""
         deadline = time.monotonic() + self._seconds
         try:
             self._socket.settimeout(self._seconds)

@@ -90,7 +90,7 @@ class WorkerConfig:
 
     @cached_property
     def token(self) -> Token | None:
-        """The token in its file or in the environment. Raises `InputError` if it cannot be read."""
+        """The token in its file or in the environment; None without both. Raises `InputError` if it cannot be read."""
         return token_from(self.token_file)
 
     @property
@@ -103,10 +103,9 @@ class WorkerConfig:
         return self.insecure or self.insecure_tuning
 
     def _entry(self) -> TrackerEntry | None:
-        """Return the worker's entry at its tracker.
+        """Return the worker's entry at its tracker; None without ``--tracker``.
 
-        The default host is the one on which the worker listens, or, if it listens on all addresses, the host from which
-        it calls the tracker.
+        Without ``--advertise``, its host is the one on which the worker listens; None if that is all addresses.
         """
         if self.tracker is None:
             if names := [name for name in _OF_TRACKER if getattr(self, name)]:
@@ -165,7 +164,7 @@ def _parser(program: str, *, with_help: bool = True) -> argparse.ArgumentParser:
 
 
 def require_options(arguments: Sequence[str]) -> None:
-    """Raise an `InputError` for options that a worker does not have; files they name may be on another machine."""
+    """Raise an `InputError` for options that a worker does not have; do not look for the files that they name."""
     _parser("", with_help=False).parse_args(arguments)
 
 

@@ -147,13 +147,13 @@ def _half(deadline: float) -> float:
 
 
 def _call(function: str, arguments: Sequence[TensorSpec], results: int = 0) -> dict[str, Any]:
-    """Describe a call: the function, its arguments, and how many of the last arguments are results."""
+    """Return a call as JSON: the function, its arguments, and how many of the last arguments are results."""
     specs = [(list(tensor.shape), tensor.dtype, tensor.size_bytes) for tensor in arguments]
     return {"function": function, "arguments": specs, "results": results}
 
 
 def _problem(code: int, seconds: float) -> str:
-    """Describe the end of a trial, by its exit code, as the end of a sentence about the library; empty if it passed."""
+    """Return what an exit code says, as the end of a sentence about the library; empty if the library passed."""
     if code == PASSED:
         return ""
     if code >= 0:

@@ -188,7 +188,7 @@ class LoadedProgram:
         return self.timer.load_library(kernels, library)
 
     def connect(self, peers: Mapping[str, WorkerEndpoint], timeout_seconds: float) -> tuple[LinkStatistics, ...]:
-        """Start computing, and open the links to the machines that this one sends to; return their transports.
+        """Start computing, and open the links to the machines that this one sends to; return each link's transport.
 
         The client opens the links for its own tensors.
 
@@ -226,7 +226,7 @@ class LoadedProgram:
         return tuple(call.statistics for call in calls)
 
     def _join_locked(self) -> MachineProgram:
-        """Make the links of the loaded stages and start computing."""
+        """Make the links of the loaded stages and start computing; return the program."""
         program, recorder = self._loaded_locked()
         if self._executor is not None:
             raise WorkerError(f"deployment {self.identifier[:8]} is connected already")
@@ -252,7 +252,7 @@ class LoadedProgram:
         return expected is not None and hmac.compare_digest(hello.secret, expected)
 
     def attach(self, source: str, destination: str) -> tuple[str, IncomingLink | OutgoingLink]:
-        """Return the other machine of a link and this machine's end, for a stream that the other machine has opened.
+        """Return (other machine, this machine's end) of the link whose stream the other machine has opened.
 
         Waits up to `CONNECT_WAIT_SECONDS` until this machine is connected.
         """
@@ -278,7 +278,7 @@ class LoadedProgram:
             self._attached.add(ends)
 
     def link_ended(self, peer: str, error: Exception) -> None:
-        """Report how a link ended. The client decides which end is the cause of a broken connection."""
+        """Fail the program with the error that ended a link. The client decides which of its ends is the cause."""
         if isinstance(error, ProtocolError):
             text = f"machine {self._name!r} received an invalid message from {peer!r}: {error}"
             self._fail(pb.Failure.PROTOCOL, text, peer=peer)
@@ -342,7 +342,7 @@ class LoadedProgram:
         self._failures.put(None)
 
     def record_kernels(self, micro_batches: int) -> None:
-        """Record the kernels of each stage's next micro-batches. Raises `ProtocolError` for too many."""
+        """Record the kernels of the next ``micro_batches`` of each stage. Raises `ProtocolError` for too many."""
         if micro_batches > MOST_KERNEL_RUNS:
             raise ProtocolError(
                 f"kernels are recorded of at most {MOST_KERNEL_RUNS} micro-batches, not {micro_batches}"
@@ -353,7 +353,7 @@ class LoadedProgram:
 
     @property
     def recorder(self) -> Recorder:
-        """The recorder of its stages' measurements; still available after a failure."""
+        """The recorder of this program's events; still available after a failure."""
         with self._lock:
             if self._recorder is None or self._closed:
                 self._check_open_locked()

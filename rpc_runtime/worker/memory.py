@@ -51,7 +51,8 @@ def _passing_bytes(stage: StageSpec) -> int:
 def keep_heap() -> None:
     """Make glibc keep the memory of large messages: returning it after each message causes page faults.
 
-    It keeps that of each arena, which `trim_heap` cannot return. So threads share two; call this before they start.
+    Each arena then keeps memory that `trim_heap` cannot return, so all threads share two arenas. Call this before
+    threads start.
     """
     with contextlib.suppress(AttributeError, OSError):  # another C library
         allocator = ctypes.CDLL(None)
@@ -61,6 +62,6 @@ def keep_heap() -> None:
 
 
 def trim_heap() -> None:
-    """Return all free memory to the system, also between used blocks: for the weights of an ended program."""
+    """Make glibc return all free heap memory to the system, such as the weights of an ended program."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

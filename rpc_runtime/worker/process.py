@@ -233,7 +233,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
 def _registered(
     config: WorkerConfig, name: str, address: str, service: WorkerService
 ) -> Iterator[TrackerRegistration | None]:
-    """Register the worker with its tracker, if it has one, while the body runs."""
+    """Register the worker with its tracker while the body runs; yield the registration (None: no tracker)."""
     if config.entry is None:
         yield None
         return
@@ -252,7 +252,7 @@ def _registered(
 
 
 def _serving_metrics(listen: str, service: WorkerService, tls: TlsFiles | None) -> HttpServer:
-    """Serve the metrics of a worker's deployments."""
+    """Return a running HTTP server of the metrics of a worker's deployments."""
     from rpc_runtime.program.metrics import families  # imported here: few workers serve metrics
     from rpc_runtime.wire.metrics_server import metrics_server
 
@@ -285,12 +285,12 @@ def _announcement(
 
 
 def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
-    """Return after a signal, or when standard input ends. Standard input may be a file, which epoll rejects.
+    """Wait for a signal or, if ``exit_with_parent``, for the end of standard input, which may be a file.
 
     Raises:
         WorkerError: a thread has failed because no memory or no further thread was left.
     """
-    with selectors.PollSelector() as selector:
+    with selectors.PollSelector() as selector:  # epoll rejects files
         selector.register(signalled, selectors.EVENT_READ)
         if exit_with_parent:
             selector.register(0, selectors.EVENT_READ)
@@ -310,7 +310,7 @@ def _force_exit(ending: threading.Event) -> None:
 
 
 def main(results: IO[str], arguments: Sequence[str] | None = None) -> int:
-    """Return the exit code: 0 after a clean end, 1 when the worker cannot run, 2 for a wrong command line.
+    """Run a worker; return the exit code: 0 after a clean end, 1 if it cannot run, 2 for a wrong command line.
 
     ``results`` gets the line that says where the worker listens.
     """

@@ -63,17 +63,17 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         """By the random name of their deployment."""
 
     def prepare(self) -> None:
-        """Prepare for the first program before a client waits for it."""
+        """Start the process for library trials, so that the first program does not wait for it."""
         self._trials.prepare()
 
     def deployments(self) -> list[pb.HeldDeployment]:
-        """Return what the worker holds, the oldest first."""
+        """Return the deployments on this worker, the oldest first."""
         with self._lock:
             programs = list(self._programs.values())
         return [program.description() for program in programs]
 
     def measured(self) -> Iterator[Measured]:
-        """Yield what the deployments have recorded."""
+        """Yield the tracks of each deployment whose stages are loaded."""
         with self._lock:
             programs = list(self._programs.values())
         for program in programs:
@@ -97,7 +97,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         return program
 
     def _whole_name(self, name: str) -> str:
-        """Return the random name of a deployment of which a bystander knows the letters that `Describe` shows."""
+        """Return a deployment's whole random name if ``name`` is the part that `Describe` shows, else ``name``."""
         begun = [identifier for identifier in tuple(self._programs) if identifier[:SHOWN_LETTERS] == name]
         return begun[0] if len(begun) == 1 else name
 
@@ -220,7 +220,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
             return False
 
     def link_handlers(self) -> Any:
-        """Return gRPC's handler of data streams. Invalid input of a peer fails at worst its deployment."""
+        """Return gRPC's handler of data streams. Invalid input of a peer ends at most its deployment."""
         link = grpc.stream_stream_rpc_method_handler(self._link, None, None)
         return grpc.method_handlers_generic_handler(DATA_SERVICE, {LINK_METHOD: link})
 
@@ -247,7 +247,7 @@ def _hello(metadata: Metadata) -> pb.Hello:
 
 
 def _uploads(requests: Iterator[pb.PutBlobRequest]) -> Iterator[Iterator[pb.PutBlobRequest]]:
-    """Yield the messages of each blob; the first one names it. Consume them before taking the next blob."""
+    """Yield an iterator over each blob's messages, the first of which names it. Consume each before the next one."""
     named = 0
 
     def number(request: pb.PutBlobRequest) -> int:

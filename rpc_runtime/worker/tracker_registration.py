@@ -46,9 +46,9 @@ class TuningServer(Closing):
         self._process: subprocess.Popen[bytes] | None = None
 
     def update(self, wanted: bool) -> bool:
-        """Offer the machine for tuning, or withdraw the offer; a running session continues. Restart an ended process.
+        """Offer the machine for tuning if ``wanted``, else withdraw the offer; a running session continues.
 
-        Returns whether a session runs, or the last one ended less than `PAUSE_SECONDS` ago.
+        Restarts an ended process. Returns whether a session runs, or the last one ended less than `PAUSE_SECONDS` ago.
         """
         if self._process is None or self._process.poll() is not None:
             if self._process is not None:
@@ -87,7 +87,7 @@ class TrackerRegistration(Closing):
     Args:
         entry: the tracker, key and host.
         port: the worker's port for deployments.
-        own: the worker's registration; ``state`` is filled in.
+        own: the worker's registration, whose ``state`` and ``tunes`` are set here.
         holds: returns whether the worker has deployments.
         tuning: where TVM's RPC listens; None: no tuning.
 

@@ -79,7 +79,7 @@ class Offer:
 
 
 class Session:
-    """Serves a client in a child process and a folder of its own, until it disconnects or its time is over."""
+    """Serves a client in a child process with its own folder, until the client disconnects or ``seconds`` are over."""
 
     def __init__(self, connection: socket.socket, seconds: float | None) -> None:
         self._connection = connection
@@ -244,7 +244,7 @@ def register_tuning_functions() -> None:
 
 
 def describe_gpu() -> str:
-    """Describe the first GPU, on which kernels are measured, as JSON: its `gpu_facts`, and the ``hostname``."""
+    """Return JSON about the first GPU, on which kernels are measured: its `gpu_facts` and the ``hostname``."""
     return json.dumps({"hostname": socket.gethostname(), **gpu_facts()})
 
 
