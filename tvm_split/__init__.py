@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _validating(function: FunctionType) -> Any:
-    """Return the function with an `InputError` for arguments that fit neither its signature nor its types."""
+    """Return ``function``, wrapped to raise an `InputError` for arguments that do not fit its signature or types."""
     names = tuple(inspect.signature(function).parameters)
 
     @functools.wraps(function)

@@ -50,7 +50,7 @@ def compile_and_deploy(
             any of these or of ONNX, or a `Model`; see `tvm_split.load_model`.
         example_inputs: a tuple of the model's inputs; needed for modules and functions.
         cluster: the machines, a session of their workers, or a location as for `Cluster.at`, such as a cluster file; by
-            default two worker processes on this host. It may follow a source that needs no example inputs.
+            default two worker processes on this host. It may be the second argument if there are no example inputs.
         request: how to plan; ``fields`` are fields of a `PlanRequest` that change it or create one.
         batch: the size of a dynamic batch dimension.
         verify: compare the compiled stages with the source before deployment.
@@ -87,7 +87,7 @@ def compile_and_deploy(
 
 @contextlib.contextmanager
 def _rare_garbage_collection() -> Iterator[None]:
-    """Make Python collect garbage after 50,000 new objects instead of 700; most belong to modules being loaded.
+    """Make Python collect garbage after 50,000 new objects instead of 700, since loading modules creates many.
 
     Planning and compiling a small network then take a tenth less processor time.
     """

@@ -1,4 +1,4 @@
-"""What users may give: paths instead of a model, cluster, plan or bundle, and inputs by position or by name."""
+"""Convert arguments of users: a path to a model, cluster, plan or bundle, and inputs by position or by name."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,9 +22,9 @@ BundleLike = Bundle | str | Path
 
 
 def as_model(value: Any, inputs: Sequence[TensorSpec] = ()) -> Model:
-    """Return a Model, or the one that `load_model` makes of another source; ``inputs`` have sizes for open axes.
+    """Return ``value`` if it is a Model, else the Model that `load_model` imports from it.
 
-    Raises ModelImportError.
+    ``inputs`` give the sizes of axes that the source leaves open. Raises ModelImportError.
     """
     try:
         return load_model(value)
@@ -41,7 +41,7 @@ def as_model(value: Any, inputs: Sequence[TensorSpec] = ()) -> Model:
 
 
 def as_cluster(value: Any) -> Cluster:
-    """Return a cluster, what a launcher finds, or the cluster at a location. Raises ClusterError."""
+    """Return ``value`` if it is a Cluster, else the cluster of a launcher or at a location. Raises ClusterError."""
     if isinstance(value, Launcher):
         return cluster_of(value)
     if isinstance(value, str | Path):
@@ -50,14 +50,14 @@ def as_cluster(value: Any) -> Cluster:
 
 
 def as_plan(value: Any) -> Plan:
-    """Return a plan, or the one in a file. Raises PlanError."""
+    """Return ``value`` if it is a Plan, else the plan in the file at this path. Raises PlanError."""
     if isinstance(value, str | Path):
         return Plan.load(value)
     return required(Plan, value, PlanError, "give what tvm_split.plan(model, cluster) returns, or a plan file")
 
 
 def as_bundle(value: Any) -> Bundle:
-    """Return a bundle, or the one in a folder. Raises BundleError."""
+    """Return ``value`` if it is a Bundle, else the bundle in the folder at this path. Raises BundleError."""
     if isinstance(value, str | Path):
         return Bundle.load(value)
     return required(Bundle, value, BundleError, "give what tvm_split.compile(model, plan) returns, or its folder")
@@ -96,7 +96,7 @@ def inputs_of_batch(expected: Sequence[TensorSpec], batch: Any) -> Sequence[Any]
 
 
 def _has_all(expected: Sequence[TensorSpec], value: Any) -> bool:
-    """Whether a value is a tuple with an array for each input, and not one input that is written as a tuple."""
+    """Whether ``value`` is a tuple of one array per input, and not a single input written as a tuple of numbers."""
     return (
         isinstance(value, tuple)
         and len(value) == len(expected)

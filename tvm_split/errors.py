@@ -49,7 +49,7 @@ class PlanError(TvmSplitError, ValueError):
 
 
 class NoPlanError(PlanError):
-    """No plan fits the model, the machines and the demands; the message names the demand, and by how much."""
+    """No plan fits the model, the machines and the demands; the message names the demand that fails and the gap."""
 
 
 class ClusterError(TvmSplitError, ValueError):
@@ -57,7 +57,7 @@ class ClusterError(TvmSplitError, ValueError):
 
 
 class TraceError(TvmSplitError):
-    """A trace cannot be read, or not be written in the wanted form."""
+    """A trace cannot be read, or cannot be written in the requested format."""
 
 
 class CompileError(TvmSplitError):
@@ -113,7 +113,7 @@ class OneMachineWarning(UserWarning):
 
 
 def required(kind: type[Value], value: Any, error: type[TvmSplitError], hint: str) -> Value:
-    """Return a value of a class; raise an error that says what to give instead of a value of another class."""
+    """Return ``value`` if it is of class ``kind``; else raise ``error``, whose message ends with ``hint``."""
     if not isinstance(value, kind):
         raise error(f"got a value of class {type(value).__name__} instead of {kind.__name__}: {hint}")
     return value

@@ -24,7 +24,7 @@ from tvm_split.units import Shown
 class Reference(Protocol):
     """The source framework, which computes the reference values of a model.
 
-    It may also have ``precise``, as ``outputs`` but with float64 instead of float32; it may raise.
+    A class may also have a method ``precise``, which is ``outputs`` in float64 instead of float32, and may raise.
     """
 
     def outputs(self, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -48,17 +48,17 @@ AnnotatedSplit = Callable[[str | None, Sequence[str]], Mapping[str, Sequence[str
 class Model(Shown):
     """A network as one Relax module.
 
-    ``module`` has one function, ``main``: a single dataflow block over static shapes, whose parameters are the
-    model's inputs (weights are bound as constants) and which returns a tuple with one tensor per model output.
+    ``module`` has one function, ``main``: a single dataflow block over static shapes, whose parameters are the model's
+    inputs (weights are bound as constants) and which returns a tuple with one tensor per model output.
 
     ``layers`` maps every variable that ``main`` binds to the name of its source layer (torch module path, ONNX node
     name, JAX scopes, Keras layers). Its keys are the variables' name hints, which are unique.
 
-    ``tolerance`` is the largest difference from the reference, relative to the largest magnitude, if the source is
-    less precise than its dtypes: quantised networks are rounded after each operator.
+    ``tolerance`` is the largest difference from the reference, relative to the largest magnitude, if the source is less
+    precise than its dtypes: quantised networks are rounded after each operator.
 
     ``empty_layers`` are names of the source for which nothing is computed (a dropout, an identity, a folded constant),
-    each with the layer that computes its result, or "" if there is none. It may have names of layers too.
+    each with the layer that computes its result, or "" if there is none. It may also have names that are in ``layers``.
 
     ``annotated_split`` reads a split from annotations of the source, if its format supports them.
     """

@@ -1,6 +1,6 @@
-"""Write the files and folders that a user names: the whole result beside its path, then in its place by renaming.
+"""Write the files and folders that a user names: first the whole result beside the path, then a move to the path.
 
-So a full disk or Ctrl-C leaves what was there before, and nothing else.
+A full disk or Ctrl-C leaves what was there before, and nothing else.
 """
 
 import secrets
@@ -21,17 +21,17 @@ REMOVALS = 50
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a file or folder was being written by a process that was killed."""
+    """Whether ``path`` is an incomplete file or folder, which a killed process left behind."""
     return path.name.startswith(PREFIX)
 
 
 @contextmanager
 def written(path: str | Path) -> Iterator[Path]:
-    """Yield the path at which to write a file or folder; it gets to ``path`` if the body raises nothing.
+    """Yield the path at which to write a file or folder; it is moved to ``path`` if the body raises nothing.
 
-    The body makes no parents of the yielded path, which a signal may have removed. A file keeps the mode of the file
-    that it replaces. An existing folder gets another content, since it may be a mounted volume. A pipe or device is
-    written directly.
+    The body must not create missing parents of the yielded path: a signal may have removed them. A new file gets the
+    mode of the file that it replaces. An existing folder stays and only its content is replaced, since it may be a
+    mounted volume. A pipe or device is written directly.
 
     Raises:
         OutputError: it cannot be written.

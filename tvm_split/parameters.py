@@ -14,7 +14,10 @@ from tvm_split.values import adapter_of, text_of
 
 
 def _number(value: object) -> object:
-    """Refuse truth values. Read texts as numbers: YAML 1.1 takes 16e9 for a text, since its exponent has no sign."""
+    """Return ``value``, a string as a float; raise a ValueError for booleans and strings that are not numbers.
+
+    YAML 1.1 reads 16e9 as a string, since its exponent has no sign.
+    """
     try:
         if isinstance(value, bool):
             raise ValueError
@@ -29,14 +32,14 @@ Natural = Annotated[int, Number, Field(ge=0)]
 Count = Annotated[int, Number, Field(ge=1)]
 Share = Annotated[float, Number, Field(ge=0, le=1)]
 Size = Annotated[int, Number, Field(ge=1, le=2**31 - 1)]
-"""Of an axis: some importers and frameworks use 32-bit sizes."""
+"""The size of an axis: some importers and frameworks use 32-bit sizes."""
 Seconds = Annotated[float, Number, Field(gt=0, le=1e9)]
-"""The sum with the seconds since 1970 must fit into gRPC's 64 bits of nanoseconds."""
+"""A duration; its sum with the seconds since 1970 must fit into gRPC's 64 bits of nanoseconds."""
 
 
 @cache
 def _checked_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of the parameters that `fitting` validates: switches, texts, paths and annotated types."""
+    """Return the types of the parameters that `fitting` validates: bool, str, Path and ``Annotated`` types."""
     inner = inspect.unwrap(function)
     # Without the type of the result, which a module may import later.
     parameters = {name: kind for name, kind in inner.__annotations__.items() if name != "return"}

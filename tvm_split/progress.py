@@ -57,7 +57,7 @@ Result = TypeVar("Result")
 
 
 def says_progress(what: str) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Return a decorator for functions with ``on_progress``: if it is not given, the steps are shown."""
+    """Return a decorator that shows the steps of ``what`` on stderr if a call gives no ``on_progress``."""
 
     def shown(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         @functools.wraps(function)
@@ -80,7 +80,7 @@ class _Shown:
         self._bars = bars
 
     def begin(self, what: str) -> None:
-        """Show an operation, in place of the one before, whose steps are not known yet."""
+        """Show an operation with a yet unknown number of steps, instead of the operation before."""
         for task in self._bars.task_ids:
             self._bars.remove_task(task)
         self._task = self._bars.add_task(what, total=None)
@@ -97,7 +97,7 @@ class _Shown:
 
 
 _SHOWN: ContextVar[_Shown | None] = ContextVar("_SHOWN", default=None)
-"""Where this thread's operation shows its steps."""
+"""The display of the steps of this thread's operation; None outside such an operation."""
 
 
 def show_part(what: str, done: int = 0, parts: int = 1) -> None:

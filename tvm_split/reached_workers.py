@@ -1,4 +1,4 @@
-"""Ask the workers of a cluster first, before a model is imported or a bundle is read, which takes seconds."""
+"""Ask a cluster's workers whether they answer before a model or bundle is read, which takes seconds."""
 
 from collections.abc import Collection
 
@@ -12,9 +12,9 @@ DESCRIBE_TIMEOUT_SECONDS = 3.0
 
 
 def reached_workers(cluster: Cluster, request: PlanRequest, *, deploys: bool = False) -> dict[str, WorkerDescription]:
-    """Return the descriptions of the workers that answer.
+    """Return the descriptions of the workers that answer, by machine.
 
-    Return an empty dict if this process starts the workers. Workers that a session starts are asked in that session.
+    Return an empty dict if this process starts the workers. Workers that a running session has started are asked.
 
     Raises:
         WorkerUnavailableError: a worker that the plan needs is unreachable, or, with ``deploys``, every worker that the

@@ -41,11 +41,11 @@ from tvm_split.units import Shown
 
 @dataclass(frozen=True, repr=False)
 class TuningReport(Shown):
-    """Result of a tuning run: one result per kernel with choices, in order of time.
+    """The result of a tuning run: one result per kernel with choices, by decreasing share of the time.
 
-    ``fixed_seconds`` is the time of the other kernels in one run of the model, without those, ``unmeasured``, that
-    could not be timed. ``trials`` is the number of trials in the database now, with those of earlier runs; ``devices``
-    is the number of devices at the end.
+    ``fixed_seconds`` is the time of all other kernels in one run of the model. ``unmeasured`` of these could not be
+    timed, and are not in it. ``trials`` is the number of trials in the database now, with those of earlier runs;
+    ``devices`` is the number of devices at the end.
     """
 
     model: str
@@ -197,7 +197,7 @@ def kernels_to_tune(
 ) -> tuple[tuple[TunableKernel, ...], tuple[FixedKernel, ...]]:
     """Return the distinct kernels of these machines' stages: those with choices, and those without.
 
-    Kernels that may not end on made-up values are left out.
+    Kernels without choices that may not terminate on random data are left out.
     """
     whole = partition(in_precision(model, plan.precision), plan)
     compiler, built_for = StageCompiler(target), tvm_target(target)

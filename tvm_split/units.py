@@ -52,7 +52,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def gap_text(gap: float) -> str:
-    """Format an optimality gap as a percentage; only a gap of 0, which is a proof, is shown as 0."""
+    """Format an optimality gap as a percentage; only a gap of exactly 0, a proved optimum, is shown as 0."""
     return f"{max(gap, 1e-4) if gap > 0 else 0.0:.2%}"
 
 
@@ -73,16 +73,16 @@ def short_list(names: Sequence[str], most: int = 6) -> str:
 
 
 NAME_LETTERS = 20
-"""So much of a name of a machine is shown where it may be a worker's, of any length."""
+"""The most characters of a machine's name that tables show; a worker may report a name of any length."""
 
 
 def clipped(text: str, most: int) -> str:
-    """Return a text, or the begin of a longer one."""
+    """Return ``text``; if it is longer than ``most`` characters, shorten it and end it with "…"."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def meant_name(name: object, known: Sequence[str]) -> str:
-    """Return the known name that a misspelled one means; empty if none is near, or several are equally near."""
+    """Return the known name that is closest to a misspelled one; empty if none is close, or two are equally close."""
     near = difflib.get_close_matches(str(name), known, n=2)
     ratios = [difflib.SequenceMatcher(None, candidate, str(name)).ratio() for candidate in near]
     return near[0] if near and ratios[0] > max(ratios[1:], default=0.0) else ""

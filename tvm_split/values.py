@@ -32,11 +32,11 @@ Location = tuple[int | str, ...]
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """YAML loader; the one in C is twelve times as fast, if it is available."""
 MOST_WITH_LINES = 20_000_000
-"""Errors name lines only of files with fewer characters than this; of longer ones, only the key."""
+"""The length in characters up to which errors name lines of a file; for longer files they name only the key."""
 LONGEST_SHOWN = 60
-"""Most characters of a value that a message shows."""
+"""The longest text of a value, in characters, that a message shows."""
 UNKNOWN_KEY = "unexpected_keyword_argument"
-"""Pydantic's name for the error of a key that a form does not have."""
+"""Pydantic's type of the error for a key that is not a field of the dataclass."""
 MESSAGES = {
     UNKNOWN_KEY: "there is no such key",
     "missing": "this key is missing",
@@ -49,7 +49,7 @@ MESSAGES = {
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
 }
-"""What is wrong by pydantic's type of error, in place of its message for programmers."""
+"""Messages by pydantic's type of error, which replace pydantic's own messages for programmers."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Document:
 
     @cached_property
     def _tree(self) -> yaml.Node | None:
-        """The nodes of the text as YAML, which have lines; None for no or a very long text."""
+        """The YAML node tree of the text, with line numbers; None if the text is missing, too long or not YAML."""
         if self.text is None or len(self.text) > MOST_WITH_LINES:
             return None
         try:
@@ -197,7 +197,7 @@ def _without_nulls(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def causes(failure: ValidationError) -> list[ErrorDetails]:
-    """Return the errors of a value; a missing key is part of the error of the key that is there instead."""
+    """Return the errors of a failed validation; a missing key is merged with the unknown key that misspells it."""
     problems = failure.errors(include_url=False)
     for missing in [problem for problem in problems if problem["type"] == "missing"]:
         *place, key = missing["loc"]

@@ -1,8 +1,9 @@
-"""A cache of what was compiled, under a key of all that it is compiled from.
+"""Cache what is compiled, keyed by a digest of everything that it is compiled from.
 
-The cache has a file per key, in a folder that no other user can write to; the newest are kept. A file has the result
-and names its blobs. These are in the store that this user's workers on this host use too: it has a limit, and the blobs
-used least recently are removed first. Digests are compared, so what was changed or is unfinished counts as missing.
+The cache has one file per key, in a folder that no other user can write to; it keeps the newest files. A file has a
+result and the digests of the result's blobs. The blobs lie in the store that the workers of this user on this host also
+use. That store has a size limit, and removes the least recently used blobs first. Content that does not match its
+digest counts as missing.
 """
 
 import contextlib
@@ -35,13 +36,13 @@ logger = logging.getLogger(__name__)
 
 SETTING = f"${CACHE_VARIABLE}"
 _warned: set[Path] = set()
-"""Folders of which a warning was shown, since every stage and every machine's kernels are kept."""
+"""Folders for which a `CacheWarning` was shown, so that each causes one warning and not one for every result."""
 MOST_KEPT = 500
-"""Results that are kept; one of a large network has some hundred kilobytes."""
+"""The most results in the cache; a result of a large network has some hundred kilobytes."""
 
 
 def default_folder() -> Path:
-    """Return the folder of the keys' files."""
+    """Return the folder that has one file per key."""
     return cache_folder("compiled")
 
 
@@ -78,7 +79,7 @@ def recall(key: str, blobs: BlobFolder | None = None) -> Any:
 
 
 def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyType({})) -> None:
-    """Keep a JSON value and blobs, with their files, under a key; a `CacheWarning` says why they cannot be kept."""
+    """Store a JSON value and blobs, with their files, under a key; a `CacheWarning` says why they cannot be stored."""
     text = json.dumps({"content": content, "blobs": [asdict(blob) for blob in blobs]}).encode()
     try:
         with contextlib.closing(_store()) as store:
@@ -100,7 +101,7 @@ def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyTy
 
 
 def _checked(content: bytes) -> bytes:
-    """Return the text behind its digest; raises a ValueError if it was changed."""
+    """Return the content after the digest in the first line; raise a ValueError if the digest does not match."""
     digest, _, text = content.partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != digest:
         raise ValueError("it was changed")

@@ -141,7 +141,7 @@ class Bundle(Shown):
         return bundle
 
     def renamed(self, names: Mapping[str, str]) -> Bundle:
-        """Return the same bundle for machines with other names, by the names that they have in this bundle.
+        """Return this bundle with other names of machines; ``names`` maps names in this bundle to new names.
 
         `deploy` checks that the other machines can run their stages, with the planned number of threads. The names of
         sharded stages and the text of the readable IR stay as they are.
@@ -163,7 +163,7 @@ class Bundle(Shown):
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any], plan: Plan, blobs: BlobFolder) -> Bundle:
-        """Return the bundle of a `content`; raises ValueError, LookupError or TypeError if it is damaged."""
+        """Return a bundle from the result of `content`; raise ValueError, LookupError or TypeError if it is damaged."""
         bundle = _BUNDLE.validate_python({**content, "plan": plan, "blobs": blobs, "ir": {}})
         return dataclasses.replace(bundle, ir=content["ir"])
 
@@ -189,7 +189,7 @@ def kernels_key(stage: StageSpec) -> str:
 
 
 def _require_plain(folder: Path) -> None:
-    """Refuse links, which lead out of the folder, and pipes and devices, which can block the reader for ever."""
+    """Raise a `BundleError` for links, which lead out of the folder, and for pipes and devices, which block readers."""
     for path in chain(folder.glob("*"), folder.glob("*/*")):
         mode = path.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

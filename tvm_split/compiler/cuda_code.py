@@ -32,14 +32,14 @@ _finish: ContextVar[Callable[[str], str] | None] = ContextVar("finish", default=
 
 @dataclass(frozen=True)
 class CudaNeeds:
-    """The GPU architecture of a stage's compiled kernels, and the CUDA version; ``toolkit`` is None for source."""
+    """The GPU architecture and CUDA version that a stage is compiled for; ``toolkit`` is None for source code."""
 
     arch: str
     toolkit: tuple[int, int] | None
 
 
 def needs_of(target: Mapping[str, Any]) -> CudaNeeds | None:
-    """Return what a stage needs if this host compiles it for a target; None for a target without CUDA."""
+    """Return what a stage compiled by this host for ``target`` needs of a GPU; None for a target without CUDA."""
     if target["kind"] != "cuda":
         return None
     return CudaNeeds(str(target["arch"]), toolkit_version() if find_nvcc() is not None else None)
@@ -100,7 +100,7 @@ def tuning_needs(target: Mapping[str, Any]) -> GpuNeeds | None:
 
 
 def _code_for(arch: str, is_source: bool) -> Callable[[str], str]:
-    """Return a function that compiles a candidate's source; it is nested, so builder processes get it by value."""
+    """Return a function that compiles a candidate's source; nested, so that it is pickled by value for builders."""
 
     def code(source: str) -> str:
         from rpc_runtime.execution.cuda_code import marked, packed, unspilled

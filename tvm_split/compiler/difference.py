@@ -1,4 +1,4 @@
-"""How far arrays may be from the source's, by the dtypes that they were computed in."""
+"""Compare arrays with those of the source framework, with tolerances by dtype."""
 
 from dataclasses import dataclass
 

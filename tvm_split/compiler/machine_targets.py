@@ -50,7 +50,7 @@ def require_known_targets(cluster: Cluster) -> None:
 def misfit(machine: Machine, worker: WorkerDescription) -> str:
     """Return why the worker at a machine's address does not match its description, and what to do; empty if it does.
 
-    The target's part of it, beside `worker_misfit`, needs TVM.
+    `worker_misfit` makes the checks that need no TVM; this function adds those of the target.
     """
     if problem := worker_misfit(machine, worker):
         return problem

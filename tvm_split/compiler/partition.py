@@ -98,7 +98,7 @@ def tensor_spec(name: str, tensor: relax.TensorType) -> TensorSpec:
 
 
 def stages_of(model: Model, plan: Plan) -> dict[str, int]:
-    """Return the position of the stage of each operation of a model by a plan.
+    """Return the index in ``plan.stages`` of the stage of each operation, by the name of the operation's variable.
 
     Raises:
         PlanError: a layer is missing, unknown or in two stages; a stage would wait on itself or on a later stage; or

@@ -1,8 +1,9 @@
-"""Tell differences from the source that rounding explains from faults.
+"""Decide whether rounding alone explains why outputs differ from the source's.
 
-A quantised network rounds values that lie on a tie either way, and later layers amplify one step to many, so that right
-outputs differ. So each region between roundings is computed on the source's own integers, and may be one step apart.
-An ill-conditioned network amplifies float32's rounding errors; it may be as far from float64 as its source is.
+A quantised network may round a tie either way, and later layers amplify one step to many, so that correct outputs
+differ. Each region between roundings is therefore computed from the source's own integers, and its results may be one
+step apart. An ill-conditioned network amplifies float32's rounding errors. Its outputs may be as far from those in
+float64 as the source's are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,10 @@ from tvm_split.compiler.targets import tvm_target
 
 _ROUNDED = ("int8", "uint8", "int16", "uint16")
 TIMES_THE_SOURCE = 16.0
-"""A sum of some hundred numbers one after the other has about ten times the error of torch's sum by pairs."""
+"""The largest ratio of the compiled network's error to the source's that rounding explains.
+
+A sum of some hundred numbers one after the other has about ten times the error of torch's pairwise sum.
+"""
 _LARGEST_ERROR = 0.1
 """The largest error that rounding explains, as a share of the largest magnitude; above, outputs prove nothing."""
 
@@ -26,7 +30,10 @@ _LARGEST_ERROR = 0.1
 def has_error_of_source(
     reference: Any, place: int, inputs: Sequence[np.ndarray], actual: np.ndarray, expected: np.ndarray
 ) -> bool:
-    """Whether output ``place`` is as close to float64 as the source's own float32 is, but for a small factor."""
+    """Whether output ``place`` has at most `TIMES_THE_SOURCE` times the error of the source, both against float64.
+
+    False if the output is not float32, or the source cannot be computed in float64.
+    """
     if expected.dtype != np.float32:
         return False
     try:
@@ -52,7 +59,7 @@ def rounded(module: tvm.IRModule) -> dict[str, relax.Var]:
 def by_regions(
     module: tvm.IRModule, target: Mapping[str, Any], known: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Compute the rounded variables and the outputs as compiled for ``target``, each from the ``known`` ones before it.
+    """Return the rounded variables and the outputs, by code for ``target``, each from the ``known`` values before it.
 
     ``known`` has the function's inputs and the source's rounded values by name; the result is in execution order.
     """

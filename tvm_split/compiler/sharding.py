@@ -114,7 +114,7 @@ def _placed_gathers(
 ) -> tuple[Model, Mapping[str, Place]]:
     """Give every slice and gather a place; add the original variable of each new one to ``source_of``.
 
-    A returned gather is computed on the machine with the largest share, the first of equal ones.
+    A gathered output of the model is computed on the machine with the largest share, the first of equal ones.
     """
     placed = {name: place for name, place in places.items() if place.machines and name not in of_inputs}
     holders = {}

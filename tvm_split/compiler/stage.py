@@ -33,9 +33,9 @@ from tvm_split.progress import show_part
 from tvm_split.units import bytes_text, count_text
 
 LARGEST_OBJECT_BYTES = 64 * 1024 * 1024
-"""Several times the largest object file of a stage; weights are not in it."""
+"""The file size that a compilation may need: several times the largest object file of a stage, without weights."""
 BUILT_TOGETHER = 8
-"""Kernels in a module; 63 kernels take 1.1 times as long to build one by one as all together."""
+"""The number of kernels per module; 63 kernels take 1.1 times as long to build one by one as all together."""
 
 
 class StageCompiler:
@@ -92,7 +92,7 @@ class StageCompiler:
             self._export(modules[0], library, name, len(modules))
 
     def _built(self, functions: Mapping[str, tirx.PrimFunc]) -> list[Any]:
-        """Return modules of kernels, of a few each, which takes no longer than one and shows how far it is.
+        """Return compiled modules of `BUILT_TOGETHER` kernels each, and show the progress after each module.
 
         GPU kernels are one module, as their library has one file of device code.
         """
@@ -140,7 +140,7 @@ def _show_scheduled(done: int, kernels: int) -> None:
 
 
 def _require_large_files(name: str) -> None:
-    """Raise a `CompileError` if this process may not write a file of an object's size, also in memory."""
+    """Raise a `CompileError` if the limit on file sizes, also in memory, is below `LARGEST_OBJECT_BYTES`."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit != resource.RLIM_INFINITY and limit < LARGEST_OBJECT_BYTES:
         raise CompileError(
@@ -151,7 +151,7 @@ def _require_large_files(name: str) -> None:
 
 @contextmanager
 def _objects_in_memory(parent: Path, modules: int) -> Iterator[str]:
-    """Yield a folder in which TVM's object files are links to memory: LLVM ends the process if a disk is full."""
+    """Yield a folder in which TVM's object files link to memory: LLVM ends the process if a disk is full."""
     with tempfile.TemporaryDirectory(dir=parent) as folder, ExitStack() as files:
         for name in (*(f"lib{number}.o" for number in range(modules)), "devc.o"):
             descriptor = os.memfd_create(name)

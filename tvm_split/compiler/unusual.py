@@ -17,9 +17,9 @@ _TOLERANCE = 1e-2
 
 
 def with_unusual_values(inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...] | None:
-    """Return the inputs with unusual values in some places of float32 arrays; None if no input is one.
+    """Return copies of the inputs with unusual values at some positions of float32 arrays; None without float32 arrays.
 
-    Integers, which may be indices or masks, are unchanged.
+    Arrays of other dtypes, which may be indices or masks, are unchanged.
     """
     if all(array.dtype != np.float32 for array in inputs):
         return None
@@ -32,7 +32,7 @@ def with_unusual_values(inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...] 
 
 
 def differs(actual: np.ndarray, expected: np.ndarray) -> str:
-    """Say how an output differs from the source's finite values; empty if it does not, or holds integers."""
+    """Return how a float32 output differs from the source's finite values; empty if it does not, or is not float32."""
     if expected.dtype != np.float32:
         return ""
     finite = np.isfinite(expected)

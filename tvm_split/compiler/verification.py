@@ -44,9 +44,10 @@ def verify_bundle(
     """Run the compiled stages in this process and compare their outputs with the source framework.
 
     Stages for targets that this host cannot run (a GPU, another CPU) are compiled again for this host, from their
-    partition ``whole``, so that at least the import and the passes are checked. Returns how the stages were compared,
-    and the largest difference as a share of the largest magnitude of its output (None if nothing was compared). NaN
-    equals NaN; a `CompileWarning` counts them for each output. Differences that rounding explains pass with one too.
+    partition ``whole``. So at least the import and the passes are checked. Returns how the stages were compared, and
+    the largest difference as a share of the largest magnitude of its output (None if nothing was compared). NaN equals
+    NaN; a `CompileWarning` gives the number of NaN in each output. Differences that rounding alone explains also cause
+    only a `CompileWarning`.
 
     Raises:
         VerificationError: an output differs by more than its tolerance; names it, the difference and the first layer
@@ -97,7 +98,10 @@ _Compared = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]
 
 
 def _unusual(model: Model, plan: Plan, inputs: Sequence[np.ndarray]) -> _Compared | None:
-    """Return inputs with unusual values, if the network takes any and is in float32 throughout."""
+    """Return inputs with unusual values and the source's outputs for them; None if the source rejects them.
+
+    None also if no input is float32, or if the network computes in another precision anywhere.
+    """
     unusual = with_unusual_values(inputs)
     is_float32 = set(_tolerances(model).values()) <= {TOLERANCES["float32"]} and plan.precision == "float32"
     if model.reference is None or unusual is None or not is_float32:
@@ -152,10 +156,10 @@ def _which_replicas(whole: Program, part: Program) -> str:
 
 
 def verification_inputs(model: Model, *, makes_integers: bool = False) -> tuple[np.ndarray, ...] | None:
-    """Return the example inputs, else normal floats from a fixed seed; None if an input is of another kind.
+    """Return the example inputs, else normal floats from a fixed seed; None if there is an input of another dtype.
 
-    With ``makes_integers``, such inputs are zeros and ones, which are valid in nearly every table and mask. Each row of
-    them starts with 1, since a mask of zeros alone would select nothing.
+    With ``makes_integers``, inputs of other dtypes are zeros and ones, which are valid in nearly every table and mask.
+    Each row of them starts with 1, since a mask of zeros alone would select nothing.
     """
     if model.example_inputs is not None:
         return model.example_inputs
@@ -175,7 +179,7 @@ def verification_inputs(model: Model, *, makes_integers: bool = False) -> tuple[
 
 
 def _compared(model: Model, reference: Reference) -> _Compared | None:
-    """Return inputs for the comparison and the source's outputs for them; None if it rejects generated integers."""
+    """Return inputs and the source's outputs for them; None if the source rejects generated integers."""
     inputs = verification_inputs(model, makes_integers=True)
     assert inputs is not None  # noqa: S101  (for mypy)
     if model.example_inputs is None and any(tensor.dtype in ("int8", "uint8") for tensor in model.inputs):
@@ -193,7 +197,7 @@ def _compared(model: Model, reference: Reference) -> _Compared | None:
 
 
 def _over_the_range(array: np.ndarray) -> np.ndarray:
-    """Return an array of 8-bit integers with all of their numbers, ends first; other arrays unchanged."""
+    """Return an array with all values of its 8-bit dtype, the extremes first; arrays of other dtypes unchanged."""
     if array.dtype not in (np.int8, np.uint8):
         return array
     numbers = np.random.default_rng(0).permutation(np.arange(256).astype(array.dtype))
@@ -254,7 +258,7 @@ class _Comparison:
 
     @cached_property
     def wrong_region(self) -> str:
-        """A sentence about the first layer of a quantised network whose own integers are wrong; empty if none is."""
+        """A sentence about the first layer that differs when computed from the source's own integers; empty if none."""
         module = self.whole().model.module
         outputs, names = _output_names(module), {*rounded(module), *_output_names(module)}
         known = {name: value for name, value in self.reference.values(self.inputs) if name in names}

@@ -34,8 +34,8 @@ class Built:
     """A built ``module``, and the ``layers`` of its variables by name.
 
     ``held`` maps values of the source (an fx node, the name of an ONNX tensor) to the variables that hold them, in
-    execution order. If a variable holds several values (a clone), it has the first. Axis i of a variable is axis
-    ``orders[variable][i]`` of the source's value; without ``orders``, all axes are in the source's order.
+    execution order. If a variable holds several values (a clone), ``held`` has only the first. Axis i of a variable is
+    axis ``orders[variable][i]`` of the source's value; without ``orders``, all axes are in the source's order.
     ``empty_layers`` are those of `tvm_split.model.Model`.
     """
 
@@ -123,7 +123,7 @@ class ModelBuilder(Builder):
             self.emit_func_output(relax.Tuple(fields))
 
     def built(self, values: Mapping[Any, Any]) -> Built:
-        """Return what was built, without unused bindings; ``values`` maps the source's values to their expressions."""
+        """Return the network without unused bindings; ``values`` maps the source's values to their expressions."""
         # All variables were emitted as outputs of the block. Those that are not become dataflow variables here.
         module = relax.transform.CanonicalizeBindings()(self.get())
         module = relax.transform.DeadCodeElimination()(module)
@@ -336,4 +336,4 @@ _COMPOSED: Mapping[tuple[str, str], Callable[[ModelBuilder, relax.Call], relax.E
         for dtype in _UNSIGNED
     },
 }
-"""Operator and dtype → what a call is made of, where TVM's own lowering, which it also tries to fold, fails."""
+"""By operator and dtype, functions that compose a call of other operators, where TVM's lowering or folding fails."""

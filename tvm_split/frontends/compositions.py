@@ -40,7 +40,8 @@ def shifted(op: Operators, value: relax.Expr, by: relax.Expr, to_the_left: bool)
 def floor_remainder(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
     """Return the remainder with the divisor's sign, exact for floats; for finite x, x mod inf is x, or inf if x < 0.
 
-    TVM computes x - floor(x / y) · y for floats: NaN for infinite y, and inaccurate for a large quotient.
+    Needed because TVM's floor_mod of floats computes x - floor(x / y) · y: NaN for infinite y, and inaccurate for a
+    large quotient.
     """
     if not is_float(dtype_of(left)):
         return op.floor_mod(left, right)
@@ -50,9 +51,9 @@ def floor_remainder(op: Operators, left: relax.Expr, right: relax.Expr) -> relax
 
 
 def floor_quotient(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
-    """Return the largest integers up to the exact quotients, as torch and Python do.
+    """Return floor(left / right) of the exact quotients, as torch and Python do.
 
-    The rounded quotient may be the next integer: 1 // 0.1 is 9.
+    The floor of the rounded quotient may be one more: 1 / 0.1 is rounded to 10, but 1 // 0.1 is 9.
     """
     dtype = dtype_of(left)
     if not is_float(dtype):
@@ -165,7 +166,7 @@ def cumulative_sum(
 
 
 def padded_with_rows(op: Operators, data: relax.Expr, axis: int, widths: tuple[int, int], mode: str) -> relax.Expr:
-    """Pad ``data`` with its own rows, in a ``mode`` of ``numpy.pad`` such as ``reflect``."""
+    """Pad ``data`` along ``axis`` by ``widths`` (before, after) with its own rows, in a ``mode`` of ``numpy.pad``."""
     if not any(widths):
         return data
     rows = np.pad(np.arange(shape_of(data)[axis]), widths, mode=mode)  # type: ignore[call-overload]
@@ -173,16 +174,18 @@ def padded_with_rows(op: Operators, data: relax.Expr, axis: int, widths: tuple[i
 
 
 ROWS_PER_WEIGHT = 16
-"""From that many rows for each weight that is not 0, gathers are faster than a matrix product. Measured on AVX-512 with
-bilinear weights: 0.8 times as fast for 28 rows, 2.7 times for 65, 12 times for 256."""
+"""The number of rows per nonzero weight from which gathers are faster than a matrix product.
+
+Measured on AVX-512 with bilinear weights: 0.8 times as fast for 28 rows, 2.7 times for 65, 12 times for 256.
+"""
 
 
 def weighted(op: Operators, data: relax.Expr, weights: np.ndarray[Any, Any], axis: int) -> relax.Expr:
-    """Return the sums of the rows of ``data`` along ``axis`` with the ``weights`` [rows of the result, rows].
+    """Return weighted sums of the rows of ``data`` along ``axis``; ``weights`` is [rows of result, rows of ``data``].
 
-    Weights that only choose rows become a gather, and a few weights for many rows a gather for each.
-    Raises ModelImportError for other weights of integers: they would be rounded to 0, and sources round the sums in
-    different ways.
+    Weights that only choose rows become one gather. A few weights for many rows become a gather for each weight. Raises
+    ModelImportError for other weights of integers: they would be rounded to 0, and sources round the sums in different
+    ways.
     """
     target, size = weights.shape
     if target == size and np.array_equal(weights, np.eye(size)):
@@ -231,12 +234,12 @@ def attention(
 
 
 def strides(shape: Sequence[int]) -> list[int]:
-    """The distance of neighbours along each axis in a flat tensor of this shape."""
+    """The row-major strides of a tensor of this shape, in elements."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def flat_index(op: Operators, indices: relax.Expr, steps: Sequence[int]) -> relax.Expr:
-    """Return the positions in a flat tensor for ``indices``, whose last axis has an index for each of ``steps``."""
+    """Return positions in a flat tensor: dot products of the last axis of ``indices`` with the strides ``steps``."""
     return op.sum(op.multiply(indices, np.array(steps)), [-1])
 
 
@@ -314,16 +317,16 @@ def log_one_plus(op: Operators, operand: relax.Expr) -> relax.Expr:
 
 
 def erfc(op: Operators, operand: relax.Expr) -> relax.Expr:
-    """Return the complementary error function, right to some units of the last digit."""
+    """Return the complementary error function, accurate to a few units in the last place."""
     dtype = dtype_of(operand)
     x = op.cast(operand, wide(dtype))
     return op.cast(op.where(op.greater(x, 0.5), _erfc_beyond(op, x), op.subtract(1, op.erf(x))), dtype)
 
 
 def _erfc_beyond(op: Operators, x: relax.Expr) -> relax.Expr:
-    """Return the function above 0.47: Cody, Rational Chebyshev approximations for the error function, 1969.
+    """Return erfc(x) for x > 0.47: Cody, Rational Chebyshev approximations for the error function, 1969.
 
-    exp(-x^2) is a product, of x rounded to a 16th and of the rest, which keeps the digits of the square.
+    exp(-x²) is exp(-r²) · exp(-(x - r) · (x + r)), where r is x rounded down to a 16th, so that x² loses no digits.
     """
     middle = op.divide(polynomial(op, x, _ERFC_4), polynomial(op, x, _ERFC_4_BELOW))
     inverse = op.divide(1, op.multiply(x, x))

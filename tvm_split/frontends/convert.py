@@ -37,7 +37,7 @@ LOOP = "it loops while it runs"
 class Kind:
     """The dtype ("": unknown) and shape (None: unknown) of a tensor, as the source infers them.
 
-    With ``may_repeat``, a value may have size 1 along an axis on which it only repeats.
+    With ``may_repeat``, the imported value may have size 1 along axes on which its elements only repeat.
     """
 
     dtype: str = ""
@@ -49,9 +49,10 @@ class Kind:
 class Operation:
     """One operation of a source; inputs and outputs are keys of values, None where there is none.
 
-    ``results`` are the kinds of the outputs; an output that is a tuple has a tuple of kinds, and None is not checked.
-    ``source`` is the framework's own object. ``refusal`` is the reason why this operation cannot be imported, if there
-    is one. ``line`` is the line of the user's network that made it (``FILE, line N``), if it is known.
+    ``results`` are the kinds of the outputs; an output that is a tuple has a tuple of kinds. An output of kind None is
+    not checked. ``source`` is the framework's own object. ``refusal`` is the reason why this operation cannot be
+    imported, if there is one. ``line`` is the line of the user's network that made it (``FILE, line N``), if it is
+    known.
     """
 
     kind: str
@@ -148,7 +149,7 @@ class Importer:
         return False
 
     def by_tvm(self, call: Any) -> Any:
-        """Return what TVM's importer makes of an operation that it knows."""
+        """Return the result of TVM's importer for an operation that it supports."""
         raise NotImplementedError
 
     def output(self, key: Hashable) -> relax.Expr:
@@ -196,7 +197,7 @@ def _empty_layers(graph: Graph, values: Mapping[Hashable, Any], layers: Mapping[
 def _needed(graph: Graph) -> tuple[list[Operation], set[Hashable]]:
     """Return the operations that the outputs need (assertions are needed by none), and the keys that are read.
 
-    A result that nobody reads has None as its key, so that an importer need not know it: masks, indices, statistics.
+    A result that no operation reads gets the key None, so that an importer may omit it: masks, indices, statistics.
     """
     used: set[Hashable] = set(graph.outputs)
     operations = []
@@ -263,7 +264,7 @@ def line_of_source(error: BaseException) -> str:
 
 
 def is_users(path: str) -> bool:
-    """Whether a file of Python is not of this project or a framework."""
+    """Whether a Python file is the user's own, so neither of this project nor of a framework."""
     return not path.startswith(_folders_of_others())
 
 

@@ -109,7 +109,7 @@ def checked_examples(specs: DerivedSpecs, example_inputs: Any) -> list[Array]:
 def bound_sizes(
     specs: DerivedSpecs, request: ImportRequest, examples: Sequence[Array] | None, symbols_are_names: bool = True
 ) -> dict[str, Bound]:
-    """Return the size of each symbol; a size None is ignored, because it follows from others.
+    """Return the size of each symbol; open sizes that are None in ``specs`` are skipped, since others determine them.
 
     With ``symbols_are_names`` errors show the symbols, else the axis, such as ``x[1]``.
 

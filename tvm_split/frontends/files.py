@@ -9,7 +9,7 @@ from tvm_split.errors import ModelImportError
 
 _HEAD_BYTES = 512
 _PICKLE_OPCODES = b"}c](\x95\x8a\x8c"
-"""What may follow the header of a pickle. A flatbuffer can start with the same two bytes, and then has a zero."""
+"""The bytes that may follow a pickle's two-byte header. A flatbuffer that starts with the same two has a zero there."""
 _COMPRESSED = (b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf\x27\x1c")
 """The starts of files of gzip, bzip2, xz, zstd and 7-Zip."""
 _BLANK = b"\xef\xbb\xbf \t\r\n"
@@ -35,7 +35,7 @@ _PLACEHOLDERS: _Kinds = (
     ),
     (_is_page, "a web page: download the file itself, not the page that shows it"),
 )
-"""What may lie in the place of any file: a test of the first bytes, and what the file is with what to do."""
+"""Contents that may replace any file: a test of the first bytes, and text on what the file is and what to do."""
 
 _KINDS: _Kinds = (
     *_PLACEHOLDERS,
@@ -54,7 +54,7 @@ _KINDS: _Kinds = (
         "an HDF5 file: load it with keras.saving.load_model, and save the model as a .keras file",
     ),
 )
-"""Kinds of files that hold no network."""
+"""Contents of files that hold no network, in the form of `_PLACEHOLDERS`."""
 
 
 def require_model_file(path: Path) -> None:
@@ -85,7 +85,7 @@ def _require(path: Path, kinds: _Kinds) -> None:
 
 
 _MARKS = {".pt2": {"archive_format", "serialized_exported_program.json"}, ".keras": {"config.json"}}
-"""Suffixes of archives that hold a network, and names of files of which each has at least one."""
+"""By the suffix of archives that hold a network, names of files; each such archive has at least one of them."""
 
 
 def _kind_of_archive(path: Path) -> str:

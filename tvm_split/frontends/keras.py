@@ -92,7 +92,7 @@ def _refuse_state(model: Any, scope: Any) -> None:
 
 
 def _output_names(model: Any, paths: Sequence[Any]) -> list[str]:
-    """Return the outputs' names: keys of a dict, else the names that the network declares, of its last layers."""
+    """Return the outputs' names: keys of a dict, else the model's ``output_names``, those of its last layers."""
     declared = list(getattr(model, "output_names", None) or ())
     has_keys = any(isinstance(key, str) for path in paths for key in path)
     return declared if len(declared) == len(paths) and not has_keys else output_names(paths)

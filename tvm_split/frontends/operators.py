@@ -15,7 +15,7 @@ _ELEMENTWISE = (
     "left_shift", "right_shift", "where", "full_like", "less", "less_equal", "greater", "greater_equal", "equal",
     "not_equal",
 )  # fmt: skip
-"""Operators whose numbers get the dtype of the last tensor argument."""
+"""Operators in which Python numbers get the dtype of the last tensor argument."""
 
 
 class Operators:

@@ -89,7 +89,7 @@ class InChildProcess:
 
 @dataclass
 class _Child:
-    """A child process that serves one reference at a time; ``holds`` is the last one that it received."""
+    """A child process that serves one reference at a time; ``holds`` is the reference that it received last."""
 
     process: subprocess.Popen[bytes]
     connection: Connection

@@ -3,8 +3,8 @@
 A configuration of the model names devices, and each node has a ``pipeline_stage`` per configuration. ONNX does not
 define the device of a stage. Here **stage i runs on device i** of the configuration, both counted from 0, and a device
 has the name of a machine. A sharding spec with a single device puts a node's tensors on this device instead. It is
-written for plans in which a machine has several stages, so that stages and devices do not correspond. Stages counted
-from 1, as in ONNX's own proposal, are recognised: none is 0, and the last is the number of devices.
+written for plans in which a machine has several stages, so that stages and devices do not correspond. If no stage is 0
+and the last stage equals the number of devices, stages are read as counted from 1, as in ONNX's own proposal.
 
 See onnx.proto, and docs/proposals/0006-ONNXMultiDeviceProposal.md of the ONNX project.
 """
@@ -71,7 +71,8 @@ def split_from_annotations(
 ) -> dict[str, list[str]]:
     """Read the layers of each machine from a model's annotations, in the form of the argument ``split=``.
 
-    Nodes without an annotation go with the node before them; those before the first annotation go with it.
+    A node without an annotation gets the device of the node before it; nodes before the first annotated one get its
+    device.
 
     Args:
         model: a model of IR version 11 or later.

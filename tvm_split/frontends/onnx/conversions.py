@@ -27,7 +27,7 @@ class OnnxCall(Call):
 
     @property
     def opset(self) -> int:
-        """The version of the model's operators."""
+        """The model's opset version of the default domain ``ai.onnx``."""
         return int(self.importer.opset)
 
     def by_tvm(self, operands: Sequence[Any] | None = None, attributes: Mapping[str, Any] | None = None) -> relax.Expr:
@@ -93,7 +93,7 @@ def _split(op: Operators, call: OnnxCall) -> relax.Expr:
 
 
 def _split_to_sequence(op: Operators, call: OnnxCall) -> relax.Tuple:
-    """Split into a tuple; of TVM's importer the readers of a sequence never end."""
+    """Split into a Relax tuple; TVM's importer runs forever on operators that read its own form of a sequence."""
     data, axis, sizes = call.operands[0], call.get("axis", 0), call.numbers(1, "list of sizes")
     length = shape_of(data)[axis]
     if sizes is None or sizes.ndim == 0:
@@ -129,9 +129,10 @@ def _cumsum(op: Operators, call: OnnxCall) -> relax.Expr:
 
 
 def _reduced(op: Operators, call: OnnxCall) -> relax.Expr:
-    """Reduce an axis of one element if there are no axes: TVM returns the input, ONNX its absolute value or square.
+    """Convert a reduction; if it has no axes, an axis of size 1 is added and reduced.
 
-    TVM's means of integers have another dtype, its roots and logarithms of integers fail.
+    Then ONNX returns the absolute value or square, but TVM the input. TVM's means of integers have another dtype, its
+    roots and logarithms of integers fail.
     """
     data, axes, attributes = call.operands[0], call.operands[1], call.attributes
     if call.get("noop_with_empty_axes", 0) and (axes is None or 0 in shape_of(axes)):
@@ -272,7 +273,7 @@ def _layer_norm(op: Operators, call: OnnxCall) -> relax.Expr:
 
 
 def _rms_norm(op: Operators, call: OnnxCall) -> relax.Expr:
-    """Merge the axes if the norm is over all of them: TVM's operator does not compile then."""
+    """Convert an RMS norm; one over all axes is computed over a merged axis, since TVM's does not compile."""
     data, scale = call.operands
     shape = shape_of(data)
     axis = call.get("axis", -1) % len(shape)
@@ -290,7 +291,7 @@ def _top_k(op: Operators, call: OnnxCall) -> tuple[relax.Expr, relax.Expr]:
 
 
 def _space_to_depth(op: Operators, call: OnnxCall) -> relax.Expr:
-    """Convert with either mode (DCR, CRD); TVM's importer ignores it."""
+    """Convert with either mode (DCR, CRD); TVM's importer ignores the mode."""
     size = call["blocksize"]
     images, channels, height, width = shape_of(call.operands[0])
     parts = [images, channels, height // size, size, width // size, size]
@@ -300,7 +301,7 @@ def _space_to_depth(op: Operators, call: OnnxCall) -> relax.Expr:
 
 
 def _roi_align(op: Operators, call: OnnxCall) -> relax.Expr:
-    """Convert with the shift by half a pixel after scaling, as onnxruntime does; TVM's importer shifts before."""
+    """Convert with the shift by half a pixel after scaling, as in onnxruntime; TVM's importer shifts before scaling."""
     if call.get("mode", b"avg") != b"avg":
         raise ModelImportError("it takes the maximum of its samples; only their mean (mode avg) can be imported")
     data, regions, images = call.operands
@@ -399,7 +400,7 @@ _IN_FLOAT32 = (
     *("AveragePool", "GlobalAveragePool", "LpPool", "GlobalLpPool", "LRN", "Softmax", "LogSoftmax", "CumSum", "Sum"),
     *("Mean", "Einsum", "Softplus", "Gelu", "Mish", "Elu", "Selu", "HardSwish", "Softsign", "GridSample"),
 )
-"""Operators of several steps: in half precision, each step would be rounded, and a square or a sum may overflow."""
+"""Operators of many steps, computed in float32: half precision rounds each step, and squares or sums may overflow."""
 
 CONVERSIONS: dict[str, Conversion] = {
     **_OWN,

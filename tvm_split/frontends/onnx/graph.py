@@ -24,7 +24,7 @@ _FUNCTIONS = "tvm_split.functions"
 """The domain of the functions that replace ONNX's own operators."""
 
 _LARGEST_IN_SKELETON = 1024
-"""The most elements of a weight in the model for shape inference, since a protobuf holds at most 2 GiB."""
+"""The most elements of a weight that shape inference gets with its values, since a protobuf holds at most 2 GiB."""
 
 _NUMBERS = frozenset(
     (
@@ -129,7 +129,7 @@ def layers_of_nodes(model: onnx.ModelProto) -> list[tuple[str, ...]]:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """The version of ONNX's own operators in a model; 1 if the model does not state it."""
+    """The opset version of the default domain ``ai.onnx`` in a model; 1 if the model does not state it."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
 
 
@@ -164,7 +164,7 @@ def _name_nodes(nodes: Sequence[onnx.NodeProto]) -> None:
 def _kinds(
     skeleton: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], constants: dict[str, Array]
 ) -> dict[str, Kind | None]:
-    """Infer dtypes and shapes, from the values of small constants and the shapes of large ones."""
+    """Infer the kind of each tensor (None: a sequence) from values of small constants and shapes of large ones."""
     model = onnx.ModelProto()
     model.CopyFrom(skeleton)
     del model.graph.node[:]
@@ -238,11 +238,11 @@ def _fold(
 _OF_LENGTHS = ("SequenceConstruct", "SequenceErase", "SequenceInsert", "SequenceLength")
 """Operators of sequences whose length does not depend on the values of their inputs."""
 _OF_SHAPES = ("Shape", "Size", "SplitToSequence")
-"""Operators that need of their first input only the shape; of a split, the length of the sequence is known then."""
+"""Operators that need only the shape of their first input; for a split, it gives the length of the sequence."""
 
 
 def _computed(node: onnx.NodeProto, operands: Mapping[str, Any], skeleton: onnx.ModelProto) -> dict[str, Any]:
-    """Return the node's outputs by name, a sequence as a list; none if ONNX's evaluator cannot compute them."""
+    """Return the node's outputs by name, a sequence as a list; empty if ONNX's evaluator cannot compute them."""
     inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names if name] for names in (operands, node.output))
     graph = helper.make_graph([node], "constant", inputs, outputs)
     model = helper.make_model(graph, opset_imports=skeleton.opset_import, ir_version=skeleton.ir_version)

@@ -78,7 +78,7 @@ def _read(source: onnx.ModelProto | bytes | str | Path) -> onnx.ModelProto:
 
 
 def _name_parts(model: onnx.ModelProto) -> None:
-    """Name the parts that a Split leaves out, in place: onnxruntime crashes on parts without a name."""
+    """Name the unnamed outputs of Split nodes, in place: onnxruntime crashes on them."""
     functions = (node for function in model.functions for node in function.node)
     for place, node in enumerate((*model.graph.node, *functions)):
         if node.op_type == "Split":
@@ -131,7 +131,7 @@ def _bind_sizes(model: onnx.ModelProto, request: ImportRequest) -> list[Array] |
 
 
 def import_onnx(graph: OnnxGraph) -> Built:
-    """Convert a static graph; its values are the names of its tensors. Raises ModelImportError."""
+    """Convert a static graph; ``held`` of the result has the names of tensors as keys. Raises ModelImportError."""
     for name in [name for name, value in graph.constants.items() if value.dtype.kind in "OSU"]:
         users = [node.name for node in graph.nodes if name in node.input]
         if users or name in graph.outputs:
@@ -157,7 +157,7 @@ def importable_operators() -> frozenset[str]:
 _OF_ANOTHER_DOMAIN = frozenset(
     {"Attention", "BiasGelu", "FastGelu", "SkipLayerNormalization", "EmbedLayerNormalization"}
 )
-"""Names under which TVM imports operators of com.microsoft without checking the domain."""
+"""Names that TVM's importer, which ignores domains, converts as operators of com.microsoft."""
 
 
 @cache
@@ -166,7 +166,7 @@ def _known_to_tvm() -> frozenset[str]:
 
 
 def _operation(node: onnx.NodeProto, graph: OnnxGraph) -> Operation:
-    """A node as an operation; its kind has its domain if that is not ONNX's: ``com.microsoft.FastGelu``."""
+    """Return a node as an `Operation`; its kind has a domain other than ONNX's, as in ``com.microsoft.FastGelu``."""
     has_graphs = any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute)
     kinds = [graph.kinds.get(name, Kind()) for name in (*node.input, *node.output)]
     dtypes = [kind.dtype if kind is not None else "" for kind in kinds]
@@ -189,9 +189,9 @@ _COMPUTABLE = frozenset(
     ["", "bool", "bfloat16", "object"]
     + [f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64) if (kind, bits) != ("float", 8)]
 )
-"""The dtypes of values that operators may have; strings (object) are refused elsewhere."""
+"""The dtypes of inputs and outputs that operators may have ("": unknown); strings (object) are refused elsewhere."""
 _READABLE = frozenset(["int2", "int4", "uint2", "uint4", "float8_e8m0fnu"])
-"""Other dtypes of the model's inputs that are converted rightly."""
+"""Further dtypes, which only the inputs of operators may have; their conversion is correct."""
 
 
 class _Importer(Importer):

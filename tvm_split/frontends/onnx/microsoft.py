@@ -20,7 +20,7 @@ from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_o
 
 
 def _operands(call: OnnxCall, count: int) -> list[Any]:
-    """The first operands; None for those that are left out."""
+    """The first ``count`` operands; None for those that are left out."""
     return [*call.operands, *[None] * count][:count]
 
 
@@ -42,9 +42,10 @@ def _by_onnx(op: Operators, call: OnnxCall, operator: str, operands: Sequence[An
 def _attended(
     op: Operators, call: OnnxCall, heads: Sequence[relax.Expr], mask: Any, bias: Any, past: Sequence[Any]
 ) -> list[relax.Expr]:
-    """Return the attention to query, key and value [batch, heads, rows, width] as [batch, rows, width]; key and value.
+    """Return attention's result [batch, rows, heads · width], the keys and the values.
 
-    Key and value begin with those of the ``past``, if there are any.
+    ``heads`` are query, key and value [batch, heads, rows, width]. The returned keys and values begin with those of the
+    ``past``, if there are any.
     """
     query, *pair = heads
     key, value = (new if old is None else op.concat([old, new], 2) for old, new in zip(past, pair, strict=True))
@@ -63,10 +64,10 @@ def _attended(
 
 
 def _shown(op: Operators, mask: relax.Expr, batch: int, columns: int) -> relax.Expr:
-    """Return where a mask shows, [batch, 1, 1 or rows, columns].
+    """Return whether attention may read each column by ``mask``: bool [batch, 1, 1 or rows, columns].
 
-    The mask has a number for each column, or each row and column, or the end of the columns of each batch element;
-    the beginnings, or more lengths that onnxruntime ignores, may follow the ends.
+    The mask has a number for each column, or each row and column (0: hidden), or the end of the columns of each batch
+    element. After the ends it may have the beginnings, or lengths that onnxruntime ignores.
     """
     shape, places = shape_of(mask), constant(np.arange(columns), dtype_of(mask))
     if shape in ([batch], [2 * batch], [3 * batch + 2]):
@@ -151,7 +152,7 @@ _ACTIVATIONS = ("Relu", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid", "HardSwis
 
 
 def _fused(op: Operators, call: OnnxCall, operator: str) -> relax.Expr:
-    """Convert ONNX's ``operator``, an addition and an activation."""
+    """Convert ONNX's ``operator`` together with the addition and the activation that are fused with it."""
     *operands, added = _operands(call, 4)
     result = _by_onnx(op, call, operator, operands)
     result = result if added is None else op.add(result, added)

@@ -23,7 +23,7 @@ def array_of(tensor: onnx.TensorProto) -> Array:
 
 
 def order_nodes(model: onnx.ModelProto) -> None:
-    """Put the nodes in topological order, in place: tools write others, which onnxruntime accepts.
+    """Put the nodes in topological order, in place: some tools write another order, which onnxruntime accepts.
 
     Raises ModelImportError for a tensor that nothing makes, or that is made twice or from itself.
     """
@@ -81,9 +81,10 @@ def _branch(node: onnx.NodeProto, graph: onnx.GraphProto, constants: dict[str, A
 
 
 def with_functions_inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return ``model`` without its functions; calls get the attributes that they leave out, as ONNX's inliner does not.
+    """Return ``model`` with its functions inlined; a call gets the function's defaults for attributes that it omits.
 
-    A call inside a function may take an attribute from its caller, which may leave it out: so callers come first.
+    ONNX's inliner ignores these defaults. A call inside a function may refer to an attribute that the function's caller
+    omits: so callers are inlined first.
     """
     functions = {(function.domain, function.name): function for function in model.functions}
     rest = set(functions)
@@ -114,7 +115,7 @@ def _graphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def read_by(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the names of the tensors that a node reads; its branches read tensors outside of them."""
+    """Yield the names of the tensors that a node reads, and of those that nodes in its branches read."""
     for part in _with_branches([node]):
         yield from part.input
         yield from (value.name for graph in _graphs_of(part) for value in graph.output)
@@ -137,11 +138,11 @@ _LIKE_ANOTHER = {
     for fused, operator in (("FusedConv", "Conv"), ("FusedGemm", "Gemm"), ("FusedMatMul", "MatMul"))
 }
 _ATTENTIONS = {"com.microsoft.Attention": 2, "com.microsoft.MultiHeadAttention": 3}
-"""Operators with the number of their inputs that are not packed into one."""
+"""By attention operator, how many first inputs must be present; fewer are given if query, key and value are packed."""
 
 
 def stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return the node, or for an operator of onnxruntime nodes of ONNX whose last result has its shape and dtype."""
+    """Return ONNX nodes whose last result has the shape and dtype of onnxruntime's operator; other nodes unchanged."""
     kind = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
     if kind in _LIKE_THE_FIRST:
         return [helper.make_node("Identity", node.input[:1], node.output[:1])]
@@ -164,7 +165,10 @@ def _subscripts(axes: str, side: str, attributes: Mapping[str, Any]) -> str:
 
 
 def _attention_stand_ins(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return nodes that add [batch, rows, 1] of the query to [1 or batch, 1, width] of the value or of its weight."""
+    """Return nodes whose last result has attention's shape: the sum of [batch, rows, 1] and [1 or batch, 1, width].
+
+    The first term comes from the query, the second from the value or its weight.
+    """
     rows, first, parts, width, zero, shape = (f"{node.output[0]}:{part}" for part in range(6))
     is_packed = node.op_type == "Attention"
     # A value may have heads: [batch, heads, columns, width / heads].

@@ -55,7 +55,7 @@ def folded(operation: ir.Operation, operands: Sequence[Array]) -> list[Array] | 
 
 
 def _interpreted(operation: ir.Operation, operands: Sequence[Array], sizes: Sequence[int]) -> list[Array] | None:
-    """Compute an operation of one result of the shape ``sizes`` on operands of any shape; None for a large one."""
+    """Compute an operation with StableHLO's interpreter; None if its result of shape ``sizes`` exceeds `LARGEST`."""
     if math.prod(sizes) > LARGEST:
         return None
 

@@ -47,12 +47,12 @@ _KEPT_WHOLE = frozenset({"chlo.erf", "chlo.top_k", "chlo.asin", "chlo.acos", "ch
 """Composite operations that are imported as one operation; others are replaced by their decomposition."""
 
 _WITHOUT_EFFECT = frozenset({"Sharding", "shape_assertion", "annotate_device_placement", "SPMDFullToShardShape"})
-"""Custom calls whose results are their operands, or that have none."""
+"""Custom calls that return their operands, or nothing."""
 
 
 @dataclass(frozen=True)
 class FlatProgram:
-    """A program without calls and loops: ``steps`` are the operations of ``module``'s main function and their layers.
+    """A program without calls and loops: ``steps`` are operations of ``module``'s main function, each with its layer.
 
     ``module`` also contains the decompositions of composite operations. ``known`` has the values that depend on no
     input. ``arguments`` are those of the main function, including weights.

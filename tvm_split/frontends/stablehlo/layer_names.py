@@ -125,9 +125,9 @@ def below_the_network(paths: Sequence[Path]) -> Sequence[Path]:
 def layers_of(origins: Sequence[Origin], naming: Naming = as_they_are) -> list[str]:
     """Return the layer of each origin, in order.
 
-    An operation in a module without submodules belongs to this module (``block/conv``). If another module ran in
-    between, it is a further call (``block/conv@1``). In a module with submodules, the module's own operations are named
-    by its path and the call (``block/relu``, one layer per call) or the operation (``block/add``), and numbered.
+    An operation in a module without submodules belongs to this module (``block/conv``), or to a further call of it
+    (``block/conv@1``) if another module ran in between. In a module with submodules, the module's own operations are
+    named by its path and the call (``block/relu``, one layer per call) or the operation (``block/add``), and numbered.
     """
     paths = naming([origin.path for origin in origins])
     containers = {path[:length] for path in paths for length in range(len(path))} | {()}
@@ -243,7 +243,7 @@ def _is_balanced(text: str) -> bool:
 
 
 def is_call(word: str) -> bool:
-    """Whether JAX or TensorFlow wrote ``word`` for a call or an einsum, at any position.
+    """Whether ``word`` is one that JAX or TensorFlow writes for a call or an einsum, wherever it occurs.
 
     ``checkpoint`` counts as JAX's word, although JAX writes it like the name of a user's scope.
     """

@@ -139,7 +139,7 @@ def with_sizes(module: ir.Module, shapes: Sequence[Sequence[int]]) -> ir.Module:
 
 
 def _set_kind(argument: ir.Value, kind: ir.Type, first: ir.InsertionPoint) -> None:
-    """Give an argument static sizes. A wrapper keeps the open type for its uses, so that XLA refines them all.
+    """Give an argument static sizes; its uses get a wrapper of the open type, so that XLA refines them all.
 
     StableHLO's pass ``stablehlo-refine-arguments`` (``StablehloRefineArguments.cpp``) does the same.
     """

@@ -61,7 +61,7 @@ class StableHloReference:
 
 
 def _returning(flat: bytes, keys: Sequence[tuple[int, int]]) -> tuple[Any, int]:
-    """Return the program with the first results of ``keys`` as its outputs, and the number of these results."""
+    """Return the program that returns the first results of ``keys``, up to `_BYTES_AT_A_TIME`, and their number."""
     module = ir.Module.parse(flat)
     main = main_of(module)
     *steps, end = [op_view.operation for op_view in block_of(main).operations]

@@ -58,7 +58,7 @@ def _softmax(op: Operators, call: TfliteCall) -> relax.Expr:
 
 
 def _gelu(op: Operators, call: TfliteCall) -> relax.Expr:
-    """Convert GELU; TVM computes the tanh approximation exactly."""
+    """Convert GELU; TVM computes the exact function instead of the approximation by tanh."""
     data = call.expr(0)
     return call.quantized(op.nn.gelu_tanh(data) if call["approximate"] else op.nn.gelu(data))
 
@@ -155,7 +155,7 @@ def _fully_connected(op: Operators, call: TfliteCall) -> relax.Expr:
 
 
 def _bias(call: TfliteCall) -> relax.Expr:
-    """Return the real values of a bias; without own scale, int32 steps are input scale times weight scale."""
+    """Return the real values of a bias; an int32 bias without a scale has input scale times weight scale."""
     tensor = call.inputs[2]
     if tensor.qnn_params or not call.inputs[0].qnn_params:
         return call.expr(2)

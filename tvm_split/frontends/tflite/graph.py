@@ -183,7 +183,7 @@ class TfliteFile:
         return [int(number) for number in _listed(getattr(self.graph, which))]
 
     def _names(self, which: str) -> list[str]:
-        """The names in the file's signature, else those of the tensors, else ``input_0``."""
+        """The names of the file's ``inputs`` or ``outputs``: from its signature, the tensors, or else ``input_0``."""
         called = {
             int(entry.tensorIndex): _text(entry.name)
             for signature in _listed(self.model.signatureDefs)[:1]
@@ -251,7 +251,7 @@ def _packed(model: Any) -> bytes:
 
 
 def _made_readable(model: Any) -> int:
-    """Escape names of tensors that are not UTF-8, which LiteRT omits; return how many there were."""
+    """Escape names of tensors that are not UTF-8, which LiteRT omits; return the number of these names."""
     named = [tensor for graph in model.subgraphs for tensor in _listed(graph.tensors)]
     named += [
         entry
@@ -282,10 +282,10 @@ def _merge_dilations(
     constant: Callable[[int], Array | None],
     outputs: Sequence[int],
 ) -> None:
-    """Merge convolutions with the operators around them that dilate them, in ``operators`` and ``written``, in place.
+    """Merge each convolution between SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND with both to a dilated one, if equivalent.
 
-    ``written`` are the file's operators. ``constant`` returns the value of a tensor that depends on no input, else
-    None. ``outputs`` are the graph's.
+    Changes ``operators`` and ``written``, the file's operators, in place. ``constant`` returns the value of a tensor
+    that depends on no input, else None. ``outputs`` are the graph's.
     """
     readers = Counter(number for operator in operators for number in operator.inputs) + Counter(outputs)
     for place in range(len(operators) - 2, 0, -1):
@@ -307,7 +307,10 @@ def _merge_dilations(
 
 
 def _dilated(convolution: Operator, kernel: Sequence[int], values: Sequence[Array | None]) -> Mapping[str, int] | None:
-    """Return the options of the dilated convolution, from the ``values`` around it: block, padding, block, crops."""
+    """Return the options of the equivalent dilated convolution; None if there is none.
+
+    ``values`` are the constants around the convolution (None: not constant): block, padding, block, crops.
+    """
     ones = ("strideH", "strideW", "dilationHFactor", "dilationWFactor")
     is_plain = all(convolution.options[name] == 1 for name in ones)
     if not is_plain or convolution.options["padding"] != schema.Padding.VALID or any(value is None for value in values):

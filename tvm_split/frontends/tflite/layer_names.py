@@ -60,7 +60,7 @@ def parts_of(operators: Sequence[Operator], weights: Mapping[int, str]) -> list[
 
 @dataclass(frozen=True)
 class Piece:
-    """One operation of TensorFlow: its scopes and its own word."""
+    """One operation of TensorFlow: its scopes and its own name."""
 
     path: Words
     word: str

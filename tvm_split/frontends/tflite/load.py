@@ -92,9 +92,10 @@ def require_end(operators: Sequence[Operator], layers: Sequence[Parts]) -> None:
 
 
 def import_tflite(graph: TfliteGraph, layers: Sequence[Parts]) -> Built:
-    """Convert a static graph; ``layers`` has those of each operator. Its values are the numbers of tensors as text.
+    """Convert a static graph; ``layers`` has those of each operator.
 
-    Raises ModelImportError, which names every operator that cannot be imported.
+    ``held`` of the result has the numbers of tensors, as text, as keys. Raises ModelImportError, which names every
+    operator that cannot be imported.
     """
     importer = _Importer(graph.content)
     inputs = {
@@ -151,7 +152,7 @@ class _Importer(Importer):
 
 
 class _Converter(tflite_frontend.OperatorConverter):  # type: ignore[misc]
-    """TVM's importer, which gives the parts of an operator to the layers that they come from: ``parts``."""
+    """TVM's importer; it binds the parts of an operator to the layers that they come from, which ``parts`` names."""
 
     parts = Parts("", "", "")
 

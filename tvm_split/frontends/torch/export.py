@@ -49,7 +49,7 @@ _REASONS = {
 class Called(nn.Module):  # type: ignore[misc]
     """A function or bound method as a module; the modules that it uses are its parts.
 
-    ``only_part`` is the name of its part if there is one, which layer names leave out.
+    ``only_part`` is the name of the part, which layer names leave out, if there is exactly one; else it is empty.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -66,7 +66,7 @@ class Called(nn.Module):  # type: ignore[misc]
 
 
 def _modules_of(function: Any) -> dict[str, nn.Module]:
-    """Return the modules that a function uses, by name: its object or this one's attributes, closure and globals."""
+    """Return the modules that a function uses, by name: its own, or those in its object, closure and globals."""
     while isinstance(function, partial):
         function = function.func
     owner = getattr(function, "__self__", None)
@@ -227,7 +227,7 @@ def _results(
 ) -> Iterator[tuple[fx.Node, Any]]:
     """Yield every call of the graph with its result; results are dropped after their last use.
 
-    ``convert`` is applied to all tensors and arguments before.
+    ``convert`` is applied to all tensors and arguments before the calls.
     """
     held = held_tensors(program) | dict(zip(user_inputs(program), inputs, strict=True))
     values: dict[fx.Node, Any] = {node: convert(value) for node, value in held.items()}

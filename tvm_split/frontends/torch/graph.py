@@ -110,7 +110,7 @@ class LayerNames:
     """
 
     def __init__(self, program: ExportedProgram, omitted: str = "") -> None:
-        """``omitted`` is the name of the part of the root whose layers are named as if it were the root."""
+        """Names leave out ``omitted``, a part of the root module, as if it were the root (see `export.Called`)."""
         self._omitted = omitted
         paths = {path for node in program.graph.nodes for _, path in self._stack(node)}
         paths.update(self.shortened(target.rpartition(".")[0]) for target in program.state_dict)
@@ -174,7 +174,7 @@ def check_no_state(program: ExportedProgram, names: LayerNames) -> None:
 def arrays_of(
     program: ExportedProgram, tensors: Mapping[fx.Node, torch.Tensor], names: LayerNames
 ) -> dict[fx.Node, np.ndarray[Any, Any]]:
-    """Return the values in ``tensors`` that the network reads. Raises ModelImportError for dtypes without an import."""
+    """Return the values in ``tensors`` that the network reads. Raises ModelImportError for unsupported dtypes."""
     signature = program.graph_signature
     targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     arrays = {}
@@ -269,7 +269,7 @@ _LARGEST = 1 << 22
 
 
 def constant_values(program: ExportedProgram) -> dict[fx.Node, torch.Tensor]:
-    """Return the calls of the graph whose value depends on neither inputs nor parameters: masks, positions, scales."""
+    """Return the calls whose value depends on neither inputs nor parameters (masks, positions), with the value."""
     values = held_tensors(program, {InputKind.BUFFER, InputKind.CONSTANT_TENSOR})
     values |= {node: value for node, value in held_tensors(program).items() if value.dtype not in IMPORTABLE}
     computed: dict[fx.Node, torch.Tensor] = {}

@@ -117,7 +117,7 @@ def _model(
 
 
 def _output_names(program: ExportedProgram) -> list[str]:
-    """Return the names of the outputs in what the source returns: keys of dicts, fields of dataclasses."""
+    """Return the outputs' names by their paths in the source's result: keys of dicts, fields of dataclasses."""
     structure = program.call_spec.out_spec
     places = list(range(structure.num_leaves))
     leaves = paths_in(pytree.tree_unflatten(places, structure))
@@ -165,10 +165,10 @@ def _with_batch(arguments: Arguments, batch: int | None) -> Any:
 def _bound_sizes(
     program: ExportedProgram, arguments: Arguments | None, request: ImportRequest
 ) -> tuple[dict[str, int], list[Any] | None]:
-    """Return the size of every symbol in the program's inputs, and the example inputs.
+    """Return the size of every symbol in the program's inputs, and the example inputs (None without ``arguments``).
 
-    A symbol is named by torch's name (``s77``) or by its place: ``x[1]`` is axis 1 of input ``x``.
-    Raises ModelImportError if a symbol stays open, two sources disagree, or torch's own bounds are violated.
+    A symbol is named by torch's name (``s77``) or by its place: ``x[1]`` is axis 1 of input ``x``. Raises
+    ModelImportError if a symbol stays open, two sources disagree, or torch's own bounds are violated.
     """
     specs = []
     for node in user_inputs(program):
@@ -210,7 +210,7 @@ REFUSED = {"cond": BRANCH, "while_loop": LOOP}
 
 
 def import_graph(program: ExportedProgram, names: LayerNames) -> Built:
-    """Convert a static, decomposed program; its values are the fx nodes. Raises ModelImportError."""
+    """Convert a static, decomposed program; keys of ``held`` in the result are fx nodes. Raises ModelImportError."""
     tensors = held_tensors(program) | constant_values(program)
     for output in user_outputs(program):
         if not isinstance(output, fx.Node):

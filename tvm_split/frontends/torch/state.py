@@ -1,4 +1,4 @@
-"""Find out whether a module keeps something in Python attributes from one call to the next."""
+"""Find out whether a module keeps state in Python attributes from one call to the next."""
 
 import sys
 from collections import OrderedDict, defaultdict, deque
@@ -30,7 +30,7 @@ class _Snapshot:
         return [value for value in values if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)]
 
     def changes(self) -> list[tuple[str, Any, Any]]:
-        """The path, container and key of each entry that was added, changed or removed since."""
+        """The path, container and key of each entry that was added, changed or removed since the snapshot."""
         return [
             (f"{path}{key}", container, key)
             for path, container, old in self._held
@@ -93,7 +93,7 @@ class _Unreadable(torch.Tensor):  # type: ignore[misc]
 
 @contextmanager
 def _restored(module: nn.Module, buffers: list[torch.Tensor]) -> Iterator[_Snapshot]:
-    """Restore the module's attributes and the values of its tensors after the block; yields what they are."""
+    """Restore the module's attributes and the values of its tensors after the block; yields a snapshot of them."""
     snapshot = _Snapshot(module)
     tensors = [tensor for tensor in (*buffers, *snapshot.tensors()) if not tensor.is_inference()]
     values = [(tensor, tensor._version, tensor.clone()) for tensor in tensors]
@@ -108,7 +108,7 @@ def _restored(module: nn.Module, buffers: list[torch.Tensor]) -> Iterator[_Snaps
 
 @contextmanager
 def watched(module: nn.Module) -> Iterator[set[str]]:
-    """Restore the module's attributes after the block; yields the set of those that calls in the block change."""
+    """Restore the module's attributes after the block; yields the set of attributes that calls inside it change."""
     calls: list[_Snapshot] = []
     changed: set[str] = set()
     kinds = {kind.__module__.partition(".")[0] for part in module.modules() for kind in type(part).__mro__}
@@ -153,6 +153,6 @@ def state_of(module: nn.Module, arguments: Any) -> list[str]:
 
 
 def _with_other_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose elements are valid indices if those of ``tensor`` are."""
+    """Return a tensor of other values, which are valid indices if those of ``tensor`` are."""
     flipped = tensor.flip(list(range(tensor.dim())))
     return flipped + 1 if tensor.is_floating_point() else flipped

@@ -11,16 +11,16 @@ from tvm_split.frontends.stablehlo.modules import Array
 class HloCall(Call):
     """An operation and its operands.
 
-    ``operands`` have the same rank, but size 1 along axes on which they only repeat; elementwise operators broadcast
-    them.
+    ``operands`` have the rank of the source's, but size 1 along axes on which their elements only repeat. Elementwise
+    operators broadcast them.
     """
 
     def whole(self, place: int) -> relax.Expr:
-        """An operand in its whole shape."""
+        """An operand, broadcast to its full shape."""
         return self.importer.whole(self.source.operands[place])
 
     def known(self, place: int) -> Array | None:
-        """The values of an operand that depends on no input of the model, with size 1 where they only repeat."""
+        """The values of an operand that depends on no model input, else None; axes of repeated values have size 1."""
         return numbers_of(self.operands[place])
 
     def shape_of(self, place: int) -> list[int]:

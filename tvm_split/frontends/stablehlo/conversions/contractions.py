@@ -66,7 +66,7 @@ def _convolution(op: Operators, call: HloCall) -> relax.Expr:
 def _with_plain_padding(
     op: Operators, data: relax.Expr, space: Sequence[int], spread: Sequence[int], padding: Sequence[tuple[int, int]]
 ) -> tuple[relax.Expr, list[tuple[int, int]]]:
-    """Return the data with its base dilation and negative padding applied, and the remaining padding."""
+    """Return the data with the base dilation ``spread`` and negative padding applied, and the remaining padding."""
     inner, low, high = ([0] * len(shape_of(data)) for _ in range(3))
     for axis, apart, (before, after) in zip(space, spread, padding, strict=True):
         inner[axis], low[axis], high[axis] = apart - 1, min(before, 0), min(after, 0)

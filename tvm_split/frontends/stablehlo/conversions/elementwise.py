@@ -39,7 +39,7 @@ def _named(name: str) -> Elementwise:
 
 
 def _in_float32(name: str) -> Elementwise:
-    """Compute an operator in float32 for half precision, which TVM lacks or computes inaccurately."""
+    """Return an operator that computes half precision in float32, since TVM lacks it or computes it inaccurately."""
 
     def change(op: Operators, operand: relax.Expr) -> relax.Expr:
         dtype = dtype_of(operand)
@@ -57,7 +57,7 @@ def _bitwise(name: str) -> Elementwise:
 
 
 def _of_numbers(name: str, of_booleans: str) -> Elementwise:
-    """Use ``of_booleans`` for booleans, which StableHLO also adds and multiplies."""
+    """Return operator ``name``, but ``of_booleans`` for booleans, which StableHLO also adds and multiplies."""
 
     def change(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
         return getattr(op, of_booleans if dtype_of(left) == "bool" else name)(left, right)
@@ -238,7 +238,7 @@ def _compare(op: Operators, call: HloCall) -> relax.Expr:
 
 
 def _reduce_precision(op: Operators, call: HloCall) -> relax.Expr:
-    """Round to a float of so many bits; supported are bfloat16's, and at least the operand's own."""
+    """Round to a float format of fewer bits: bfloat16's, or one without loss; raise ModelImportError for others."""
     operand, dtype = call.operands[0], call.dtype
     exponent, mantissa = (integer(call.source, name) for name in ("exponent_bits", "mantissa_bits"))
     bits = {"float64": (11, 52), "float32": (8, 23), "float16": (5, 10), "bfloat16": (8, 7)}[dtype]

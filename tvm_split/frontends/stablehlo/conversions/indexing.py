@@ -66,7 +66,7 @@ def _dynamic_update(op: Operators, call: HloCall) -> relax.Expr:
 def _replaced(
     op: Operators, value: relax.Expr, update: relax.Expr, cut: Sequence[int], starts: Sequence[np.ndarray | None]
 ) -> relax.Expr:
-    """Replace a part at a known position: concatenate slices of the value around the update, last axis first."""
+    """Replace the part of ``value`` at ``starts`` by ``update``: concatenate slices around it along axes ``cut``."""
     if not cut:
         return update
     *outer, axis = cut
@@ -83,7 +83,7 @@ def _replaced(
 
 
 def _start(start: np.ndarray | None, size: int, length: int) -> int:
-    """The start of a part, clamped so that it is inside; 0 for an unknown start of a whole axis."""
+    """The start of a part, clamped so that the part is inside; None, the unknown start of a whole axis, becomes 0."""
     return 0 if start is None else min(max(int(start), 0), size - length)
 
 
@@ -124,7 +124,7 @@ def _taken(
 
 
 def _places(op: Operators, indices: relax.Expr, vector: int, lasts: Sequence[int] | None) -> relax.Expr:
-    """Index vectors as the last axis, in int64, clamped to ``lasts`` unless it is None."""
+    """Return the index vectors of axis ``vector`` as the last axis, in int64, clamped to ``lasts`` if not None."""
     rank = len(shape_of(indices))
     if vector < rank:
         indices = op.transposed(indices, [*(axis for axis in range(rank) if axis != vector), vector])
@@ -138,8 +138,8 @@ def _where(
 ) -> relax.Expr:
     """Return the positions of index vectors in the flat tensor of shape ``whole``.
 
-    ``index_map`` are the axes that the vectors index; ``paired`` are axes of the tensor that correspond to axes of the
-    vectors.
+    ``index_map`` are the axes that the vectors index. ``paired`` are batch axes: one of the tensor with the
+    corresponding one of the vectors.
     """
     steps, rows = strides(whole), shape_of(places)[:-1]
     where = flat_index(op, places, [steps[axis] for axis in index_map])
@@ -149,7 +149,7 @@ def _where(
 
 
 def _within_window(shape: Sequence[int], axes: Sequence[int], steps: Sequence[int]) -> np.ndarray:
-    """The distance of each element of a window from its first one; the window lies along ``axes`` of ``shape``."""
+    """Return the flat offset of each element of a window from the first; ``steps`` are the strides of its ``axes``."""
     start = np.zeros([1] * len(shape), np.int64)
     return sum((_numbers_along(axis, shape, step) for axis, step in zip(axes, steps, strict=True)), start)
 

@@ -21,7 +21,10 @@ _OVER_AXES = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "mi
 
 
 def combined_by(operation: ir.Operation) -> str:
-    """Return how a region combines its two arguments: ``add``, ``maximum``, …. Raises ModelImportError for others."""
+    """Return the operator by which a region combines two arguments (``add``); ``replace`` if it returns the second.
+
+    Raises ModelImportError for other regions.
+    """
     block = operation.regions[0].blocks[0]
     *body, end = [op_view.operation for op_view in block.operations]
     arguments = list(block.arguments)
@@ -94,7 +97,10 @@ def _extreme_and_place(op: Operators, call: HloCall, axes: Sequence[int]) -> lis
 
 
 def _keeps_the_larger(block: Any) -> bool | None:
-    """Whether a region of two pairs (value, position) keeps the larger value; None if it does something else."""
+    """Return whether the body of an argmax or argmin keeps the larger value (True) or the smaller one (False).
+
+    The body takes two pairs (value, position). None if it does not compare the two values by order.
+    """
     first, _, second, _ = block.arguments
     for op_view in block.operations:
         operation = op_view.operation

@@ -38,7 +38,7 @@ class TorchCall(Call):
 
 
 def also_of_scalars(conversion: Conversion) -> Conversion:
-    """Return a conversion over axes of ``self`` that takes a scalar as a vector: torch allows axes 0 and -1 of one."""
+    """Return a conversion that takes a scalar ``self`` as a vector: torch accepts axes 0 and -1 of a scalar."""
 
     def convert(op: Operators, call: TorchCall) -> Any:
         if shape_of(call["self"]):

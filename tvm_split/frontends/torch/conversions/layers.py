@@ -172,7 +172,7 @@ def _weights(name: str, size: int, target: int, scale: float | None, align_corne
 
 
 def _pooled(op: Operators, call: TorchCall, data: relax.Expr, operator: str, **options: Any) -> relax.Expr:
-    """Pool ``data``, with or without a batch axis, in the call's windows; these do not overlap if it has no stride."""
+    """Pool ``data``, with or without a batch axis, in the call's windows; the default stride is the kernel size."""
     axes = int(operator[-2])
     kernel, padding = each_axis(call["kernel_size"], axes), each_axis(call["padding"], axes)
     stride = each_axis(call["stride"], axes) if call["stride"] else kernel
