@@ -59,7 +59,10 @@ def _bounded(call: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None
 
 
 def _along(attribute: str, *, from_the_end: bool = False) -> Callable[[Lengths, relax.Call], Bounds]:
-    """Return the bounds of indices along the axis that an attribute names; negative ones count ``from_the_end``."""
+    """Return a function for the bounds of indices along the axis in ``attribute``.
+
+    With ``from_the_end``, negative indices are valid and count from the end.
+    """
 
     def bounds(lengths: Lengths, call: relax.Call) -> Bounds:
         length = lengths[getattr(call.attrs, attribute) or 0]
@@ -76,7 +79,7 @@ def _of_coordinates(lengths: Lengths, call: relax.Call) -> Bounds:
 
 
 def _of_images(lengths: Lengths, call: relax.Call) -> Bounds:
-    """Return the bounds of regions: of the image number (column 0), and none of the four coordinates."""
+    """Return the bounds of regions [image number, four coordinates], of which only the image number is limited."""
     return np.array([0, *[-np.inf] * 4]), np.array([lengths[0] - 1, *[np.inf] * 4])
 
 

@@ -1,10 +1,10 @@
 """Boundary layouts: neighbouring stages that compute in the same layout send tensors in that layout.
 
-Schedules choose layouts for each stage, and a stage takes and returns plain tensors. The sender may change a tensor to
-plain as its last step. If no receiver would need an additional change, the tensor is sent without that step: it has the
-same number of bytes in another order. `with_layouts` changes the interface of a stage before the layout phase. It adds
-the changes to and from plain inside the stage; the layout phase removes those that cancel out. Those that do not cancel
-out remain, so results never depend on the choice.
+Schedules choose layouts for each stage, and a stage takes and returns plain tensors (NCHW). The sender may change a
+tensor to plain as its last step. If no receiver would need an additional change, the tensor is sent without that step:
+it has the same number of bytes in another order. `with_layouts` changes the interface of a stage before the layout
+phase. It adds the changes to and from plain inside the stage; the layout phase removes those that cancel out. Those
+that do not cancel out remain, so results never depend on the choice.
 
 Layouts are decided from convolution to convolution. So the ends of a stage suffice to find the layouts of the tensors
 that it receives and sends: the operations up to the nearest convolutions. The layout phase then need not process the
@@ -37,7 +37,7 @@ from relay_passes.ir import (
 from relay_passes.partition import Computation, computation_of
 
 LayOut = Callable[[int, Computation], Sequence[relax.Function]]
-"""Returns a stage's function after the layout phase, once for each target, from its position and its computation."""
+"""Maps a stage's position and computation to its function after the layout phase, one function per target."""
 LAYOUT_TRANSFORM = "relax.layout_transform"
 CONV2D = "relax.nn.conv2d"
 IMAGE_DIMENSIONS = 4
@@ -46,7 +46,7 @@ IMAGE_DIMENSIONS = 4
 def in_common_layouts(
     computations: Sequence[Computation], outputs: Collection[str], lay_out: LayOut
 ) -> tuple[Computation, ...]:
-    """Return the stages with blocked layouts for transferred images if no stage must change them.
+    """Return the stages, which send an image in a blocked layout if no receiver must convert it back.
 
     The model's inputs and ``outputs`` stay plain.
     """
@@ -79,7 +79,10 @@ def _images_between(computations: Sequence[Computation]) -> set[str]:
 
 
 def _better_plain(end: Computation, function: relax.Function, plain: relax.Function) -> Iterator[str]:
-    """Yield the tensors that a stage would convert back to plain; all of them if other changes of layout increase."""
+    """Yield the received tensors that should be sent in plain layout: those that ``function`` converts back.
+
+    All of them if ``function`` has more layout changes than ``plain``, the same stage on plain tensors.
+    """
     costs_more = count_changes(function) > count_changes(plain)
     for name, is_changed in zip(end.received, changed_parameters(function), strict=True):
         if is_changed or costs_more:
@@ -87,7 +90,7 @@ def _better_plain(end: Computation, function: relax.Function, plain: relax.Funct
 
 
 def _common(layouts_by_name: Mapping[str, Sequence[Layout | None]]) -> Iterator[tuple[str, Layout]]:
-    """Yield the tensors that all their senders make in one layout, each with this layout."""
+    """Yield (name, layout) of each tensor that all its senders make in the same layout."""
     for name, layouts in layouts_by_name.items():
         if layouts and layouts[0] is not None and all(layouts[0].is_same(layout) for layout in layouts):
             yield name, layouts[0]
@@ -109,7 +112,7 @@ class Layout:
 
 
 def layouts_made(function: relax.Function) -> list[Layout | None]:
-    """Return, for each returned tensor, the layout that it is changed from just before it is returned, or None."""
+    """Return each returned tensor's layout before the last operation changed it to plain; None if none did."""
     values = {binding.var.name: binding.value for binding in bindings_of(function)}
     layouts: list[Layout | None] = []
     for field in returned_fields(function):
@@ -178,7 +181,7 @@ def _is_change(expression: relax.Expr) -> bool:
 
 
 def sending_end(computation: Computation, names: Collection[str]) -> Computation:
-    """Return a stage that makes the sent tensors in ``names`` from the data operands of the nearest convolutions."""
+    """Return a stage of the last operations before the sent tensors in ``names``, from the nearest convolutions on."""
     graph = _Graph(computation)
     fields = zip(computation.sent, returned_fields(computation.function), strict=True)
     results = {name: field for name, field in fields if name in names}
@@ -188,7 +191,8 @@ def sending_end(computation: Computation, names: Collection[str]) -> Computation
 def receiving_end(computation: Computation, names: Collection[str]) -> Computation:
     """Return a stage of the first operations on the received tensors in ``names``, up to the nearest convolutions.
 
-    It returns the last values that depend on them. Their other operands are computed from the nearest convolutions.
+    It returns the last values that depend on these tensors. Other operands are computed from their nearest
+    convolutions.
     """
     graph = _Graph(computation)
     contents = graph.after({*names} & {parameter.name for parameter in computation.function.params})
@@ -203,7 +207,7 @@ def has_convolution(computation: Computation) -> bool:
 
 
 class _Graph:
-    """The operations of a stage, and the names of their operands, by the names of their variables."""
+    """The operations of a stage and the names of their operands, both by the name of the bound variable."""
 
     def __init__(self, computation: Computation) -> None:
         self._computation = computation
@@ -237,7 +241,10 @@ class _Graph:
         return self.bindings.keys() & _reached(names, onwards)
 
     def part(self, contents: set[str], results: Mapping[str, relax.Expr]) -> Computation:
-        """Return a stage of the values in ``contents``; others that they read are parameters, except constants."""
+        """Return a stage that computes the values in ``contents`` and returns ``results``.
+
+        Other values that they read become parameters, except tuples and values that depend on no input.
+        """
         function, dependent = self._computation.function, dependent_names(self._computation.function)
 
         def inside(name: str) -> Iterable[str]:
@@ -254,7 +261,7 @@ class _Graph:
 
 
 def _reached(names: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:
-    """Return these names and all that steps reach from them."""
+    """Return ``names`` and all names that can be reached from them; ``step`` returns a name's neighbours."""
     reached = set(names)
     waiting = list(reached)
     while waiting:

@@ -32,7 +32,7 @@ CLIENT = "client"
 
 
 class PlacedStage(Protocol):
-    """The machines of a stage: its replicas, or one.
+    """A stage with the machines that compute it: one, or one for each replica.
 
     Micro-batch ``s`` is computed by ``machines[schedule[s % len(schedule)]]``, where ``schedule`` is
     `replica_schedule`. Graphs show a stage on its first machine.
@@ -99,7 +99,7 @@ def annotated_module(
 
 
 def machine_modules(parts: Parts, outputs: Sequence[str], devices: Mapping[str, VDevice]) -> dict[str, tvm.IRModule]:
-    """Return the module with sends and receives of every machine, by name, in the order of their first stages."""
+    """Return a module with sends and receives for each machine, by its name, in the order of their first stages."""
     sources = {name: _written(stage) for stage, part in parts for name in part.sent}
     destinations: dict[str, dict[str, None]] = {}
     for stage, part in parts:

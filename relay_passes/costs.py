@@ -12,7 +12,7 @@ from relay_passes.ir import bindings_of, main_function, operator_name, shape_of
 
 
 def calls(module: tvm.IRModule) -> Iterator[tuple[str, float, int]]:
-    """Yield the variable, the floating-point operations and the bytes of operands and results of every call."""
+    """Yield (variable name, floating-point operations, bytes of operands and results) of every call in ``main``."""
     for binding in bindings_of(main_function(module)):
         call = binding.value
         result = tensors_in(call.ty) if isinstance(call, relax.Call) else []
@@ -23,7 +23,10 @@ def calls(module: tvm.IRModule) -> Iterator[tuple[str, float, int]]:
 
 
 def operations(operator: str, operands: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> float:
-    """Floating-point operations of one call; a multiplication and an addition count as two."""
+    """Return the floating-point operations of one call, from its operands' and its result's shape.
+
+    A multiply-add counts as two.
+    """
     size = math.prod(result)
     if operator.startswith("relax.nn.conv") and "transpose" not in operator:
         return 2.0 * size * math.prod(operands[1][1:])
@@ -38,7 +41,7 @@ def operations(operator: str, operands: Sequence[tuple[int, ...]], result: tuple
 
 
 def tensors_in(value_type: relax.Type) -> list[relax.TensorType]:
-    """The tensor types in a type, including those in tuples."""
+    """Return the tensor types in a type, including those in tuples."""
     if isinstance(value_type, relax.TensorType):
         return [value_type]
     if isinstance(value_type, relax.TupleType):
@@ -47,5 +50,5 @@ def tensors_in(value_type: relax.Type) -> list[relax.TensorType]:
 
 
 def size_bytes(value_type: relax.Type) -> int:
-    """Bytes of all tensors in a type."""
+    """Return the total bytes of the tensors in a type."""
     return sum(math.prod(shape_of(tensor)) * np.dtype(str(tensor.dtype)).itemsize for tensor in tensors_in(value_type))

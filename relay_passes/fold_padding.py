@@ -38,7 +38,7 @@ class FoldPadding:
 
 
 def _border(expression: relax.Expr) -> list[int] | None:
-    """Return the widths before and after each spatial axis; None if the expression is no such padding with zeros."""
+    """Return the widths before and after each spatial axis; None if the expression is not a pad of these with zeros."""
     if operator_name(expression) != "relax.nn.pad":
         return None
     attributes = expression.attrs

@@ -17,9 +17,9 @@ from tvm_ffi import register_error
 from relay_passes.one_at_a_time import one_at_a_time
 
 Replace = Callable[[str, relax.Expr, relax.BlockBuilder], relax.Expr | None]
-"""Returns the replacement of a variable from its name and its expression, or None to bind it unchanged.
+"""Maps a variable's name and expression to its replacement; None to bind it unchanged.
 
-Earlier replacements are already made in the expression. The builder may emit further bindings.
+The expression already contains earlier replacements. The builder may emit further bindings.
 """
 CONVOLUTIONS = {
     f"relax.nn.{name}": getattr(relax.op.nn, name)
@@ -76,7 +76,7 @@ def operations_of(function: relax.Function) -> list[relax.VarBinding]:
 
 
 def dependent_names(function: relax.Function) -> set[str]:
-    """Return the names of the parameters and of the variables that depend on one; the others are tables and masks."""
+    """Return the names of the parameters and of all variables that depend on one; others (tables, masks) are fixed."""
     dependent = {parameter.name for parameter in function.params}
     for binding in bindings_of(function):
         if any(used.name in dependent for used in used_variables(binding.value)):
@@ -117,7 +117,7 @@ def used_variables(expression: relax.Expr) -> tuple[relax.Var, ...]:
 
 
 class Builder(relax.BlockBuilder):  # type: ignore[misc]
-    """A block builder whose function may be left by an exception: TVM's own then warns of blocks that remain."""
+    """A block builder that closes its block when an exception leaves its function; TVM's own warns of open blocks."""
 
     def _exit_function_scope(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         if kind is not None and not self._func._is_emit_func_output_called:
@@ -127,7 +127,10 @@ class Builder(relax.BlockBuilder):  # type: ignore[misc]
 
 @one_at_a_time
 def rewrite_main(module: tvm.IRModule, replace: Replace) -> tvm.IRModule:
-    """Return the module with ``main`` rewritten as one dataflow block that returns a tuple of variables."""
+    """Return the module with variables of ``main`` replaced by ``replace``.
+
+    The new ``main`` is one dataflow block that returns a tuple of variables.
+    """
     function = main_function(module)
     result_name = getattr(function.body.body, "name", "")
     builder = Builder()
@@ -181,7 +184,7 @@ def substitute(expression: relax.Expr, replacements: Mapping[str, relax.Expr]) -
 def emit_operations(
     builder: relax.BlockBuilder, operations: Iterable[relax.VarBinding], values: dict[str, relax.Expr]
 ) -> None:
-    """Emit bindings under their names with the variables in ``values`` replaced; add the new variables to these."""
+    """Emit bindings under their names, with variables replaced by ``values``; add the new variables to ``values``."""
     for binding in operations:
         name = binding.var.name
         values[name] = builder.emit(substitute(binding.value, values), name_hint=name)
@@ -190,7 +193,7 @@ def emit_operations(
 def emit_again(
     builder: relax.BlockBuilder, binding: relax.VarBinding, replacements: Mapping[str, relax.Expr]
 ) -> relax.Var:
-    """Emit a binding of the same variable, whose type stays; its operation is built again only for other operands."""
+    """Emit a binding, with its operands replaced if ``replacements`` has others; return its variable, which stays."""
     used = used_variables(binding.value)
     if not all(replacements.get(variable.name, variable).same_as(variable) for variable in used):
         binding = relax.VarBinding(binding.var, substitute(binding.value, replacements))
@@ -233,7 +236,10 @@ def leaves_of(value: relax.Expr) -> tuple[relax.Expr, ...]:
 
 
 def with_leaves(value: relax.Expr, leaves: Sequence[relax.Expr]) -> relax.Expr:
-    """Return the operation on other variables and constants, in the order of `leaves_of`, with types inferred again."""
+    """Return the operation with its variables and constants replaced by ``leaves``, in the order of `leaves_of`.
+
+    The result has no types yet; the builder infers them.
+    """
     remaining = iter(leaves)
 
     def rebuilt(part: relax.Expr) -> relax.Expr:

@@ -47,9 +47,10 @@ def kernel_sources(lowered: tvm.IRModule, fused: tvm.IRModule) -> dict[str, tupl
 def _sources(
     function: relax.Function, values: dict[str, str], module: tvm.IRModule, originals: Mapping[Key, list[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the matching originals of each operation of a fused function; each original is matched once.
+    """Return, for each variable of a fused function, the variables of the lowered ``main`` that match it.
 
-    ``values`` has the identities of the function's parameters by name; those of its variables are added.
+    ``values`` maps the function's parameters to the original variables with the same values; its own variables are
+    added. A match is removed from ``originals``, so that each original is matched once.
     """
     matches: dict[str, tuple[str, ...]] = {}
     for binding in bindings_of(function):

@@ -1,7 +1,7 @@
-"""The lock for what has process-wide state: TVM's Python functions, and the tracing of frameworks.
+"""The lock around code with process-wide state: TVM's Python functions, and the tracing of frameworks.
 
 TVM keeps its current builder and its current tag in class variables, and torch.export and the frontends replace
-methods of classes while they trace. In several threads at once they fail, or lose names of layers without an error.
+methods of classes while they trace. Such code fails in several threads at once, or loses layer names without an error.
 """
 
 import functools
@@ -17,7 +17,7 @@ ONE_AT_A_TIME = threading.RLock()
 
 
 def one_at_a_time(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Return the function with `ONE_AT_A_TIME` held while it runs."""
+    """Return the function, wrapped so that it holds `ONE_AT_A_TIME` while it runs."""
 
     @functools.wraps(function)
     def call(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:

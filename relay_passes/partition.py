@@ -34,9 +34,8 @@ from relay_passes.ir import (
 class Computation:
     """The pure function that a stage computes, independent of a device.
 
-    ``function`` takes the received tensors, in the order of ``received``, and returns a tuple of the sent ones, in the
-    order of ``sent``; both hold the tensors' names. ``origins`` maps the names of other forms of a tensor, added by
-    passes, to the tensor's name.
+    ``function`` takes the tensors named in ``received``, and returns a tuple of those named in ``sent``, in this order.
+    Passes may add other forms of a tensor, such as another layout: ``origins`` maps their names to the tensor's name.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Computation:
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def layers(self, layers: Mapping[str, str]) -> dict[str, str]:
-        """Return ``layers``, the layer of each variable of the graph, with those of the other forms of tensors."""
+        """Return ``layers`` (variable name → layer name), with the names in ``origins`` added."""
         return {**layers, **{form: layers[name] for form, name in self.origins.items() if name in layers}}
 
 
@@ -149,7 +148,7 @@ def computation_of(
     operations: Iterable[relax.VarBinding],
     sent: Mapping[str, relax.Expr],
 ) -> Computation:
-    """Return a computation of ``operations`` in order; the keys of ``parameters`` and ``sent`` name their tensors."""
+    """Return a computation of ``operations``; the keys of ``parameters`` and ``sent`` are names of tensors."""
     values: dict[str, relax.Expr] = dict(parameters)
 
     def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
@@ -192,7 +191,10 @@ def verify_partition(whole: tvm.IRModule, stages: Sequence[Computation]) -> None
 def _number(
     operations: Iterable[relax.VarBinding], values: dict[str, relax.Expr], numbering: dict[StructuralKey, relax.Var]
 ) -> None:
-    """Map each name in ``values`` to one variable per distinct value, shared by all functions."""
+    """Add the variables of ``operations`` to ``values``.
+
+    Equal values get the same variable, from ``numbering``, which all functions share.
+    """
     for binding in operations:
         value = substitute(binding.value, values)
         if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):

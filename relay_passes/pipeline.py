@@ -1,6 +1,6 @@
 """The phases from a whole graph to stages that can be built: the table of contents of this package.
 
-Relay left TVM; Relax is the IR here. The package keeps the name that its first user gave it.
+The IR is Relax. The package is named after Relay, which TVM no longer has.
 
     whole graph ──▶ partition ──▶ verify ──▶ one pure function per stage
     each stage  ──▶ simplify ──▶ layout ──▶ lower ──▶ group ──▶ fuse ──▶ schedule ──▶ lift weights ──▶ build

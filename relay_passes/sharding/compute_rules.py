@@ -102,7 +102,7 @@ def tuple_field(operation: Operation) -> Rule:
 
 
 def _axes(value: Any, rank: int) -> list[int]:
-    """Return the axes of an attribute: all if it is None, or one or several, which may count from the end."""
+    """Return the sorted axes, 0 to ``rank`` - 1, of an attribute that is None (all axes), one axis or several."""
     axes = range(rank) if value is None else [value] if isinstance(value, int) else value
     return sorted(int(axis) % rank for axis in axes)
 
@@ -129,7 +129,7 @@ def reduction(operation: Operation) -> Rule:
 
 
 def _part_of_mean(operation: Operation, reduced_axes: Sequence[int], keepdims: bool) -> Write:
-    """Return the function that writes a partial sum of a mean: the sum of a part, divided by the number of all."""
+    """Return the function that builds a partial sum of a mean: a part's sum, divided by the count of all elements."""
     share = 1 / np.prod([operation.operands[0].shape[axis] for axis in reduced_axes])
 
     def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
@@ -142,7 +142,7 @@ def _part_of_mean(operation: Operation, reduced_axes: Sequence[int], keepdims: b
 def adaptive_pool(operation: Operation) -> Rule:
     """Return the rule of an adaptive average pool.
 
-    A mean of all pixels is a sum of parts. Other sizes have windows of several lengths, and are refused.
+    A mean of all pixels is a sum of parts. Other sizes have windows of several lengths, and raise a `ShardError`.
     """
     axis, layout = operation.only_first(), str(operation.expression.attrs.layout)
     if layout[axis.index] in "NC":

@@ -136,7 +136,7 @@ class _DirectGathers:
         ]
 
     def _first_users(self) -> Mapping[str, dict[tuple[str, ...], Place]]:
-        """Return the first place that uses each unplaced variable, by group of machines, in the order of stages."""
+        """Return, for each unplaced variable and group of machines, the place in their first stage that uses it."""
         first_users: dict[str, dict[tuple[str, ...], Place]] = {name: {} for name in self._unplaced}
         for name, binding in reversed(self._bindings.items()):
             place = self._places.get(name)
@@ -150,7 +150,7 @@ class _DirectGathers:
         return first_users
 
     def _read_by(self, value: relax.Expr, place: Place) -> Mapping[str, relax.Expr]:
-        """Return the variables that an operation reads on its machines, by the names of those that it has read."""
+        """Return the new variables that an operation at ``place`` reads, by the names of those that they replace."""
         return {read.name: self._read(read.name, place.machines) for read in used_variables(value)}
 
     def _read(self, name: str, machines: tuple[str, ...]) -> relax.Expr:

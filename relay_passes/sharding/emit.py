@@ -92,7 +92,7 @@ _COMBINE = {"sum": relax.op.add, "max": relax.op.maximum, "min": relax.op.minimu
 
 
 class _Emitter:
-    """Emits what the machines need of each value, in the order of the values; a machine is its position."""
+    """Emits the machines' operations, in the order of the region's variables; machines are positions in the region."""
 
     _builder: relax.BlockBuilder
     _outside: Mapping[str, relax.Expr]
@@ -183,15 +183,15 @@ class _Emitter:
         return operands
 
     def _known(self, leaf: relax.Expr) -> relax.Expr | None:
-        """Return the constant that an operand is or has as its value; None if it has none."""
+        """Return the value of an operand that is a constant or computed from constants alone, else None."""
         return leaf if is_tensor_constant(leaf) else self._layout.literals.get(leaf.name)
 
     def _operand(
         self, operand: Operand, axis: Axis | None, operand_range: Range | None, machine: int | None
     ) -> relax.Expr | None:
-        """Return the operand of a machine's operation: its range along ``axis``, or all of it if that is None.
+        """Return an operand for a machine's operation: a range along ``axis``, or all of it if ``axis`` is None.
 
-        None if its operation reads nothing of it, as where a concatenation's range lies behind a field.
+        Return None if the operation reads nothing of it. For example, the range of a concatenation may lie behind it.
         """
         leaf = operand.expression
         value = self._known(leaf)
@@ -213,7 +213,7 @@ class _Emitter:
         return self._outside[name] if name in self._outside else self._whole[name, machine]
 
     def _slice_of_whole(self, name: str, index: int, part: Range, machine: int) -> relax.Expr:
-        """Return a range of a value that a machine has whole, along any axis."""
+        """Return a range along axis ``index`` of a value that a machine has whole."""
         value, key = self._whole[name, machine], (name, index, machine, part)
         if part == (0, shape_of(value)[index]):
             return value
@@ -223,7 +223,10 @@ class _Emitter:
         return self._slices[key]
 
     def _parts(self, name: str, index: int, machine: int) -> list[tuple[Range, relax.Expr]]:
-        """Return the ranges of a value that a machine holds; of one from before the region, what it reads of it."""
+        """Return (range, part) for each part of a value that a machine holds.
+
+        Of a value from before the region, it holds the range that it reads.
+        """
         key = name, index, machine
         if key not in self._held and name in self._outside:
             value, read_range = self._outside[name], self._needs.read[key]
@@ -235,9 +238,9 @@ class _Emitter:
         return self._held.setdefault(key, [])
 
     def _fetch(self, name: str, index: int, needed: Range, machine: int, hint: str = "") -> relax.Expr:
-        """Return a range of a value on a machine; ``hint`` names a slice, if one is needed.
+        """Return the range ``needed`` of a value on a machine; ``hint`` is the name of the slice, if one is made.
 
-        It is what the machine holds, a slice of that, or the concatenation of pieces of their owners (a halo).
+        The result is a part that the machine holds, a slice of it, or the owners' pieces concatenated (halo exchange).
         """
         held, own_name = self._parts(name, index, machine), self._name(name, machine)
         for held_range, part in held:
@@ -330,7 +333,7 @@ class _Emitter:
         return None
 
     def _partial_sums(self, name: str, index: int, ranges: Sequence[Range]) -> list[relax.Expr]:
-        """Emit each machine's part of a sum, added up in the order of the machines."""
+        """Emit and return each machine's range of a sum, added up in the order of the machines."""
         if name not in self._sums:
             self._sums[name] = []
             for machine, sum_range in enumerate(ranges):
@@ -347,9 +350,9 @@ class _Emitter:
         return name if machine is None else part_name(name, self._region.machines[machine])
 
     def _emit(self, expression: relax.Expr, name: str, source: str, machine: int | None) -> relax.Var:
-        """Bind an expression of a machine, or of none yet if that is None; ``source`` is the original variable.
+        """Bind an expression that ``machine`` computes, or that is assigned later if it is None.
 
-        A name that another variable of the graph has gets a number, unless it is that of ``source`` itself.
+        ``source`` is the original variable. If another variable has the name, a number is added, except to ``source``.
         """
         free = name if name == source else free_name(name, self._taken)
         variable = self._builder.emit(expression, name_hint=free)

@@ -20,7 +20,10 @@ _PARTIAL, _WHOLE, _ON_FIRST = "partial", "whole", "whole, on the first machine o
 
 
 def linear_rule(value: relax.Expr, is_partial: Sequence[bool]) -> Rule | None:
-    """Return how partial sums pass an operation; None if they must be added up first."""
+    """Return the rule of an operation on partial sums; None if these must be added up before it.
+
+    ``is_partial`` says for each variable and constant that ``value`` reads whether it is a partial sum.
+    """
     operator, leaves = operator_name(value), leaves_of(value)
     if isinstance(value, relax.TupleGetItem):
         return _rule([_PARTIAL]) if value.index == 0 else None
@@ -47,7 +50,7 @@ def linear_rule(value: relax.Expr, is_partial: Sequence[bool]) -> Rule | None:
 
 
 def _rule(reads: Sequence[str], write: Write | None = None) -> Rule:
-    """Return the rule of an operation whose operands are read in these ways."""
+    """Return the rule of an operation with one of `_PARTIAL`, `_WHOLE` and `_ON_FIRST` for each operand."""
     nothing = (None,) * len(reads)
     is_partial, is_on_first = (tuple(read is way for read in reads) for way in (_PARTIAL, _ON_FIRST))
     return Rule(nothing, (None,), write=write, is_partial=is_partial, is_on_first=is_on_first)
@@ -64,8 +67,9 @@ _OF_ONE = frozenset(
 
 
 def _batch_norm(value: relax.Expr, is_partial: Sequence[bool]) -> Rule | None:
-    """Return the rule of a batch norm: every machine scales, the first also shifts. None unless its statistics are
-    constants.
+    """Return the rule of a batch norm of a partial sum: every machine scales it, only the first also shifts it.
+
+    None in training, or if a statistic is not a constant.
     """
     data, *statistics = leaves_of(value)
     if not is_partial[0] or value.attrs.training or not all(map(is_tensor_constant, statistics)):

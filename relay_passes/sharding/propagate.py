@@ -4,10 +4,11 @@
     part       each machine has a range of one axis        from sharded inputs, or a product with sharded columns
     partial    each machine has a partial result           of a reduction, or a product with sharded rows
 
-Rows, columns and batch begin at the values from before the region that have the axis, and pass every operation that
-reads them. Channels and heads begin at constant weights. There, a product of a whole value is column-parallel, one of
-parts row-parallel, as in Megatron-LM (Shoeybi et al., 2019). Between products, sharded axes are propagated from
-operator to operator (GSPMD, Xu et al., 2021). If an operator cannot take a value in parts, it is gathered before it.
+Sharding by rows, columns or batch begins at the values from before the region that have the axis, and every operation
+that reads them propagates it. Sharding by channels or heads begins at constant weights. There, a product of a whole
+value is column-parallel, one of parts row-parallel, as in Megatron-LM (Shoeybi et al., 2019). Between products, sharded
+axes are propagated from operator to operator (GSPMD, Xu et al., 2021). A value is gathered before an operator that
+cannot compute on parts of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,15 +35,16 @@ from relay_passes.sharding.rules import rule_of
 
 Axes = tuple[Axis | None, ...]
 MOST_BLOCKS = 8
-"""Fused projections have 2 (gates) to 4 blocks (LSTM), groups that channels are shuffled over up to 8."""
+"""Most blocks that are tried for an axis: fused projections have 2 (gates) to 4 (LSTM), channel shuffles up to 8."""
 _DIVIDING = ("relax.reshape", "relax.split", "relax.strided_slice")
 
 
 @dataclass(frozen=True)
 class Step:
-    """How one variable of the region is held and computed; whole without a ``rule``.
+    """How the machines hold and compute one variable of the region.
 
-    The machines' ranges are those of ``bounds``, or found later if that is None.
+    Without a ``rule``, each machine that needs the value computes all of it. ``bounds`` give the machines' ranges; if
+    they are None, `ranges` chooses the ranges later.
     """
 
     operation: Operation
@@ -51,7 +53,7 @@ class Step:
 
     @property
     def axis(self) -> Axis:
-        """The axis whose ranges machines compute, of a step with a rule."""
+        """The axis whose ranges machines compute; only a step with a rule has one."""
         assert self.rule is not None  # noqa: S101  (the caller has looked)
         return self.rule.axis
 
@@ -61,12 +63,12 @@ class Step:
 
     @property
     def axes(self) -> Axes | None:
-        """The axes of a value in parts, one per field of a tuple; None for any other value."""
+        """The sharded axes of a value, one per field of a tuple; None if it is whole or a partial result."""
         return None if self.rule is None or self.is_partial else self.rule.results
 
 
 def range_steps(contents: Contents, axis_name: str, index: int) -> dict[str, Step]:
-    """Return the steps of a region that is sharded along an axis of its images: rows, columns or a batch.
+    """Return, by variable, the steps of a region that is sharded by rows, columns or batch, axis ``index`` of images.
 
     Raises:
         ShardError: an operation cannot be sharded along the axis, or no value of the region has the axis.
@@ -94,7 +96,10 @@ def range_steps(contents: Contents, axis_name: str, index: int) -> dict[str, Ste
 
 
 def _outside_with(index: int, contents: Contents) -> dict[str, Axis]:
-    """Return the sharded axis of values from before the region: images or batches that are computed from inputs."""
+    """Return, by name, the sharded axis of each value from before the region that has axis ``index``.
+
+    Only images and batches have it, if they are computed from inputs.
+    """
     shapes = [shape_of(parameter) for parameter in contents.function.params]
     batch = next((shape[0] for shape in shapes if shape), 1)
     computed = dependent_names(contents.function)
@@ -155,7 +160,7 @@ class ChannelSteps:
         return literal is not None
 
     def _rule(self, operation: Operation) -> Rule | None:
-        """Return how the operands' sharded axes pass an operation; None if they must be gathered before it."""
+        """Return the rule of an operation on its sharded operands; None if they must be gathered before it."""
         try:
             rule = rule_of(operation)
         except ShardError:
@@ -178,10 +183,10 @@ class ChannelSteps:
                 raise operation.refused("it reads the statistics of a batch norm whose input is a partial sum")
             # After the all-reduce, a value is whole for all later readers.
             self._partial -= set(operation.names)
-        return self._passed(operation) or self._from_weights(place, operation) or Step(operation)
+        return self._on_parts(operation) or self._from_weights(place, operation) or Step(operation)
 
-    def _passed(self, operation: Operation) -> Step | None:
-        """Return the step of an operation with sharded operands; None if none of them can pass.
+    def _on_parts(self, operation: Operation) -> Step | None:
+        """Return the step of an operation that computes on parts of its sharded operands; None if no rule allows this.
 
         All sharded operands are tried together, then each alone with the others gathered.
         """
@@ -217,7 +222,7 @@ class ChannelSteps:
         return Step(operation, rule, bounds=operands[0])
 
     def _from_weights(self, place: int, operation: Operation) -> Step | None:
-        """Return the step of a product with constant weights sharded by output channels; None if they cannot be."""
+        """Return the step of a product whose constant weights are sharded by output channels; None if impossible."""
         operand, index, rank = _WEIGHTS.get(operation.operator, (0, 0, -1))
         if rank < 0:
             return None
@@ -253,7 +258,7 @@ class ChannelSteps:
         )
 
     def _best_axis(self, place: int, operand: int, single: Axis) -> Axis:
-        """Return the axis in as many blocks as pass most of the operators that follow; ``single`` has one block.
+        """Return ``single``, an axis of one block, divided into the blocks that stay sharded through most operators.
 
         The columns of a fused query-key-value projection can be sharded as one block, or as three blocks with the same
         bounds. Only the operators behind it show that each machine needs the same heads of all three. So if a later
@@ -276,7 +281,7 @@ class ChannelSteps:
         return best
 
     def _reached(self, place: int, results: Axes) -> dict[str, Axes]:
-        """Return the values that stay sharded if the one at ``place`` is, with their axes."""
+        """Return the axes of the values that stay sharded if the result at ``place`` has the axes ``results``."""
         name = self._operations[place].name
         axes_of = {name: results}
         last = self._last_use.get(name, place)
@@ -295,11 +300,11 @@ class ChannelSteps:
         return axes_of
 
     def _axes_of(self, name: str) -> Axes | None:
-        """The axes of a value that is sharded already."""
+        """Return the sharded axes of a value; None if it is whole, a partial result, or from before the region."""
         return self.steps[name].axes if name in self.steps else None
 
     def _is_divided(self, place: int, reached: Mapping[str, Axes]) -> bool:
-        """Return whether an operation that may divide an axis into blocks ends the sharding of a value."""
+        """Return whether a reshape, split or slice behind ``place`` reads a value in ``reached`` and is not in it."""
         return any(
             operation.operator in _DIVIDING and operation.name not in reached and reached.keys() & {*operation.names}
             for operation in self._operations[place + 1 :]

@@ -37,7 +37,7 @@ Keeping them saves an exchange, but a machine may have that much more work.
 
 Steps = Mapping[str, Step]
 Owned = Mapping[str, tuple[Range, ...]]
-"""Each machine's range of the sharded axis of a value; for a partial result, of its operand's."""
+"""By value, each machine's range of its sharded axis; for a partial result, of its operand's sharded axis."""
 
 
 def _exchanged_values(steps: Steps) -> frozenset[str]:
@@ -135,9 +135,10 @@ class Needs:
     """What machines compute and read, by a variable's name and a machine's position in the region.
 
     ``computed`` has the range that a machine computes; for a partial result, the range of the operand that it reduces,
-    None if it passes a linear operation. ``read`` has the range that its operations read, by the axis too. ``partial``
-    has the machines whose partial results linear operations read. ``whole`` has the machines that need all of a value;
-    None stands for its readers behind the region, unless the first machine has the whole value for them.
+    None for a linear operation on partial sums. ``read`` has the range that a machine's operations read, by variable,
+    axis and machine. ``partial`` has the machines whose partial results linear operations read. ``whole`` has the
+    machines that need all of a value; None stands for its readers behind the region, unless the first machine has the
+    whole value for them.
     """
 
     computed: dict[tuple[str, int], Range | None] = field(default_factory=dict)
@@ -147,10 +148,10 @@ class Needs:
 
 
 def reads_whole(operand: Operand, outside: Collection[str]) -> bool:
-    """Return whether a machine needs all of an operand of which its operation reads a range.
+    """Return whether a machine must gather all of an operand, although its operation reads only a range of it.
 
-    The operand decides, not the value: the machines may own parts of it along another axis, or in other blocks, which
-    this reader gathers first. Only of values from ``outside`` the region, the range alone is made.
+    This depends on the operand's axis, not on the value's: the machines may own the value along another axis, or in
+    other blocks. A value from ``outside`` the region is never gathered, but sliced.
     """
     return operand.axis is None and getattr(operand.expression, "name", "") not in outside
 

@@ -1,4 +1,4 @@
-"""Regions: parts of a graph that several machines compute together, and the frame of the rewrite that shards one.
+"""Regions: parts of a graph that several machines compute together, and the data types of the rewrite that shards one.
 
 The rewrite replaces the region by operations. Each of them belongs to a machine, except for two kinds:
 
@@ -34,7 +34,7 @@ from relay_passes.ir import (
 ShardAxis = Literal["batch", "rows", "columns", "channels", "heads"]
 Exchange = Literal["fused", "each"]
 INDICES = {"batch": 0, "rows": 2, "columns": 3}
-"""The axes of an image [batch, channels, rows, columns] of which machines have ranges.
+"""By name, the position of an axis that is sharded by ranges, in an image [batch, channels, rows, columns].
 
 The batch is the first axis of the model's first input, and of all values computed from inputs that have that length.
 """
@@ -169,7 +169,7 @@ def hull(left: Range | None, right: Range) -> Range:
 
 
 class CommonBounds:
-    """The common bounds of values that operators combine, between ``blocks`` equal blocks of their axes.
+    """The bounds of machines' ranges, common to all values that operators combine, between ``blocks`` equal blocks.
 
     At first, a block is one channel. An operator on groups of channels, or on heads, leaves fewer, larger blocks.
     ``length`` is that of the first value's axis.
@@ -188,7 +188,7 @@ class CommonBounds:
         return self.root._blocks
 
     def join(self, other: CommonBounds, blocks: int) -> None:
-        """Give both the same bounds from now on, between ``blocks`` blocks or a divisor of that."""
+        """Make both share their bounds from now on, between ``blocks`` blocks or a divisor of that number."""
         root, joined = self.root, other.root
         if root is not joined:
             joined._joined = root
@@ -196,7 +196,7 @@ class CommonBounds:
         root._length = gcd(root._length, joined._length)
 
     def ranges(self, shares: Sequence[float], length: int) -> tuple[Range, ...]:
-        """Return each machine's range of an axis, at multiples of the longest vector that fits the shares."""
+        """Return each machine's range of ``length`` indices, at multiples of the largest of `VECTORS` that fits."""
         root = self.root
         cells, parts = root._blocks, bounds(root._blocks, shares)
         for vector in VECTORS:

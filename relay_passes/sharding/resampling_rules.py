@@ -109,7 +109,7 @@ def resize(operation: Operation) -> Rule:
 @cache
 @one_at_a_time
 def _weights(length: int, size: int, method: str, mode: str, rounding: str, cubic_alpha: float) -> Table:
-    """Return the matrix (size, length) by which a resize multiplies an axis: what TVM's kernel makes of an identity."""
+    """Return the matrix [size, length] by which a resize multiplies an axis: TVM's kernel applied to an identity."""
     image = relax.Var("image", relax.TensorType((length, 1, length, 2), "float32"))
     resized = relax.op.image.resize2d(
         image,
@@ -127,12 +127,12 @@ def _weights(length: int, size: int, method: str, mode: str, rounding: str, cubi
 
 
 def _places(table: Table, result_range: Range) -> Range:
-    """Return the range that covers the table's entries at ``result_range``."""
+    """Return the smallest range that contains the entries of ``table`` at the positions ``result_range``."""
     places = table[slice(*result_range)]
     return int(places.min()), int(places.max()) + 1
 
 
 def _span(matrix: Table, rows: Range) -> Range:
-    """Return the range of columns outside which these rows of a matrix are 0."""
+    """Return the smallest range of columns outside which these rows of a matrix are 0; (0, 1) if all are 0."""
     used = np.flatnonzero(np.any(matrix[slice(*rows)] != 0, axis=0))
     return (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)

@@ -1,4 +1,4 @@
-"""What a sharding rule says of one operation: along which axes its operands and results are sharded together.
+"""Sharding rules: along which axes the operands and results of one operation are sharded together.
 
 A machine has a range of a sharded axis. The axis may consist of several equal blocks, each divided at the same bounds.
 For example, the columns of a fused query-key-value projection are three blocks of heads.
@@ -45,7 +45,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that an operation reads; a tuple has one sharded axis per field. None: every machine has it whole."""
+    """A tensor or tuple that an operation reads, with the sharded axis of each field; None for a whole field."""
 
     expression: relax.Expr
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Operation:
     """The operation that a variable is bound to, with its operands; ``shape`` is that of its first result.
 
     With ``by_blocks`` (channels, heads), the ranges of all values have the same proportions, and partial sums are
-    possible. Otherwise (rows, columns, batch), a machine reads any range, and a range of an axis is consecutive.
+    possible. Otherwise (rows, columns, batch), a machine may read any range, and an axis is one block.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Operation:
         return ShardError(f"{self.name!r} ({self.operator}) cannot be split along {self.axis_name}: {reason}; {hint}")
 
     def only_first(self) -> Axis:
-        """Return the axis of the first operand; raise `ShardError` unless it alone is sharded."""
+        """Return the sharded axis of the first operand; raise `ShardError` unless only this operand is sharded."""
         first, *more = self.operands
         if first.axis is None or any(operand.axis is not None for operand in more):
             raise self.refused("it reads a split tensor in another place than the first")
@@ -108,7 +108,7 @@ class Operation:
 
 
 def operation_of(binding: relax.VarBinding, axis_name: str) -> Operation:
-    """Return the operation of a binding, on whole operands."""
+    """Return the operation of a binding, with no operand sharded."""
     operands = tuple(Operand(leaf, shape_of(leaf)) for leaf in leaves_of(binding.value))
     return Operation(binding.var.name, binding.value, operands, shape_of(binding.var), axis_name)
 
@@ -117,10 +117,10 @@ Emit = Callable[[relax.Expr], relax.Var]
 """Binds an intermediate expression of a part to a variable and returns the variable."""
 
 Needs = Callable[[Range], tuple[Range | None, ...]]
-"""Maps a range of the result to the range of each operand, None if nothing of it is read."""
+"""Maps a range of the result to the range of each operand; None for one that is read whole or not at all."""
 
 Write = Callable[[Range, Sequence[relax.Expr], Emit], relax.Expr]
-"""Returns a machine's operation from the range that it computes and its operands.
+"""Builds a machine's operation from its range of the result and its operands.
 
 An operand that only the first machine reads is None on the others.
 """
@@ -128,17 +128,17 @@ An operand that only the first machine reads is None on the others.
 
 @dataclass(frozen=True)
 class Rule:
-    """How a sharded axis passes an operation.
+    """How an operation computes on sharded operands, and how its results are then sharded.
 
-    ``operands`` has the axis along which each operand is read in parts, None for one that is read whole. ``results``
-    has the axis of the result, or of each field of a tuple. If the axis is ``reduced``, each machine has a partial
-    result of the range of its operands instead. Without ``needs``, a range of the result needs the same range of the
+    ``operands`` has the sharded axis of each operand, None for one that is read whole. ``results`` has the axis of the
+    result, or of each field of a tuple. With ``reduced``, each machine instead has a partial result: the sum, maximum
+    or minimum over its range of the operands. Without ``needs``, a range of the result needs the same range of the
     operands, or one in proportion to their lengths. Without ``write``, a machine's operation differs from the whole one
     in its operands only. If ``blocks`` is set, bounds may lie only between that many equal blocks. With ``divides``,
-    the axis is divided into several, of which the outermost is sharded (heads).
+    the operation divides the axis into several, of which the outermost is sharded (heads).
 
-    Of the operands that are ``is_partial``, each machine reads its own partial sum. Only the first machine reads those
-    that are ``is_on_first``; the others call ``write``, with None for these.
+    ``is_partial`` marks the operands of which each machine reads its own partial sum. ``is_on_first`` marks those that
+    only the first machine reads; the other machines call ``write``, with None for these operands.
     """
 
     operands: tuple[Axis | None, ...]
@@ -167,7 +167,7 @@ class Rule:
         return self.needs is None and all(axis is None or axis.length == self.axis.length for axis in self.operands)
 
     def ranges(self, result_range: Range) -> tuple[Range | None, ...]:
-        """Return the range of each operand that a range of the result needs."""
+        """Return the range of each operand that ``result_range`` needs; None for one read whole or not at all."""
         if self.needs is not None:
             return self.needs(result_range)
         length = self.axis.length
@@ -178,7 +178,7 @@ class Rule:
     def written(
         self, operation: Operation, result_range: Range, operands: Sequence[relax.Expr], emit: Emit
     ) -> relax.Expr:
-        """Return a machine's operation."""
+        """Return a machine's operation for ``result_range``; ``operands`` are already the ranges that it needs."""
         is_first = bool(self.is_partial) and all(operand is not None for operand in operands)
         if self.write is not None and not is_first:
             return self.write(result_range, operands, emit)
@@ -191,7 +191,10 @@ def proportional(part: Range, length: int, other_length: int) -> Range:
 
 
 def same_range(operation: Operation, axis: Axis, result: Axis | None = None) -> Rule:
-    """Return the rule of an operation whose first operand alone is sharded, and that is written as for whole values."""
+    """Return the rule of an operation that needs the same range of its first operand, and its other operands whole.
+
+    ``result`` is the axis of the result, by default the operand's.
+    """
     return Rule((axis, *[None] * (len(operation.operands) - 1)), (result or axis,))
 
 

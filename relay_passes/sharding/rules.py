@@ -1,4 +1,4 @@
-"""Lookup table from operator to the rule of how a sharded axis passes it."""
+"""The table of the sharding rules, by operator name."""
 
 from collections.abc import Callable, Mapping
 

@@ -38,7 +38,10 @@ def reshape(operation: Operation) -> Rule:
 
 
 def _regrouped(axis: Axis, source: Sequence[int], target: Sequence[int]) -> Axis | None:
-    """Return the axis after a reshape; None if its indices are not consecutive in the result, or in other units."""
+    """Return the sharded axis after a reshape: the same axis, merged with axes behind it, or its outermost part.
+
+    None if the result has no such axis.
+    """
     before = prod(source[: axis.index])
     for index, size in enumerate(target):
         if size == source[axis.index] and prod(target[:index]) == before:
@@ -137,7 +140,7 @@ def split(operation: Operation) -> Rule:
 
 
 def section_ends(call: relax.Call) -> list[int] | None:
-    """Return the ends of the sections of ``relax.split`` without the last; None if they cannot have equal lengths."""
+    """Return the ends of all sections of a ``relax.split`` but the last; None if their count does not divide the axis."""
     length = shape_of(leaves_of(call)[0])[int(call.attrs.axis)]
     sections = call.attrs.indices_or_sections
     if isinstance(sections, int) or hasattr(sections, "value"):

@@ -143,7 +143,10 @@ def pad(operation: Operation) -> Rule:
 
 
 def _windowed(operation: Operation, axis: Axis, window: Callable[[Range], Range], write: Write) -> Rule:
-    """Return the rule of an operation that reads ``window`` of its first operand, where that has indices."""
+    """Return the rule of an operation that reads the range ``window(result_range)`` of its first operand, clipped.
+
+    It reads its other operands whole.
+    """
     rest = (None,) * (len(operation.operands) - 1)
 
     def needs(result_range: Range) -> tuple[Range | None, ...]:
@@ -167,7 +170,11 @@ def _windows(operation: Operation, axis: Axis) -> tuple[int, int, list[int], int
 
 
 def _spatial(operation: Operation, layout: str, axis: Axis) -> int:
-    """Return the position of the sharded axis among the spatial axes."""
+    """Return the position of the sharded axis among the spatial axes (D, H, W) of ``layout``.
+
+    Raises:
+        ShardError: the operation changes its layout, the layout has blocks, or the axis is not spatial.
+    """
     letter = layout[axis.index]
     if str(operation.expression.attrs.out_layout) != layout:
         raise operation.refused(f"it changes the layout {layout}")
