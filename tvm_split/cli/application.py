@@ -70,7 +70,7 @@ _HEARD: set[int] = set()
 
 
 def _leave_the_end_to_signals() -> None:
-    """Wait for ever if a signal ends this process: an error may be that a child process got the same signal."""
+    """Never return if a signal ends this process; the error may be that a child process got the same signal."""
     if _HEARD:
         threading.Event().wait()
 
@@ -130,7 +130,8 @@ START, PLAN, BUILD, RUN, MACHINES = "Start", "Plan", "Build", "Run", "Machines"
 class Command(NamedTuple):
     """A command: a function of the same name (with underscores), whose docstring is its help.
 
-    It is loaded from ``module`` when it is called; one of this package has a short name, by default the command's.
+    The function is in ``module``, imported when the command is called; without a dot, a module of this package. By
+    default the module is named like the command.
     """
 
     name: str
@@ -177,7 +178,7 @@ registry = Registry[Command](
 
 
 class Commands(TyperGroup):
-    """The commands of the registry; an expected error ends the process with a message and an exit code.
+    """The group of all registered commands; an expected error ends the process with a message and an exit code.
 
     The code is 1 if the command failed, and 2 if it was used wrongly.
     """
@@ -206,7 +207,7 @@ class Commands(TyperGroup):
 
 
 class ListedCommand(TyperCommand):
-    """A command's entry in the list of commands; its module is loaded when it is called."""
+    """A command in the list of commands; its own module is imported only when the command is called."""
 
     def __init__(self, row: Command) -> None:
         super().__init__(row.name, help=row.summary, rich_help_panel=row.panel)
@@ -227,7 +228,7 @@ class LoadedCommand(TyperCommand):
 
 
 def loaded(row: Command) -> Any:
-    """Load a command's module and return the command with its options, for typer."""
+    """Import a command's module, and return the command with its options as an object of typer."""
     name = row.module or row.function
     module = importlib.import_module(name if "." in name else f"{__package__}.{name}")
     function = getattr(module, row.function)
@@ -252,7 +253,7 @@ def _end_with(error: Exception, text: str, *, wrong_use: bool) -> None:
 
 
 def _usage_text(error: Any) -> str:
-    """Return what typer refuses in plain words, and the command that lists what there is."""
+    """Return typer's error without markup, followed by the command that lists the options."""
     from tvm_split.values import plain  # imported here, since it loads pydantic
 
     wrong = re.sub(r"^Invalid value for '(.*?)': ", r"\1: ", plain(error.format_message())).rstrip(".")
@@ -320,7 +321,7 @@ def run_application() -> None:
 
 
 def _exit_code(for_libraries: IO[str]) -> int:
-    """Run the command; return its exit code once its output is written."""
+    """Run the command; return its exit code once its output is written. Libraries print to ``for_libraries``."""
     try:
         try:
             app(obj=for_libraries)
@@ -351,7 +352,7 @@ def _print_warning(text: str) -> None:
 
 
 def _discard(stream: IO[str]) -> None:
-    """Redirect a stream to nowhere, or what is left in it would fail again, at Python's exit at the latest."""
+    """Redirect a stream to the null device, so that flushing its buffer at Python's exit cannot fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

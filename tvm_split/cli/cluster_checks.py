@@ -46,7 +46,7 @@ OK, WARNING, PROBLEM = Level
 
 @dataclass(frozen=True)
 class CheckedMachine:
-    """A machine whose worker has answered, and all ``workers`` that have.
+    """A machine with its ``worker``, which has answered; ``workers`` are all workers of the cluster that have.
 
     ``entry`` is the machine as its cluster describes it; without target and limits if a service lists it.
     """
@@ -58,7 +58,7 @@ class CheckedMachine:
 
     @property
     def sharing(self) -> list[WorkerDescription]:
-        """The workers of its host, itself included."""
+        """The workers on the machine's host, its own included."""
         return [worker for worker in self.workers if worker.host == self.worker.host]
 
 
@@ -68,7 +68,7 @@ CHECKS: list[Callable[[CheckedMachine], Finding | None]] = []
 
 
 def _check(name: str, level: Level, meaning: str, remedy: str) -> Callable[[Callable[[CheckedMachine], Result]], None]:
-    """Return a decorator that adds a check; level, meaning and remedy are those of what is not right."""
+    """Return a decorator that adds a check to `CHECKS`; level, meaning and remedy are shown if the check fails."""
 
     def add(check: Callable[[CheckedMachine], Result]) -> None:
         def finding(machine: CheckedMachine) -> Finding | None:

@@ -56,7 +56,7 @@ def _require_trace(parameter: typer.CallbackParam, path: Path | None) -> Path | 
 
 
 def flag_of(group: type, name: str) -> str:
-    """Return the command-line flag of a field."""
+    """Return the command-line flag of the field ``name`` of a dataclass of options."""
     return _flags(name, next((field for field in options(group) if field.name == name), None))[0]
 
 
@@ -80,7 +80,10 @@ def _parameter(name: str, field: dataclasses.Field[Any], hint: Any, **how: Any) 
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for typer: its parameters with an `option` as default, and the fields of dataclasses."""
+    """Return ``command`` as a function for typer, with one option for each field of its dataclass parameters.
+
+    A parameter whose default is an `option` becomes one option too.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups = _groups_of(hints)
     parameters: list[inspect.Parameter] = []
@@ -111,7 +114,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _value(field: dataclasses.Field[Any], given: Any) -> Any:
-    """Return the value of a field from that of its option, which turns off what is on by default."""
+    """Return a field's value from its option's; the option of a field that is true by default sets it to false."""
     return not given if default_of(field) is True else given
 
 
@@ -121,7 +124,7 @@ def has_hidden(command: Callable[..., None]) -> bool:
 
 
 def _groups_of(hints: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a command whose types are dataclasses."""
+    """Return the dataclass types of a command's parameters, by the parameter's name."""
     kinds = {name: get_args(hint)[0] if get_origin(hint) is Annotated else hint for name, hint in hints.items()}
     return {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
 
@@ -133,7 +136,7 @@ def _instance(group: type, values: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def flags_named(group: type) -> Iterator[None]:
-    """Let errors that name a group's fields name their command-line flags instead."""
+    """Replace errors about fields of ``group`` by a `WrongUseError` that names their command-line flags."""
     try:
         yield
     except TvmSplitError as error:

@@ -41,7 +41,7 @@ class PlanOutput:
     json: bool = options.JSON
 
     def require_possible(self, source: str) -> None:
-        """Raise a `WrongUseError` for an output that the model that ``source`` names cannot have."""
+        """Raise a `WrongUseError` if annotations or a picture cannot be written for the model that ``source`` names."""
         if self.write_annotations is not None and Path(source).suffix.lower() != ".onnx":
             text = f"only ONNX files have annotations of devices; {source!r} is not one"
             raise WrongUseError(text, "--write-annotations")

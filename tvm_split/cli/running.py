@@ -72,7 +72,7 @@ class RunOptions(DeployOptions):
 
     @contextlib.contextmanager
     def tracing(self, deployment: tvm_split.Deployment) -> Iterator[None]:
-        """Write a trace of the block, if a path is given."""
+        """Record a trace in this context and write it to the path of ``--trace``; do nothing without one."""
         if self.trace is None:
             yield
             return

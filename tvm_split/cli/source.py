@@ -88,7 +88,7 @@ class MachineOptions:
 
     @property
     def is_in_process(self) -> bool:
-        """Whether stages are called in this process, without workers."""
+        """Whether all stages run in this process, without workers."""
         return self.location.partition("?")[0].partition(":")[0] == IN_PROCESS
 
     @property
@@ -113,9 +113,9 @@ class MachineOptions:
         return cluster
 
     def asked(self, request: PlanRequest, *, deploys: bool = False) -> AskedMachines:
-        """Return the machines, whose workers have been asked for their descriptions, as a plan needs them.
+        """Return the machines with the descriptions of the workers that ``request`` needs; they are asked here.
 
-        ``deploys``: the plan is deployed afterwards.
+        ``deploys`` says whether the plan will be deployed, which needs more workers.
 
         Raises:
             ClusterError: as `machines`.

@@ -89,10 +89,10 @@ def _machines(file: Path | None, target: str | None, threads: int | None, reques
 
 
 def _target(text: str) -> dict[str, Any]:
-    """Return the TVM target of ``--target``: a JSON object, or the name of a kind alone.
+    """Return the TVM target of ``--target``: a JSON object, or only the name of a kind.
 
     Raises:
-        WrongUseError: it is meant to be JSON, and is not.
+        WrongUseError: the text begins with a brace and is not valid JSON.
     """
     if not text.lstrip().startswith("{"):
         return {"kind": text}

@@ -44,9 +44,9 @@ def baseline_stages(problem: Problem, layers_of: Mapping[str, int]) -> dict[str,
 
 
 def proportional_cuts(weights: Sequence[float], shares: Sequence[float]) -> list[int]:
-    """Cut positions, from 0 to the length, that split a sequence into parts whose sums are near ``shares``.
+    """Return positions that cut ``weights`` into parts whose sums are nearly proportional to ``shares``.
 
-    Every part gets at least one element.
+    The first position is 0, the last is the length. Every part gets at least one element.
     """
     sums = [0.0, *itertools.accumulate(weights)]
     cuts = [0]

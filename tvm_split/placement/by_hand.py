@@ -31,7 +31,7 @@ class Shard(ShownFields):
     ``axis`` is what is sharded: ``"rows"`` or ``"columns"`` of feature maps, output ``"channels"`` of layers,
     ``"heads"`` of attention, samples of a ``"batch"``. ``exchange`` is what the machines transfer: with ``"fused"`` as
     little as possible (halo rows are computed twice; a column-parallel product is followed by a row-parallel one, and
-    the partial sums are transferred), with ``"each"`` what a layer needs, after each layer.
+    the partial sums are transferred), with ``"each"`` after every layer what the next one needs.
     """
 
     first: str
@@ -187,12 +187,12 @@ def group_stages(graph: LayerGraph, machine_of: Mapping[str, str]) -> list[list[
 
 
 def named(stages: Iterable[Stage]) -> tuple[Stage, ...]:
-    """The stages with the names ``stage_0``, ``stage_1``, …"""
+    """Return the stages, renamed to ``stage_0``, ``stage_1``, …"""
     return tuple(replace(stage, name=f"stage_{index}") for index, stage in enumerate(stages))
 
 
 def completed(graph: LayerGraph, stages: Sequence[Stage]) -> tuple[Stage, ...]:
-    """The stages with their names, and with the nearby layers that depend on no input."""
+    """Return the stages, named by `named`, and add each layer that depends on no input to the nearest stage."""
     groups = with_independent_layers(graph, [list(stage.layers) for stage in stages])
     return named(replace(stage, layers=tuple(group)) for stage, group in zip(stages, groups, strict=True))
 
@@ -208,7 +208,7 @@ def covers(name: str, layer: str) -> bool:
 
 
 def _places(graph: LayerGraph, name: str, who: str) -> list[int]:
-    """The positions of the layers that a name stands for; a `PlanError` begins with ``who`` names it."""
+    """Return the positions of all layers that ``name`` stands for; the message of a `PlanError` begins with ``who``."""
     places = [place for place, layer in enumerate(graph.layers) if covers(name, layer)]
     if not places:
         raise PlanError(f"{who} layer {name!r}, {why_unknown(graph, name)}")
@@ -284,7 +284,7 @@ def _with_shards(
     machine_of: Mapping[str, Shard | str],
     machine_names: Sequence[str],
 ) -> dict[str, Shard | str]:
-    """The shard or the machine of every layer; ``machine_of`` has the machines by the split."""
+    """Return the shard or the machine of every layer; ``machine_of`` has each layer's machine by the split alone."""
     shard_of: dict[str, Shard] = {}
     for shard in shards:
         _check(shard, machine_names)

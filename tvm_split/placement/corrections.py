@@ -13,10 +13,11 @@ DEFAULT_THRESHOLD = 0.05
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of a plan: measured by predicted compute time per machine, and bytes per second of changed links.
+    """Measurements of a running plan, by machine and by link.
 
-    ``earlier`` are the corrections that its prediction was made with. ``profiled_at`` is that of the prediction; None
-    if it is not known.
+    ``compute_ratios`` are measured / predicted compute times. ``link_speeds`` are in bytes per second, for links that
+    have changed. ``earlier`` are the corrections that the plan's prediction includes; ``profiled_at`` is that of the
+    prediction, None if it is not known.
     """
 
     compute_ratios: Mapping[str, float] = field(default_factory=dict)
@@ -27,14 +28,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Change:
-    """Whether a plan is changed; ``gain`` is the share of its value that the best plan would save."""
+    """Whether to change a plan; ``gain`` is the relative saving, 1 - best / current value of the objective."""
 
     changed: bool
     gain: float
 
 
 def corrections_of(measured: Measured) -> Corrections:
-    """The corrections of the profile: new measurements, and earlier corrections of machines and links that are idle.
+    """Return the corrections of the profile: the earlier ones, updated by the new measurements.
 
     Without the earlier ones, a machine that lost its layers because it is slow would seem fast again as soon as it is
     idle, and the planner would alternate between two plans.
@@ -69,9 +70,10 @@ def calibrated(profile: ClusterProfile, corrections: Corrections) -> ClusterProf
 
 
 def change_to(best: Timed, now: Timed, problem: Problem, threshold: float, *, keeps_demands: bool) -> Change:
-    """Whether to change a plan with the values ``now`` to the best plan; always if it breaks a demand.
+    """Return whether to replace the current plan, with the values ``now``, by the ``best`` plan.
 
-    A ``threshold`` above the noise of measurements prevents alternating between two plans of about equal value.
+    It is replaced if the gain exceeds ``threshold``, or if it breaks a demand (``keeps_demands`` is false). A
+    ``threshold`` above the noise of measurements prevents alternating between two plans of about equal value.
     """
     gain = 1.0 - objective_seconds(problem.objective, best) / objective_seconds(problem.objective, now)
     changed = gain > threshold or not keeps_demands

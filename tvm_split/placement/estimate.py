@@ -42,7 +42,7 @@ class Roofline:
     call_seconds: float = 0.0
 
     def seconds(self, operations: float, moved_bytes: float) -> float:
-        """The seconds of one operation: the longer of computing and moving its operands, and the overhead."""
+        """Return the seconds of one operation: the overhead, plus the longer of computing and moving the bytes."""
         return max(operations / self.operations_per_second, moved_bytes / self.bytes_per_second) + self.call_seconds
 
 
@@ -100,7 +100,7 @@ def _machine(machine: Machine, alone: Mapping[Roofline, Mapping[str, float]]) ->
 
 
 def _expected_links(cluster: Cluster) -> Iterator[LinkProfile]:
-    """The link speeds that the user gave, else those of a usual lab network; in one process sending takes no time."""
+    """Yield each open link with the speed that the user gave, else of a usual lab network; infinite in one process."""
     for source, destination in itertools.permutations([CLIENT, *cluster.machine_names], 2):
         link = cluster.link(source, destination)
         transport = cluster.transport_between_gpus(source, destination)

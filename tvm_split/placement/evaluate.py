@@ -33,7 +33,7 @@ CLIENT_SET = (CLIENT_NUMBER,)
 
 
 class NumberedStep(NamedTuple):
-    """A `Step` with its machines as numbers; ``contended_seconds`` are those of the slowest replica."""
+    """A `Step` with indices of machines instead of names; ``contended_seconds`` are those of the slowest replica."""
 
     machines: MachineSet
     shares: Sequence[float]
@@ -62,7 +62,7 @@ def evaluate(problem: Problem, graph: StepGraph) -> Evaluation:
 
 
 def flow_of(problem: Problem, graph: StepGraph) -> Flow:
-    """The flow of a graph; errors as of `evaluate`."""
+    """Return the `Flow` of a graph, with numbers instead of names; raises as `evaluate`."""
     numbers = {machine.name: number for number, machine in enumerate(problem.machines)}
     position = {step.name: place for place, step in enumerate(graph.steps)} | {CLIENT: CLIENT_NUMBER}
     unknown = next((name for step in graph.steps for name in step.machines if name not in numbers), None)
@@ -163,7 +163,7 @@ class Flow:
         ]
 
     def transfer_seconds(self, step: int, machine: int) -> float:
-        """Seconds of computing that the transfers of one micro-batch to and from a step take on a machine."""
+        """Compute seconds that receiving and sending a step's tensors cost a machine, per micro-batch."""
         problem_machine = self.problem.machines[machine]
         return (
             self.counts[step] * problem_machine.transfer_seconds

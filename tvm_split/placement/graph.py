@@ -64,7 +64,7 @@ class LayerGraph:
 
     @cached_property
     def units(self) -> tuple[tuple[str, ...], ...]:
-        """The layers that depend on inputs, in units in topological order, else in the order of execution.
+        """The layers that depend on inputs, grouped into units: in topological order, ties in the order of execution.
 
         A unit is one layer, or several that need each other's results and so can only run together.
         """
@@ -87,7 +87,7 @@ class ModelDescription:
 def grouped(
     predecessors: Mapping[Key, Collection[Key]], common: Iterable[Collection[Key]] = ()
 ) -> tuple[tuple[Key, ...], ...]:
-    """The keys of ``predecessors`` in groups in topological order, else in the order of the keys.
+    """Return the keys of ``predecessors`` in groups: in topological order, ties in the order of the keys.
 
     The keys of each collection in ``common`` share a group. Groups that depend on each other in a cycle are merged.
     """
@@ -125,10 +125,10 @@ def grouped(
 
 
 def pieces_of(graph: LayerGraph, kernels: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """The layers that depend on inputs, in pieces in topological order, each in the order of execution.
+    """Return the pieces in topological order, each as the names of its layers in the order of execution.
 
-    ``kernels`` are the layers of every kernel, on every target that matters. A layer without a kernel (it is folded
-    into another, or is only a view of memory) goes with a layer before it, else with one after it.
+    ``kernels`` has the layers of each kernel, for all targets of the cluster together. A layer without a kernel (it is
+    folded into another, or is only a view of memory) goes with a layer before it, else with one after it.
 
     Layers that depend on no input (``graph.independent``) are in no piece: every stage that needs them computes them
     itself, so any stage may list them (`tvm_split.placement.by_hand.with_independent_layers`).

@@ -113,10 +113,10 @@ class Plan(Shown):
         raise PlanError(f"the plan names no machine {name!r}; it has {known}")
 
     def renamed(self, names: Mapping[str, str]) -> Plan:
-        """Return the same plan for machines with other names, by the names that they have in this plan.
+        """Return the plan with machines renamed; ``names`` maps old names to new ones.
 
         Raises:
-            PlanError: the plan has no machine of a name, or two machines would have the same one.
+            PlanError: the plan has no machine of an old name, or two machines would have the same new one.
         """
         for name in names:
             self.machine(name)
@@ -176,7 +176,10 @@ OTHER_NAMES = ("transfers",)
 
 
 def with_machine_names(value: Any, names: Mapping[str, str], of_field: str = "") -> Any:
-    """Return a value of dataclasses and collections in which machines have other names, by the old ones."""
+    """Return ``value`` with machines renamed in all its dataclasses and collections; ``names`` maps old to new names.
+
+    ``of_field`` is the name of the dataclass field that holds ``value``; it decides which texts are names of machines.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         kept = [part.name for part in fields(value) if part.name not in OTHER_NAMES]
         return replace(value, **{name: with_machine_names(getattr(value, name), names, name) for name in kept})

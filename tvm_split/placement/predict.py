@@ -137,7 +137,10 @@ def _step(step: Step, place: int, flow: Flow) -> StepPrediction:
 def _machine(
     problem: Problem, number: int, load: MachineLoad, graph: StepGraph, flow: Flow, links: Sequence[LinkPrediction]
 ) -> MachinePrediction:
-    """The prediction for a machine, on average. (An evaluation charges each replica all that its stage receives.)"""
+    """Return the prediction for a machine, averaged over micro-batches; the times of its transfers are from ``links``.
+
+    An `Evaluation` does not have these averages: it charges each replica all that its stage receives and sends.
+    """
     machine, computing, alone, estimated, transfer = problem.machines[number], 0.0, 0.0, 0.0, 0.0
     for place, step in enumerate(graph.steps):
         if load.machine in step.machines:
@@ -182,7 +185,7 @@ def _links(problem: Problem, flow: Flow, profile: ClusterProfile | None) -> Iter
 
 
 def _micro_batches(problem: Problem, machines: MachineSet, shares: Sequence[float]) -> list[tuple[str, Recurrence]]:
-    """Each machine of a set (or the client) with the micro-batches that it computes."""
+    """Return each machine of a set (or the client) with the micro-batches that it computes, as a `Recurrence`."""
     if machines == CLIENT_SET:
         return [(CLIENT, EVERY)]
     schedule = schedule_by_share(shares)

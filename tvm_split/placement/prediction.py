@@ -20,10 +20,10 @@ from tvm_split.placement.step_graph import Transfer
 class MachinePrediction:
     """The prediction for one machine, per micro-batch, while the pipeline is full; with replicas, on average.
 
-    ``compute_seconds`` includes contention on a shared host and the cost of serialising, which is
-    ``transfer_seconds``; ``alone_seconds`` is the computing for one input alone. ``memory_limit_bytes`` is None if
-    there is no limit. ``estimated_share`` is the share of the computing that was not measured. ``cores`` is the number
-    of cores that the machine computes on.
+    ``compute_seconds`` includes contention on a shared host, and ``transfer_seconds``, the time to serialise tensors;
+    ``alone_seconds`` is the computing for one input alone. ``memory_limit_bytes`` is None if there is no limit.
+    ``estimated_share`` is the share of the computing that was not measured. ``cores`` is the number of cores that the
+    machine computes on.
     """
 
     machine: str
@@ -48,7 +48,7 @@ class MachinePrediction:
 class StepPrediction:
     """The seconds of a step on each of its machines for one micro-batch.
 
-    ``compute_seconds`` are those in a stream, with contention and with serialising, which is ``transfer_seconds``;
+    ``compute_seconds`` are those in a stream, with contention and ``transfer_seconds``, the time to serialise tensors;
     ``alone_seconds`` are those of one input alone.
     """
 
@@ -96,7 +96,7 @@ class ComparedPlan:
         why: str = "",
         layer_counts: Mapping[str, int] = MappingProxyType({}),
     ) -> ComparedPlan:
-        """The form of a plan of these stages; ``layer_counts`` are by piece if they are stages of pieces."""
+        """Return ``plan`` for comparison; ``layer_counts`` has each piece's number of layers, for stages of pieces."""
         counted = tuple(
             ("+".join(stage.machines), sum(layer_counts.get(layer, 1) for layer in stage.layers)) for stage in stages
         )

@@ -71,7 +71,7 @@ class ProblemMachine:
 
     ``transfer_seconds`` and ``transfer_seconds_per_byte`` are the computing time that sending or receiving one tensor
     costs: on a machine whose cores all compute, serialising delays computing. ``contention`` is the factor by which
-    computing slows down while other machines of the same host compute, so in plans of several machines. These affect
+    computing slows down while other machines of the same host compute; plans of one machine have none. All three affect
     the period only: the latency is that of a single micro-batch. ``cores`` is the number of cores that it computes on,
     where they are shared (`SharedCores`); 0 for a GPU.
     """
@@ -237,7 +237,8 @@ class Stage:
 class MachineLoad:
     """The load of a machine for one micro-batch, on average where a stage has replicas.
 
-    ``compute_seconds`` includes contention and the cost of transfers; ``share`` is that of the stage's micro-batches.
+    ``compute_seconds`` includes contention and the cost of transfers; ``share`` is the largest share of a stage's
+    micro-batches that the machine computes.
     """
 
     machine: str
@@ -258,10 +259,10 @@ class MachineLoad:
 
 @dataclass(frozen=True)
 class CoresLoad:
-    """The load of ``cores`` that machines of a plan, and perhaps the client, share, for one micro-batch.
+    """The load, per micro-batch, of ``cores`` that several machines of a plan, or one and the client, share.
 
-    ``busy_seconds`` are seconds of one core, so the period is at least ``least_period_seconds``. If all machines
-    computed at the same time, they would use ``wanted_cores``.
+    ``busy_seconds`` are core-seconds, so the period is at least ``least_period_seconds``. If all machines computed at
+    the same time, they would use ``wanted_cores``.
     """
 
     machines: tuple[str, ...]

@@ -41,9 +41,9 @@ class PieceTime:
 
 @dataclass(frozen=True)
 class StreamingCost:
-    """The computing time of a machine that every tensor which it sends or receives costs; 0 where cores are spare.
+    """Compute seconds that each sent or received tensor costs a machine, per tensor and per byte; 0 if cores are spare.
 
-    ``client_…`` is what a tensor to or from this machine costs the client.
+    ``client_…`` are the seconds that each tensor to or from this machine costs the client.
     """
 
     transfer_seconds: float = 0.0
@@ -105,8 +105,8 @@ class LinkProfile:
 class Corrections:
     """Corrections of a profile from measurements of runs.
 
-    ``compute_ratios`` are (machine, measured by profiled compute time), ``link_speeds`` are (source, destination,
-    bytes per second).
+    ``compute_ratios`` are (machine, measured / profiled compute time), ``link_speeds`` are (source, destination, bytes
+    per second).
     """
 
     compute_ratios: tuple[tuple[str, _Ratio], ...] = ()
@@ -138,7 +138,7 @@ class ClusterProfile:
 
     @property
     def moments(self) -> list[float]:
-        """When each machine and link was measured, those that are estimated left out."""
+        """The times at which machines and links were measured, in seconds since 1970; estimates are left out."""
         moments = [machine.measured_at for machine in self.machines] + [link.measured_at for link in self.links]
         return [moment for moment in moments if moment]
 

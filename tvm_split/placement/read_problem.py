@@ -53,7 +53,7 @@ def as_problem(value: Any) -> Problem:
 
 
 def _other_file(content: Any) -> str:
-    """The kind of a file that holds no problem, if it can be recognised; else an empty text."""
+    """Return what kind of file a file without a problem is, such as "a plan"; empty if unknown."""
     if not isinstance(content, dict) or "pieces" in content:
         return ""
     if content.get("format") == PLAN_FORMAT:

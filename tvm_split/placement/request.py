@@ -51,7 +51,7 @@ class RequestError(PlanError):
 
 
 def _split(value: Any) -> dict[str, tuple[str, ...]] | str:
-    """Parse a split from a mapping or from texts MACHINE=LAYER,LAYER; return a text that selects `SOURCE` as it is."""
+    """Return layers by machine from a mapping or texts MACHINE=LAYER,LAYER; return a choice by `SOURCE` unchanged."""
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list | tuple) and len(texts) == 1 and str(texts[0]).partition(":")[0] == SOURCE:
         return str(texts[0])
@@ -228,16 +228,16 @@ class PlanRequest(ShownFields):
 
     @property
     def is_by_hand(self) -> bool:
-        """Whether the user says which layers are on which machine."""
+        """Whether the user assigns layers to machines, by a split or by shards."""
         return bool(self.split or self.shards)
 
     @property
     def is_demanding(self) -> bool:
-        """Whether it has demands, besides a number of stages, that only a search can satisfy."""
+        """Whether the request has demands, besides a number of stages, that only a search can satisfy."""
         return any(name in DEMANDS for name in self.given)
 
     def require_default(self, problem: str, names: Iterable[str]) -> None:
-        """Raise a `RequestError` for the first of these fields that is given."""
+        """Raise a `RequestError` with the text ``problem`` for the first field of ``names`` that is not its default."""
         for name in names:
             if name in self.given:
                 raise RequestError(problem, name)
@@ -258,7 +258,7 @@ class PlanRequest(ShownFields):
         ``positional`` are fields that callers may also give by position; None leaves them as they are.
 
         Raises:
-            PlanError: a field does not fit, or ``request`` is something else.
+            PlanError: a field is invalid, or ``request`` is not a `PlanRequest`.
         """
         changes = {**fields, **{name: value for name, value in positional.items() if value is not None}}
         if not isinstance(request, PlanRequest | None):

@@ -39,8 +39,8 @@ Links = Mapping[tuple[str, str], ProblemLink]
 class Block:
     """Consecutive layers in the order of execution, made of whole pieces of a profile.
 
-    ``seconds`` are by machine, without machines that may not have the block. ``bytes_after`` is the size of the tensors
-    that this block or earlier ones produce and later ones need, without the model's inputs.
+    ``seconds`` are by machine; machines that may not compute the block are left out. ``bytes_after`` is the size of the
+    tensors that this block or earlier ones produce and later ones need, without the model's inputs.
     """
 
     layers: tuple[str, ...]
@@ -82,7 +82,7 @@ def blocks_of(graph: LayerGraph, profile: ClusterProfile, forbidden: Mapping[str
 
 
 def _valleys(places: Sequence[int], heights: Sequence[int]) -> list[int]:
-    """The places at local minima: runs of equal heights with a greater height, or the end, on both sides."""
+    """Return the places of local minima: runs of equal heights with greater heights, or the end, on both sides."""
     valleys: list[int] = []
     first = 0
     for end in range(1, len(places) + 1):
@@ -125,8 +125,8 @@ def whole_on(machine: str) -> Layout:
 class ShardOption:
     """A way to shard a run of blocks, or a part of the run, over machines.
 
-    ``seconds`` has, by the end of the stage (the number of the block after the last), the seconds of each block from
-    ``begin`` on, exchanges included. They depend on the end if halos are computed twice.
+    ``seconds`` maps each possible end of the stage (the number of the block after the last) to the seconds of each
+    block from ``begin`` on, exchanges included. They depend on the end if halos are computed twice.
     """
 
     sharding: Sharding
@@ -140,7 +140,7 @@ class ShardOption:
         return {end: [0.0, *accumulate(durations)] for end, durations in self.seconds.items()}
 
     def ends(self, first: int) -> Iterator[tuple[int, float]]:
-        """Pairs of a possible end of a stage that begins at block ``first``, and the stage's seconds."""
+        """Yield each possible end of a stage that begins at block ``first``, with the stage's seconds."""
         for end, sums in self._sums.items():
             if self.begin <= first < end:
                 yield end, sums[end - self.begin] - sums[first - self.begin]
@@ -255,7 +255,7 @@ ReachedBy = dict[_State, tuple[_State, Sharding | None]]
 
 
 def _stages_to(blocks: Sequence[Block], reached_by: ReachedBy, state: _State) -> tuple[Stage, ...]:
-    """The stages on the way to a state; consecutive blocks of one machine, not sharded, are one."""
+    """Return the stages that lead to a state; consecutive unsharded blocks of one machine form one stage."""
     stages: list[Stage] = []
     end = state.place
     while state in reached_by:
@@ -284,7 +284,10 @@ def rounded(shares: Sequence[float]) -> tuple[float, ...]:
 
 
 def rebalanced(stage: Stage, graph: StepGraph) -> Stage:
-    """A sharded stage with shares by which its machines finish at the same time, from the seconds of its steps."""
+    """Return a stage with shares for which its machines finish at the same time, from the seconds of its steps.
+
+    The stage is unchanged if it is not sharded, or if the steps of a machine take no time.
+    """
     if stage.sharding is None:
         return stage
     took: defaultdict[str, float] = defaultdict(float)

@@ -64,9 +64,9 @@ class Solution:
 
     @property
     def compared_seconds(self) -> float:
-        """The seconds by which plans are compared: with the hand-overs that an evaluation does not count.
+        """The seconds by which plans are compared: the objective's value and an overhead, which an evaluation lacks.
 
-        These are between the steps of the machine that has most.
+        The overhead is `STAGE_SECONDS` for every further step of the machine with the most steps.
         """
         steps = Counter(machine for step in self.graph.steps for machine in step.machines)
         return self.value_seconds + STAGE_SECONDS * (max(steps.values(), default=1) - 1)
@@ -85,7 +85,10 @@ class Solution:
         return replace(self, lower_bound_seconds=min(lower_bound_seconds, self.value_seconds))
 
     def beside(self, best: Solution, what: str) -> Solution:
-        """Return this solution, which was not searched, with the lower bound and the alternatives of the best one."""
+        """Return this solution with the lower bound and alternatives of ``best``; ``best`` itself if they are equal.
+
+        ``what`` says what the stages are, such as "plan by hand"; the solution's ``method`` begins with it.
+        """
         if self.stages == best.stages:
             return best
         method = f"{what}; lower bound: {best.method}"

@@ -78,7 +78,7 @@ def _machine_count(solution: Solution) -> int:
 
 
 def cannot_gain(whole: Solution, relaxed_seconds: float) -> bool:
-    """Whether no sharded plan can be better than ``whole`` by more than `MARGIN`: see `RELAXATION`."""
+    """Return whether no sharded plan can be better than ``whole`` by more than `MARGIN`: see `RELAXATION`."""
     return relaxed_seconds >= whole.value_seconds * (1 - MARGIN)
 
 

@@ -101,8 +101,8 @@ def _links_without_codecs(
 ) -> Callable[[Ends], bool]:
     """Return a function that tells whether a link uses no codec: its ends share memory, or GPUs send directly.
 
-    The function decides by the link's transport: the one that the cluster names, else the measured one, else the one
-    that the hosts allow which reachable workers report.
+    The function decides by the link's transport. That is the one that the cluster names, else the measured one, else
+    the one that the workers' descriptions (those that are known) allow.
     """
     settings = cluster.link_settings
     links = () if profile is None else profile.links

@@ -108,7 +108,10 @@ def request_for(
 
 
 def _stages_without_search(planner: Planner, *, searches: bool) -> tuple[tuple[Stage, ...], str]:
-    """Stages that need no search, and why; no stages if a search is needed, or if ``searches`` asks for one."""
+    """Return stages that need no search, and how they were made; both are empty if a search is needed.
+
+    With ``searches``, a single machine needs a search too.
+    """
     model, request = planner.model, planner.request
     machines, split = planner.workers.machines, request.split
     assert isinstance(split, Mapping)  # noqa: S101  (a split of the source is resolved before)

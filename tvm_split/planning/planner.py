@@ -39,7 +39,7 @@ WHOLE_LAYERS_SHARE = 0.4
 
 
 class Planner:
-    """Plans a model by a request. Nothing is measured until `profile` is read, or what follows from it.
+    """Plans a model by a request. Nothing is measured before `profile`, or a member that uses it, is accessed.
 
     ``described`` are the descriptions of the workers that have answered, by machine.
     """
@@ -137,11 +137,11 @@ class Planner:
         return in_layers(self.model.graph, self.profile, self.problem, solution)
 
     def in_pieces(self, stages: Sequence[Stage]) -> tuple[Stage, ...] | None:
-        """Return stages as stages of pieces; None if one ends inside a piece, or they are not of `whole_layers`."""
+        """Return stages as stages of pieces; None if one ends inside a piece, or they are not `whole_layers`."""
         return stages_of_pieces(self.profile, stages) if whole_layers(stages) else None
 
     def by_hand(self, stages: tuple[Stage, ...]) -> Solution:
-        """Return the solution of a plan by hand, with the lower bound of the best one."""
+        """Return the solution of a plan by hand, with the lower bound of the best plan of whole layers, if any."""
         try:
             best = self.best_of_whole_layers()
         except PlanError:  # no plan of whole layers fits the machines, so none gives a bound
@@ -156,11 +156,11 @@ class Planner:
         )
 
     def of_stages(self, stages: tuple[Stage, ...], best: Solution | None, what: str) -> Solution:
-        """Return the solution of stages of layers that are decided, with a lower bound.
+        """Return the solution of fixed stages of layers, with a lower bound.
 
         Args:
-            best: the best plan of whole layers, whose bound counts; None if there is none.
-            what: what the stages are.
+            best: the best plan of whole layers, whose lower bound is used; None if there is none.
+            what: what the stages are, such as "plan by hand"; the solution's ``method`` begins with it.
         """
         pieces = self.in_pieces(stages)
         if pieces is None or best is None:

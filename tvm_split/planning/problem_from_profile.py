@@ -84,7 +84,7 @@ def _link(link: LinkProfile, buses: Mapping[str, Bus]) -> ProblemLink:
 
 
 def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
-    """Streaming costs of the machines that share cores with the client."""
+    """Return the streaming costs of the machines that share cores with the client; a single zero cost if none does."""
     near = {name for shared in profile.shared_cores if CLIENT in shared.machines for name in shared.machines}
     return [machine.streaming for machine in profile.machines if machine.machine in near] or [StreamingCost()]
 
@@ -108,7 +108,7 @@ def require_known_pins(graph: LayerGraph, request: PlanRequest, machines: Sequen
     """Check, before anything is measured, that pins name machines of the cluster and layers of the model.
 
     Raises:
-        PlanError: a pin does not; the message names similar layers.
+        PlanError: a pin names an unknown machine or layer; the message suggests similar names.
     """
     for pairs, what in ((request.pairs("pin"), "pinned to"), (request.pairs("keep_off"), "kept off")):
         for name, machine in pairs:

@@ -90,7 +90,7 @@ def replan(
 
 
 def _better(planner: Planner, current: tuple[Stage, ...], threshold: float) -> tuple[Solution, Change]:
-    """Return the solution to run instead of the current stages, or theirs; raises as `replan`."""
+    """Return the best solution if it should replace the current stages, else the current one; and the change."""
     if whole_layers(current):
         if planner.in_pieces(current) is None:
             raise PlanError(

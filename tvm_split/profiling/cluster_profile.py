@@ -202,7 +202,7 @@ class ModelProfile(Shown):
         return max(0.0, self.seconds - self.kernel_seconds)
 
     def share_of_time(self, seconds: float) -> float:
-        """Return the share of a run, or of all kernels if these took longer one by one."""
+        """Return ``seconds`` as a share of a run, or of the sum of all kernels if that is longer."""
         return seconds / max(self.seconds, self.kernel_seconds)
 
     @property

@@ -57,9 +57,8 @@ Times = Mapping[str, tuple[KernelTime, ...]]
 class HostTiming:
     """Measures the missing times of the machines of one host.
 
-    ``library`` returns a library of kernels, which lies in ``blobs``. ``on_step`` is called with the name of each step.
-    After the first round, rounds end when ``timeout_seconds`` per timed machine, and once more for all together, are
-    used.
+    ``library`` returns the library of some kernels, a blob in ``blobs``. ``on_step`` is called with the name of each
+    step. All rounds after the first end within ``timeout_seconds`` × (number of timed machines + 1).
     """
 
     machines: Sequence[MachineTimes]
@@ -72,7 +71,7 @@ class HostTiming:
 
     @cached_property
     def wanted(self) -> dict[str, frozenset[str]]:
-        """Digests of the kernels to measure, by machine; those of one target have the same, for equal contention."""
+        """Digests of the kernels to measure, by machine: the same for machines of one target, for equal contention."""
         machines = self.machines
         wanted = {
             machine.name: frozenset().union(*(peer.missing for peer in machines if peer.code is machine.code))
@@ -117,7 +116,7 @@ class HostTiming:
         return not times.is_consistent(digest, now[0]) and (is_confirmed or is_faster)
 
     def measure(self) -> None:
-        """Measure the missing times."""
+        """Measure the missing times; identical machines that are not timed get the times of the fastest one."""
         lacking = [machine for machine in self.machines if self.wanted[machine.name] or machine.lacks_peaks]
         timed = first_and_last(lacking, DEVICE_CLASS)
         self._time(timed)
@@ -170,7 +169,7 @@ class HostTiming:
             machine.add_measured(sessions[machine.name].measure(PEAK_EFFORT), (), is_confirmed=True)
 
     def _with_own_cores(self, timed: Sequence[MachineTimes]) -> list[MachineTimes]:
-        """Return the machines to run at the same time, timed ones first, as long as each has cores of its own."""
+        """Return as many machines to run at the same time as have cores of their own; first those of ``timed``."""
         cores = usable_together(machine.machine.cores for machine in self.machines)
         together: list[MachineTimes] = []
         for machine in dict.fromkeys((*timed, *self.machines)) if timed else ():

@@ -38,9 +38,9 @@ class Weight:
 class KernelCall:
     """One call of a kernel in a scheduled stage.
 
-    ``timed`` has its operands and results. ``weights`` are those of its weights that are not so small that they are
-    embedded in the code. ``consumers`` are the positions of the calls that read a result, also through views.
-    ``digest`` is equal for equal kernels of any name or model.
+    ``timed`` has its operands and results. ``weights`` lacks small weights, which are embedded in the code.
+    ``consumers`` are the positions of the calls that read a result, also through views. ``digest`` is equal for equal
+    kernels of any name or model.
     """
 
     kernel: Kernel
@@ -167,7 +167,7 @@ class TargetCode:
     def build(self, digests: frozenset[str], blobs: BlobFolder) -> BlobSpec:
         """Return a library that has the kernels with these digests; build it unless the cache has one.
 
-        For a single kernel, the cached library of all kernels serves, too.
+        For a single kernel, a cached library of all kernels is returned too.
         """
         everything = self.distinct.keys() - self.untimeable
         for kernels in (digests, everything) if len(digests) == 1 else (digests,):

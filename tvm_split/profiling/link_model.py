@@ -114,7 +114,7 @@ def fitted_line(samples: Sequence[LinkSample]) -> tuple[float, float]:
 def transfer_cost(to_machine: ProbedLink, from_machine: ProbedLink) -> StreamingCost:
     """Return the CPU time that a transfer takes at both ends, from the probes of a machine's links with the client.
 
-    In each of them both ends receive a tensor and send one; one of the two has the probed size, the other is small.
+    In each probe both ends receive a tensor and send one. One of these tensors has the probed size, the other is small.
     """
     both = to_machine.samples, from_machine.samples
     machine_cost = _line([[(sample.size_bytes, sample.processor_seconds) for sample in samples] for samples in both])
@@ -123,7 +123,10 @@ def transfer_cost(to_machine: ProbedLink, from_machine: ProbedLink) -> Streaming
 
 
 def _line(series: Sequence[Sequence[tuple[int, float]]]) -> tuple[float, float]:
-    """Return the seconds of a tensor and of a byte, from the seconds of a tensor of each size and of a small one."""
+    """Return the seconds per tensor and per byte.
+
+    ``series`` have (bytes, seconds for a tensor of that size and a small one), in ascending order.
+    """
     per_byte = statistics.fmean(
         (most - least) / (largest - smallest) for (smallest, least), *_, (largest, most) in series
     )
@@ -134,7 +137,7 @@ class ProbePrograms:
     """Compiles pass-through stages for any processor of an architecture, once per architecture and pair of sizes."""
 
     def __init__(self, architectures: Mapping[str, str], gpus: Mapping[str, Mapping[str, Any]]) -> None:
-        """``architectures`` by machine, as reported (``x86_64``); ``gpus`` are targets of machines with GPUs."""
+        """``architectures`` (such as ``x86_64``) are by machine; ``gpus`` has TVM targets of machines with a GPU."""
         self._architectures = architectures
         self._gpus = gpus
         self._blobs = BlobFolder.temporary()

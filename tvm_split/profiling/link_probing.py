@@ -119,7 +119,7 @@ def kept_links(cluster: Cluster, cache_folder: Path) -> dict[Ends, LinkProfile]:
 
 @dataclass
 class _Probing:
-    """One measurement of one cluster."""
+    """Measures the links of one cluster, once."""
 
     cluster: Workers
     tensor_sizes: Sequence[int]
@@ -186,7 +186,7 @@ class _Probing:
         return link is None or link.bytes_per_second is None
 
     def _class(self, ends: Ends) -> Hashable:
-        """Return a key that is equal for links between similar machines of the same hosts."""
+        """Return a key that is equal for links between equal machines of the same hosts."""
         return *map(self._place, ends), self._settings.get(ends)
 
     def _place(self, end: str) -> Hashable:
@@ -197,7 +197,7 @@ class _Probing:
         return worker.hostname, worker.cores, worker.threads, to_client
 
     def _profile(self, ends: Ends, is_estimated: bool) -> LinkProfile | None:
-        """Return the profile of a link, as given in the cluster or else as measured; None if the link is closed."""
+        """Return a link's profile, as described in the cluster or else probed; None if it is closed or not probed."""
         link = self.cluster.link(*ends)
         if link is not None and link.is_closed:
             return None
@@ -212,7 +212,10 @@ class _Probing:
         return LinkProfile(*ends, bytes_per_second, latency, origin, probe.measured_at, probe.transport)
 
     def _tried(self, ends: Ends) -> ProbedLink | None:
-        """Return `_known_or_probed`; None if it fails, or a link with the client has, and failures are not raised."""
+        """Return `_known_or_probed`; None if it fails and `failed` collects errors.
+
+        Also None if a link between the client and one of the two machines has failed, since the probe passes it.
+        """
         needed = [(CLIENT, ends[0]), (ends[1], CLIENT)] if CLIENT not in ends else []
         try:
             return self._known_or_probed(ends) if self._probes.keys() >= set(needed) else None
@@ -225,7 +228,7 @@ class _Probing:
     def _known_or_probed(self, ends: Ends) -> ProbedLink:
         """Return the probe that is kept for the same ends, versions and sizes, or else a new one.
 
-        If a transfer from the client takes another time than its kept probe says, nothing that is kept is used.
+        If a new transfer from the client disagrees with the kept probe of that link, no kept probe is used any more.
         """
         key = self._key(ends, self._sizes)
         probe = None if self.refresh else self._store.get(key, _PROBED_LINK)
@@ -280,7 +283,7 @@ class _Probing:
         return sum(bus.latency_seconds for bus in buses if bus is not None)
 
     def _pass(self, ends: Ends, size_bytes: int) -> tuple[LinkSample, str]:
-        """Pass tensors of this size over a link, and small ones from and to the client; return also the transport."""
+        """Return a sample of the link with tensors of this size, passed from the client and back; and its transport."""
         machines = [end for end in ends if end != CLIENT]
         sizes = [SMALLEST_BYTES] * (len(machines) + 1)
         sizes[0 if ends[0] == CLIENT else 1] = size_bytes
@@ -314,9 +317,10 @@ def _processor_seconds(pipeline: Session) -> float:
 
 
 def measured_passage(pipeline: Session, inputs: Sequence[np.ndarray], size_bytes: int) -> LinkSample:
-    """Measure single runs for about `SERIES_SECONDS` and a stream for as long, after one warm-up run.
+    """Return the times of single runs for about `SERIES_SECONDS` and of a stream for as long, after a warm-up run.
 
-    Times are those of the whole pipeline without its computing; a single run counts with the lower quartile.
+    Times are those of the whole pipeline without its computing. ``single_seconds`` is the lower quartile of single
+    runs. ``stream_seconds`` is None if a single run takes `LONG_RUN_SECONDS` or longer.
     """
     pipeline.run(inputs)
     runs = [_seconds_of_run(pipeline, inputs)]

@@ -67,7 +67,7 @@ def machine_facts(cluster: Workers, targets: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _in_cluster(facts: MachineFacts, cluster: Workers, all_facts: Sequence[MachineFacts]) -> MachineFacts:
-    """Return a machine with its part of the host's memory, and its place in the cluster in ``identity``."""
+    """Return ``facts`` with the machine's part of the free memory, and its name and core limits in ``identity``."""
     neighbours = [peer for peer in all_facts if peer.host == facts.host]
     if facts.has_gpu:
         neighbours = [peer for peer in neighbours if facts.device and peer.device == facts.device] or [facts]
@@ -88,7 +88,7 @@ def _in_cluster(facts: MachineFacts, cluster: Workers, all_facts: Sequence[Machi
 
 
 def _is_known(cluster: Workers, target: Mapping[str, Any]) -> bool:
-    """Return whether a machine is this host, and its target no GPU, so that no worker has to be asked."""
+    """Return whether the facts follow from this host, without asking a worker: the machine is here and has no GPU."""
     return cluster.launcher.in_process or (cluster.launcher.on_this_host and target["kind"] != "cuda")
 
 

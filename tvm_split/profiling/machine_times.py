@@ -82,7 +82,7 @@ class MachineTimes:
 
     @property
     def checked_kernel(self) -> str | None:
-        """Digest of the kernel with the longest cached time, or None; a new measurement of it validates the cache."""
+        """Digest of the kernel with the longest cached time, to be measured again as a check of the cache; or None."""
         return max(self.alone.keys() & self.timeable, key=lambda digest: self.alone[digest].seconds, default=None)
 
     def is_consistent(self, digest: str, now: KernelTime) -> bool:
@@ -126,14 +126,14 @@ class MachineTimes:
         return not self.peaks.distinct.keys() <= self.alone.keys()
 
     def kernel_set(self, code: TargetCode, digests: frozenset[str], library: BlobSpec) -> KernelSet:
-        """Return the kernels of ``code``, which is that of the model or of the peaks, with these digests."""
+        """Return the kernels of ``code`` (the model's or the peaks') with these digests, to be timed in ``library``."""
         free_bytes = self.machine.memory_free_bytes
         weight_bytes = min(code.weight_bytes, int(MOST_OF_MEMORY * free_bytes)) if free_bytes else code.weight_bytes
         kernels = tuple(call.timed for digest, call in code.distinct.items() if digest in digests)
         return KernelSet(self.machine.name, code.device, library, kernels, weight_bytes, target_text(code.target))
 
     def add_measured(self, times: Sequence[KernelTime], companions: tuple[str, ...], *, is_confirmed: bool) -> None:
-        """Use measured times. The cache keeps them if they are confirmed, or faster than the cached ones."""
+        """Add times measured with ``companions``; cache those that are confirmed or faster than the cached ones."""
         by_symbol = {symbol(digest): digest for digest in (*self.code.distinct, *self.peaks.distinct)}
         new_times: dict[str, CachedTime] = {}
         for kernel_time in times:

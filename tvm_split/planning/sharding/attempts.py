@@ -15,7 +15,7 @@ Built = TypeVar("Built")
 
 
 class Attempts:
-    """Attempts until ``deadline``, a time of the monotonic clock. A fault in one never ends the others."""
+    """Attempts until ``deadline``, in seconds of `time.monotonic`. An error in one never ends the others."""
 
     def __init__(self, deadline: float = math.inf) -> None:
         self._started, self._deadline = time.monotonic(), deadline
@@ -25,15 +25,15 @@ class Attempts:
         """The first stages that failed, by the reason."""
 
     def is_late(self, fraction: float = 1.0) -> bool:
-        """Whether this fraction of the time is over."""
+        """Return whether this fraction of the time from the start to the deadline has passed."""
         is_late = time.monotonic() > self._started + fraction * (self._deadline - self._started)
         self.was_late |= is_late
         return is_late
 
     def built(self, stages: Sequence[Stage], build: Callable[[], Built], *, may_refuse: bool = False) -> Built | None:
-        """What ``build`` makes of stages; None if it fails in any way, which `notes` will say.
+        """Return the result of ``build``, which uses these stages; None if it raises an error, which `notes` will name.
 
-        With ``may_refuse``, a `PlanError` answers a question of the search, and leaves no note.
+        With ``may_refuse``, a `PlanError` is an expected answer and leaves no note.
         """
         try:
             return build()
@@ -45,7 +45,7 @@ class Attempts:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences for the reader of a plan."""
+        """Sentences for the plan's reader: which stages could not be built and why, and whether time ran out."""
         notes = [f"{regions} could not be built ({why})" for why, regions in self._failed.items()]
         late = ["the time limit ended the search of splits inside layers"] * self.was_late
         return (*late, *notes[:MOST_NAMED])

@@ -65,7 +65,7 @@ class ShardOptions:
         return groups
 
     def _teams(self) -> Iterator[tuple[str, ...]]:
-        """Sets of the fastest machines, each in the order of the problem."""
+        """Yield sets of the fastest machines, of each size in `SIZES` and of all, each in the problem's order."""
         order = [machine.name for machine in self._problem.machines]
         able = [name for name in order if any(name in block.seconds for block in self.blocks)]
         fastest = sorted(able, key=self._seconds.__getitem__)
@@ -89,7 +89,7 @@ class ShardOptions:
             first = max(first + 1, end)
 
     def _last_end(self, option: ShardOption) -> int:
-        """The last end of a stage that begins with an option; its beginning if no block can be sharded so."""
+        """Return the last end of a stage that begins with ``option``; its beginning if no block can be sharded so."""
         # A block that cannot be sharded ends all longer stages too, so it is found by halving.
         last = len(self.blocks)
         if self._looked_ahead(option, last) is not None:
@@ -198,7 +198,7 @@ def plan_to_rewrite(model: Model, problem: Problem, stages: tuple[Stage, ...]) -
 
 
 def forbidden_machines(problem: Problem) -> dict[str, frozenset[str]]:
-    """By the name of a piece, the machines that may not have it."""
+    """Return the machines that may not compute a piece, by the piece's name."""
     instance = instance_of(problem)
     return {
         piece: frozenset(

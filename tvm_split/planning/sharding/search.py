@@ -70,7 +70,7 @@ class ShardSearch:
 
     @cached_property
     def _forbidden(self) -> dict[str, frozenset[str]]:
-        """By layer, the machines that may not have it."""
+        """The machines that may not compute a layer, by layer."""
         forbidden = forbidden_machines(self._problem)
         return {layer: forbidden[piece.name] for piece in self._profile.pieces for layer in piece.layers}
 
@@ -89,10 +89,11 @@ class ShardSearch:
         return Solution.of_graph(self._problem, stages, graph)
 
     def best_few(self, deadline: float, value_to_beat: float) -> Sequence[Solution]:
-        """Return the best plans that satisfy the demands, measured if possible; if none comes near, the best estimate.
+        """Return the best plans that satisfy the demands, measured if possible; if none is worth it, the best estimate.
 
-        The search ends at the ``deadline``, a time of the monotonic clock, and nothing is measured after it, unless
-        there is no other plan: then ``value_to_beat`` is infinite.
+        A plan is worth measuring if its estimate is at most `WORTH_TIMING` × ``value_to_beat`` (seconds). The search
+        ends at the ``deadline``, in seconds of `time.monotonic`, and nothing is measured after it. If there is no other
+        plan, ``value_to_beat`` is infinite, and one plan is measured even after it.
         """
         self._on_progress(STEP, 0, 1)
         needs_one = math.isinf(value_to_beat)
