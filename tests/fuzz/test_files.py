@@ -33,7 +33,7 @@ from tvm_split.display.plan import plan_parts
 from tvm_split.display.view import print_parts
 from tvm_split.placement.corrections import calibrated, corrections_of
 from tvm_split.placement.plan import Plan
-from tvm_split.placement.predict import predict
+from tvm_split.placement.prediction import predict
 from tvm_split.placement.problem import Problem, Sharding, Stage
 from tvm_split.placement.profile import Corrections
 from tvm_split.placement.read_problem import problem_to_dict, read_problem_file, read_solution_file, solution_to_dict

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from rpc_runtime.program.routes import CLIENT
-from tvm_split.placement.predict import predict
+from tvm_split.placement.prediction import predict
 from tvm_split.placement.problem import Problem, Stage
 from tvm_split.placement.search.candidate import with_schedule_shares
 from tvm_split.placement.solution import solution_of

@@ -23,7 +23,7 @@ from tvm_split.display.view import print_parts, write
 from tvm_split.errors import PlanError
 from tvm_split.observing.trace import Trace
 from tvm_split.pictures.timeline import columns_in, drawn_timeline
-from tvm_split.placement.predict import predict
+from tvm_split.placement.prediction import predict
 from tvm_split.placement.problem import DEFAULT_TIME_LIMIT_SECONDS
 from tvm_split.placement.read_problem import read_problem_file, read_solution_file, solution_to_dict
 from tvm_split.placement.search.candidate import with_schedule_shares

@@ -17,8 +17,7 @@ from tvm_split.compiler.verification import one_by_one, verification_inputs
 from tvm_split.compiling import compile
 from tvm_split.errors import PlanError
 from tvm_split.placement.plan import Plan, PlannedCodec
-from tvm_split.placement.predict import CodedLink, predict
-from tvm_split.placement.prediction import Prediction
+from tvm_split.placement.prediction import CodedLink, Prediction, predict
 from tvm_split.placement.profile import ClusterProfile
 from tvm_split.placement.request import PlanRequest
 from tvm_split.placement.solution import Solution

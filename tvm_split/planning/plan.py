@@ -19,7 +19,7 @@ from tvm_split.placement.baselines import stages_of_equal_cost
 from tvm_split.placement.by_hand import named, stages_by_hand
 from tvm_split.placement.estimate import estimated_seconds
 from tvm_split.placement.plan import Plan
-from tvm_split.placement.predict import predict
+from tvm_split.placement.prediction import predict
 from tvm_split.placement.problem import Objective, Problem, Stage
 from tvm_split.placement.request import PlanRequest, split_by_position
 from tvm_split.placement.solution import Solution

@@ -8,8 +8,7 @@ from rpc_runtime.program.routes import CLIENT
 from tests.helpers.placement.layer_graphs import chain_graph
 from tvm_split.placement.graph import LayerGraph, piece_edges
 from tvm_split.placement.plan import Plan, PlannedMachine
-from tvm_split.placement.predict import Coded, predict
-from tvm_split.placement.prediction import Prediction
+from tvm_split.placement.prediction import Coded, Prediction, predict
 from tvm_split.placement.problem import Objective, Problem, Stage
 from tvm_split.placement.profile import (
     ClusterProfile,

@@ -17,7 +17,7 @@ from tests.helpers.scenarios import busiest
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.placement.plan import Plan, PlannedMachine
-from tvm_split.placement.predict import CodedLink, predict
+from tvm_split.placement.prediction import CodedLink, predict
 from tvm_split.placement.problem import Sharding, Stage
 from tvm_split.placement.profile import StreamingCost
 from tvm_split.placement.request import PlanRequest

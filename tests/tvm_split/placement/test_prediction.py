@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.placement.profiles import A, B, C, chain_problem, chain_profile, predicted
 from tvm_split.placement.baselines import ONE_MACHINE
-from tvm_split.placement.predict import CodedLink
+from tvm_split.placement.prediction import CodedLink
 from tvm_split.placement.problem import Stage
 from tvm_split.placement.profile import ClusterProfile, Corrections, PieceTime
 
