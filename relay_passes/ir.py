@@ -193,7 +193,7 @@ def emit_operations(
 def emit_again(
     builder: relax.BlockBuilder, binding: relax.VarBinding, replacements: Mapping[str, relax.Expr]
 ) -> relax.Var:
-    """Emit a binding, with its operands replaced if ``replacements`` has others; return its variable, which stays."""
+    """Emit a binding of the same variable, with its operands replaced if ``replacements`` has others; return it."""
     used = used_variables(binding.value)
     if not all(replacements.get(variable.name, variable).same_as(variable) for variable in used):
         binding = relax.VarBinding(binding.var, substitute(binding.value, replacements))

@@ -39,17 +39,17 @@ __all__ = [
 
 
 def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule], ...]:
-    """The passes to run before lowering, in order; the target's package (`cpu` or `gpu`) lists them."""
+    """Return the passes to run before lowering, in order; the target's package (`cpu` or `gpu`) lists them."""
     return cpu.layout_passes(target) if is_cpu(target) else gpu.layout_passes(target)
 
 
 def legalizations(target: Target) -> dict[str, Legalization]:
-    """This package's lowerings by operator name; TVM lowers all other operators."""
+    """Return this package's lowerings by operator name; TVM lowers all other operators."""
     return cpu.legalizations(target) if is_cpu(target) else gpu.legalizations(target)
 
 
 def templates_of(target: Target) -> tuple[Template[Any], ...]:
-    """The templates of a target; targets of kind llvm and cuda have some."""
+    """Return the templates for CPUs if the target is one, else those for GPUs."""
     return cpu.TEMPLATES if is_cpu(target) else gpu.TEMPLATES
 
 

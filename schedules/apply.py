@@ -39,7 +39,7 @@ def apply(
     """Return the module with every PrimFunc scheduled for ``target`` and marked with `SCHEDULE_ATTRIBUTE`.
 
     If ``database`` has measured a kernel to be faster with other choices, the tuned kernel is used, and the rule's name
-    gets the suffix `TUNED`. ``on_kernel`` is called with the number of functions done, and of all, before each.
+    gets the suffix `TUNED`. ``on_kernel`` is called before each function, with the number of those done and of all.
 
     The module must have been through FuseTIR. If a rule fails on a function, the next rule is tried, and the log gets a
     warning. Functions that are already scheduled (``tirx.is_scheduled``) are kept. The input module is not changed.
@@ -60,7 +60,7 @@ def apply(
 
 
 def chosen_rules(module: tvm.IRModule) -> dict[str, str]:
-    """The name of the rule that scheduled each PrimFunc, by function name, in alphabetical order."""
+    """Return the name of the rule that scheduled each PrimFunc, by function name, in alphabetical order."""
     return {
         variable.name_hint: str(function.attrs[SCHEDULE_ATTRIBUTE])
         for variable, function in sorted(module.functions_items(), key=lambda item: str(item[0].name_hint))

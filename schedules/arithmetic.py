@@ -1,6 +1,6 @@
 """Lower arithmetic to TE so that no optimisation changes its results.
 
-Integers wrap at the end of the range, as in the sources. TVM's simplifier takes int32 and int64 for indices, which
+Integers wrap at the end of the range, as in the frameworks. TVM's simplifier takes int32 and int64 for indices, which
 never overflow: it turns ``(a + 1) > a`` into true. LLVM does the same with sums, differences and products of 32 and 64
 bits, signed or not, since TVM marks them as never overflowing. So these are computed in twice the bits, where nothing
 overflows. Their lower half is combined with 0 by an exclusive or, which the simplifier does not look through. LLVM
@@ -32,7 +32,7 @@ WRAPPING = (*SIGNED, *UNSIGNED)
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 Compute = Callable[[Any, Any], Any]
 Wrap = Callable[..., Any]
-"""`wrapped` for a target."""
+"""`wrapped` with the target's ``is_widened``: takes the operation, its operands and their dtype."""
 
 
 def wrapped(compute: Compute, left: Any, right: Any, dtype: str, is_widened: bool) -> Any:
@@ -69,14 +69,14 @@ def _rest(_: Wrap, left: Any, right: Any, dtype: str, *, divide: Compute) -> Any
 
 
 def _hidden(value: Any, dtype: str) -> Any:
-    """Return the value, of which the simplifier draws no conclusions."""
+    """Return an expression of the same value that TVM's simplifier does not look through."""
     return tirx.bitwise_xor(value, tirx.const(0, dtype))
 
 
 def _possible_divisor(right: Any, dtype: str) -> Any:
-    """Return 1 instead of 0, and of -1: the processor stops at these, at -1 for the lowest number.
+    """Return the divisor, or 1 if it is 0 or -1: dividing by 0, or the lowest integer by -1, is a processor exception.
 
-    As in numpy and onnxruntime, a quotient and a rest of 0 are 0.
+    As in numpy and onnxruntime, the quotient and the remainder of a division by 0 are 0.
     """
     hidden, one = _hidden(right, dtype), tirx.const(1, dtype)
     divisor = tirx.Select(hidden == tirx.const(0, dtype), one, hidden)
@@ -88,7 +88,7 @@ def _difference(_: Wrap, left: Any, right: Any, dtype: str) -> Any:
 
 
 def _rounded(value: Any) -> Any:
-    """Return a bfloat16, rounded to even as in IEEE 754; NaN stays."""
+    """Return a float rounded to the nearest bfloat16, ties to even as in IEEE 754; NaN stays NaN."""
     bits = tirx.reinterpret("uint32", value.astype("float32"))
     even = (bits >> tirx.const(16, "uint32")) & tirx.const(1, "uint32")
     nearest = bits + tirx.const(0x7FFF, "uint32") + even
@@ -156,6 +156,6 @@ def _legalize_cast(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _divides_otherwise(operator: str, call: relax.Call) -> bool:
-    """Whether the operator divides by constants other than -1 and 0; TVM makes products and shifts of these."""
+    """Return whether a call divides by constants of which none is 0 or -1: TVM makes products and shifts of these."""
     divisors = array_of(call.args[1]) if operator in _DIVIDING else None
     return divisors is not None and not bool(((divisors == -1) | (divisors == 0)).any())

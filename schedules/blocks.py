@@ -24,7 +24,10 @@ LARGEST_EXPRESSION = 20000
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a PrimFunc before scheduling: it has one loop per iterator, in order."""
+    """One block of a PrimFunc before scheduling: it has one loop per iterator, in order.
+
+    ``kinds`` has one letter per iterator: S for a spatial one, R for one of a reduction.
+    """
 
     handle: s_tir.schedule.SBlockRV
     statement: s_tir.SBlock
@@ -75,7 +78,7 @@ class Parts:
 
 
 def buffers_of(function: tirx.PrimFunc) -> list[tirx.Buffer]:
-    """The function's buffer parameters: inputs first, outputs last."""
+    """Return the function's buffer parameters: inputs first, outputs last."""
     return [parameter for parameter in function.params if hasattr(parameter, "shape")]
 
 
@@ -84,12 +87,12 @@ def has_static_shapes(function: tirx.PrimFunc) -> bool:
 
 
 def is_plain_code(function: tirx.PrimFunc) -> bool:
-    """Whether its root is one block of plain code, as TVM writes scatters; rules find their blocks below "root"."""
+    """Return whether the function has no block "root", below which rules find blocks: TVM writes scatters this way."""
     return isinstance(function.body, s_tir.SBlockRealize) and function.body.block.name_hint != "root"
 
 
 def without_pragma_scope(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Drop TVM's mark of plain code ``pragma_scope``: it changes nothing, and TVM's code generator warns of it."""
+    """Return the function without TVM's mark ``pragma_scope``, which only makes the code generator warn."""
 
     def attribute(statement: tirx.AttrStmt) -> tirx.Stmt:
         return statement.body if statement.attr_key == "pragma_scope" else statement
@@ -98,7 +101,7 @@ def without_pragma_scope(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def blocks_of(schedule: s_tir.Schedule) -> list[Block] | None:
-    """All blocks in program order; None if any of them is not a plain loop nest with constant extents."""
+    """Return all blocks in program order; None if one of them is not a plain loop nest with constant extents."""
     blocks: list[Block] = []
     root = schedule.get_sblock("root")
     for handle in schedule.get_child_blocks(root):
@@ -126,12 +129,12 @@ def blocks_of(schedule: s_tir.Schedule) -> list[Block] | None:
 
 
 def without_symbol(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function without its symbol name, so that equal kernels with different names compare equal."""
+    """Return the function without its symbol name, so that equal kernels with different names compare equal."""
     return function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
 
 
 def last_line(error: object) -> str:
-    """The message of a TVM error: its last line with letters. The trace comes first, and underlines have no letters."""
+    """Return the message of a TVM error, its last line with letters: the trace precedes it, underlines may follow."""
     lines = [line for line in str(error).strip().splitlines() if any(map(str.isalpha, line))]
     return (lines or [type(error).__name__])[-1]
 
@@ -142,7 +145,10 @@ def new_schedule(function: tirx.PrimFunc) -> s_tir.Schedule:
 
 
 def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:
-    """Inline views and return the kernel's parts; None unless the one anchor is of ``family`` and only it reduces."""
+    """Inline views and return the kernel's parts.
+
+    None unless one anchor is of ``family``, only the anchor reduces, and other blocks read its result.
+    """
     blocks = blocks_of(schedule)
     if blocks is None:
         return None
@@ -191,7 +197,7 @@ def inline_into_outputs(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> li
 
 
 def inline_between(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> list[Block] | None:
-    """Inline the blocks between inputs, reductions and outputs; return the others, or None if `blocks_of` does."""
+    """Inline the blocks between inputs, reductions and outputs; return the others, or None if `blocks_of` fails."""
     blocks = blocks_of(schedule)
     outputs = {buffer.name for buffer in buffers_of(function)}
 
@@ -203,7 +209,7 @@ def inline_between(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> list[Bl
 
 
 def finished_block(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) -> s_tir.schedule.SBlockRV | None:
-    """The block that stores a reduction's results, one per sum; None if the shapes differ.
+    """Return the block that stores a reduction's results; None unless it stores one element for each of them.
 
     This is the last block of the elementwise ``tail``, after the others are inlined. An empty tail gets a copy block.
     """
@@ -214,7 +220,7 @@ def finished_block(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block
 
 
 def inline_tail(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) -> list[Block]:
-    """Inline the spatial blocks after an anchor; return the others, the first of which fits a finished tile.
+    """Inline the spatial blocks after an anchor; return the others, the first of which runs on each finished tile.
 
     The first remaining block has as many elements as the first block of the tail. For example, a gate with one value
     per channel ends the tile, and the image that it multiplies is computed afterwards. So are slices of the results and
@@ -243,7 +249,7 @@ def inline_tail(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) 
 
 
 def _inlined(schedule: s_tir.Schedule, blocks: Sequence[Block], stays: Callable[[Block], bool]) -> list[Block]:
-    """Inline each block into its readers, except those that ``stays`` names and those that are `_too_large`."""
+    """Inline each block into its readers, unless it ``stays`` or is `_too_large`; return those that remain."""
     remaining: list[Block] = []
     for block in blocks:
         if stays(block) or _too_large(schedule, block):
@@ -254,7 +260,7 @@ def _inlined(schedule: s_tir.Schedule, blocks: Sequence[Block], stays: Callable[
 
 
 def _too_large(schedule: s_tir.Schedule, block: Block) -> bool:
-    """Whether inlining the block into all its readers would make an expression that is too large to compile."""
+    """Return whether inlining the block into all its readers would make an expression too large to compile."""
     written = block.statement.writes[0].source
     reads: list[bool] = []
     nodes: list[object] = []
@@ -267,7 +273,7 @@ def _too_large(schedule: s_tir.Schedule, block: Block) -> bool:
 
 
 def reduced_types(function: tirx.PrimFunc) -> set[str]:
-    """The dtypes of the function's reductions."""
+    """Return the dtypes of the function's reductions."""
     dtypes: set[str] = set()
 
     def see(block: s_tir.SBlock) -> None:

@@ -102,7 +102,7 @@ def legalize_pool(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _share_among_threads(word: str, combine: Callable[[Any, Any], Any], nothing: str) -> None:
-    """Register a reduction that starts from ``nothing`` with TVM, which shares only known reductions among threads."""
+    """Register a reduction with TVM, which shares only registered ones among threads; it starts from ``nothing``."""
 
     def combined(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
         return [combine(first[0], second[0])]
@@ -186,7 +186,7 @@ def _legalize_pairs(builder: BlockBuilder, call: relax.Call, name: str) -> relax
 
 
 def _bounded(call: relax.Call, name: str) -> tuple[relax.Expr, Sequence[Any]] | None:
-    """The tensor with its lower and upper bound; None for two tensors or if the bound is NaN."""
+    """Return a tensor and its (lower, upper) bounds, None for no bound; None if no operand is a constant number."""
     if name == "clip":
         return call.args[0], [limit.value for limit in call.args[1:]]
     if name in ("relu", "relu6"):

@@ -17,7 +17,7 @@ FUNCTIONS = tuple(
 
 
 def legalize_function(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Lower a function that the C library has under its name; other dtypes than float32 and float64 are left to TVM."""
+    """Lower an operator to the C library's function of the same name; TVM lowers dtypes except float32 and float64."""
     dtype, name = str(call.ty.dtype), operator_of(call).rsplit(".", 1)[-1]
     if dtype not in _SUFFIXES:
         return default_legalization(builder, call)

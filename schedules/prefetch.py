@@ -110,7 +110,7 @@ def _loop(loop: tirx.For, body: Any, annotations: Mapping[str, Any]) -> tirx.For
 
 
 def _next_region(beyond: Sequence[tirx.For]) -> dict[int, Any]:
-    """The values that the loop variables outside a region take in the next region; all other variables are zero."""
+    """Return the values that the loop variables around a region have in the next region, by the variables' hashes."""
     values: dict[int, Any] = {hash(loop.loop_var): loop.loop_var for loop in beyond}
     carry: Any = tirx.const(1, "int32")
     for loop in reversed(beyond):
@@ -124,7 +124,7 @@ def _next_region(beyond: Sequence[tirx.For]) -> dict[int, Any]:
 
 
 def _weight_load(body: Any, parameters: list[Any]) -> tuple[Any, list[Any]] | None:
-    """The parameter that a reduction reads vector by vector (the weights), with its indices in loop variables."""
+    """Return the weights, the parameter that a reduction reads vector by vector, and its indices; None without one."""
     for realize, vectorized in _blocks_in(body, None):
         iterators = realize.block.iter_vars
         bound = {hash(iterator.var): value for iterator, value in zip(iterators, realize.iter_values, strict=True)}
@@ -140,7 +140,7 @@ def _weight_load(body: Any, parameters: list[Any]) -> tuple[Any, list[Any]] | No
 
 
 def _blocks_in(node: Any, vectorized: Any) -> Iterator[tuple[Any, Any]]:
-    """The blocks of a statement, each with the variable of its vectorized loop."""
+    """Yield the blocks of a statement, each with the variable of its vectorized loop, None without one."""
     if isinstance(node, tirx.For):
         yield from _blocks_in(node.body, node.loop_var if node.kind == tirx.ForKind.VECTORIZED else vectorized)
     elif isinstance(node, tirx.SeqStmt):
@@ -162,7 +162,7 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
 
 
 def _replaced(expression: Any, values: Mapping[int, Any]) -> Any:
-    """Replace an index's variables by ``values``, keyed by the variables' hashes; the others become zero."""
+    """Return an index with its variables replaced by ``values``, keyed by their hashes; other variables become zero."""
     if isinstance(expression, tirx.Var):
         return values.get(hash(expression), tirx.const(0, "int32"))
     combine = _OPERATORS.get(type(expression))

@@ -32,14 +32,14 @@ FUSABLE = {"op_pattern": 4}
 
 
 def operator_of(expression: Any) -> str:
-    """The name of the operator that an expression calls (``relax.add``), or an empty string."""
+    """Return the name of the operator that an expression calls (``relax.add``), or an empty string."""
     if isinstance(expression, relax.Call) and isinstance(expression.op, tvm.ir.Op):
         return str(expression.op.name)
     return ""
 
 
 def static_shape(expression: relax.Expr) -> tuple[int, ...] | None:
-    """The shape if every extent is a known integer; None for symbolic extents and for values that are not tensors."""
+    """Return the shape of a tensor if every extent is a known integer; None for symbolic extents and other values."""
     values = getattr(getattr(expression.ty, "shape", None), "values", None)
     if values is None or not all(isinstance(value, tirx.IntImm) for value in values):
         return None
@@ -47,7 +47,7 @@ def static_shape(expression: relax.Expr) -> tuple[int, ...] | None:
 
 
 def array_of(expression: relax.Expr) -> Any:
-    """A constant's numpy array, not copied; None for other expressions and for dtypes that numpy does not have."""
+    """Return a constant's numpy array, not copied; None for other expressions and for dtypes that numpy lacks."""
     if not isinstance(expression, tvm.ir.GenericConst) or not isinstance(expression.value, tvm.runtime.Tensor):
         return None
     if str(expression.value.dtype) not in NUMPY_TYPES:
@@ -56,7 +56,7 @@ def array_of(expression: relax.Expr) -> Any:
 
 
 def widened_array_of(expression: relax.Expr) -> Any:
-    """A constant's numpy array like `array_of`; bfloat16 values are converted to float32."""
+    """Return a constant's numpy array like `array_of`; bfloat16 values are converted to float32."""
     if not isinstance(expression, tvm.ir.GenericConst) or not isinstance(expression.value, tvm.runtime.Tensor):
         return None
     tensor = expression.value
@@ -67,18 +67,18 @@ def widened_array_of(expression: relax.Expr) -> Any:
 
 
 def constant(array: np.ndarray) -> relax.Expr:
-    """A constant with the array's own dtype; ``relax.const`` would convert float64 to float32."""
+    """Return a constant with the array's own dtype; ``relax.const`` would convert float64 to float32."""
     return relax.const(array, array.dtype.name)
 
 
 def is_plain(call: relax.Call) -> bool:
-    """Whether a convolution's data, weight and result have the layouts that the frontends produce."""
+    """Return whether a convolution's data, weight and result have the layouts that the frontends produce."""
     layouts = tuple(str(getattr(call.attrs, name)) for name in ("data_layout", "kernel_layout", "out_layout"))
     return layouts == PLAIN_LAYOUTS.get(operator_of(call))
 
 
 def window_of(call: relax.Call) -> dict[str, Any]:
-    """A convolution's strides, padding, dilation and dtype, as keywords to build another convolution."""
+    """Return a convolution's strides, padding, dilation and dtype, as keywords to build another convolution."""
     window = {
         name: [int(number) for number in getattr(call.attrs, name)] for name in ("strides", "padding", "dilation")
     }
@@ -86,20 +86,20 @@ def window_of(call: relax.Call) -> dict[str, Any]:
 
 
 def pool_of(call: relax.Call) -> dict[str, Any]:
-    """A pooling's window and edge handling, as keywords to build another pooling."""
+    """Return a pooling's window and edge handling, as keywords to build another pooling."""
     sizes = ("pool_size", "strides", "padding", "dilation")
     window = {name: [int(number) for number in getattr(call.attrs, name)] for name in sizes}
     return {**window, **{name: bool(getattr(call.attrs, name)) for name in ("ceil_mode", "count_include_pad")}}
 
 
 def broadcast_index(index: Sequence[Any], shape: Sequence[int]) -> list[Any]:
-    """The indices into a tensor of ``shape`` that is broadcast to the result, given the result's indices."""
+    """Return the indices into a tensor of ``shape``, from the indices of the result that it is broadcast to."""
     operand_index = index[len(index) - len(shape) :]
     return [0 if extent == 1 else value for value, extent in zip(operand_index, shape, strict=True)]
 
 
 def ravel(index: Sequence[Any], extents: Sequence[int]) -> Any:
-    """The position of an element in row-major order."""
+    """Return the position of an element in row-major order."""
     place: Any = 0
     for value, extent in zip(index, extents, strict=True):
         place = place * extent + value
@@ -107,7 +107,7 @@ def ravel(index: Sequence[Any], extents: Sequence[int]) -> Any:
 
 
 def unravel(place: Any, extents: Sequence[int]) -> list[Any]:
-    """The indices of the element at a position in row-major order."""
+    """Return the indices of the element at a position in row-major order."""
     index: list[Any] = []
     for extent in reversed(extents[1:]):
         index.append(place % extent)
@@ -116,13 +116,13 @@ def unravel(place: Any, extents: Sequence[int]) -> list[Any]:
 
 
 def default_legalization(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-    """TVM's lowering of the operator, or the call itself if TVM has none."""
+    """Return TVM's lowering of the operator, or the call itself if TVM has none."""
     legalize = call.op.get_attr("FLegalize")
     return call if legalize is None else legalize(builder, call)
 
 
 def default_convolution(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-    """TVM's lowering of a convolution, with sums in `accumulator_dtype`; TVM sums in the dtype of the result."""
+    """Return TVM's lowering of a convolution, with sums in `accumulator_dtype`; TVM sums in the dtype of the result."""
     dtype = str(call.ty.dtype)
     if accumulator_dtype(dtype) == dtype:
         return default_legalization(builder, call)
@@ -157,12 +157,12 @@ tvm.ir.register_op_attr("relax.take", "FLegalize", _legalize_take, level=11)
 
 
 def accumulator_dtype(out_dtype: str) -> str:
-    """The dtype to accumulate in: float32 for half precision, because 1000 terms in float16 would lose three digits."""
+    """Return the dtype to accumulate in: float32 for half precision, where 1000 terms would lose three digits."""
     return "float32" if out_dtype in ("float16", "bfloat16") else out_dtype
 
 
 def origins_of(function: relax.Function) -> dict[str, str]:
-    """Map the name of each added variable to the name of the original variable."""
+    """Return, by the name of each added variable, the name of the original variable that it stands for."""
     origins = {} if function.attrs is None else function.attrs.get(ORIGINS_ATTRIBUTE, {})
     return {str(name): str(origin) for name, origin in origins.items()}
 
@@ -195,7 +195,7 @@ class ModuleMutator(PyExprMutator):  # type: ignore[misc]
         super().visit_var_binding_(binding)
 
     def emit_beside(self, expression: relax.Expr, word: str, origin: str | None = None) -> relax.Var:
-        """Emit a binding before the variable being rewritten; it stands for that variable or for a given ``origin``."""
+        """Emit a binding ``{origin}_{word}`` before the current one; ``origin`` is by default the current variable."""
         origin = origin or self.name
         free = (f"{origin}_{word}{number or ''}" for number in itertools.count())
         variable = self.builder_.emit(expression, name_hint=next(name for name in free if name not in self._taken))

@@ -57,7 +57,7 @@ class Space:
         )
 
     def all_choices(self) -> Iterator[Choices]:
-        """Every allowed combination; the last axis changes fastest."""
+        """Yield every allowed combination; the last axis changes fastest."""
         for values in itertools.product(*self.axes.values()):
             choices = dict(zip(self.axes, values, strict=True))
             if self.allows(choices):
@@ -87,7 +87,7 @@ class Template(Generic[Machine]):
         return None if parts is None else self.find_space(parts, machine)
 
     def kernel(self, function: tirx.PrimFunc, machine: Machine, choices: Choices) -> tirx.PrimFunc:
-        """Schedule a function; its choices become an attribute.
+        """Return the function scheduled with ``choices``, which become its attribute `CHOICES_ATTRIBUTE`.
 
         Raises:
             ValueError: the function is not of this family.
@@ -100,24 +100,24 @@ class Template(Generic[Machine]):
         return prefetch_weights(schedule.mod["main"]).with_attr(CHOICES_ATTRIBUTE, text_of(choices))
 
     def rule(self, function: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc | None:
-        """Schedule a function with the cost rule's choices, or return None for other families."""
+        """Return the function scheduled with the cost rule's choices; None if it is not of this family."""
         space = self.space(function, machine)
         return None if space is None else self.kernel(function, machine, space.default)
 
 
 def space_of(values: Mapping[str, Iterable[Value]], default: Choices, allows: Callable[[Choices], bool]) -> Space:
-    """Return a space of the values worth trying, to which those of the default are added."""
+    """Return a space of the values to try; the values of ``default`` are added where they are missing."""
     axes = {name: tuple(dict.fromkeys([*candidates, default[name]])) for name, candidates in values.items()}
     return Space(axes, default, allows)
 
 
 def text_of(choices: Choices) -> str:
-    """Choices as readable text, such as ``tile=7x4 chunk=all``; equal choices give equal text."""
+    """Return choices as readable text, such as ``chunk=all tile=7x4``; equal choices give equal text."""
     return " ".join(f"{name}={choices[name]}" for name in sorted(choices))
 
 
 def choices_from(text: str) -> Choices:
-    """Parse the choices from a text that `text_of` wrote.
+    """Return the choices in a text that `text_of` wrote.
 
     Raises:
         ValueError: the text has another form.

@@ -20,7 +20,7 @@ class Traits:
 
 
 def traits_of(target: Target) -> Traits:
-    """The traits of a CPU target; unknown processors are treated as 128-bit ones with 16 registers."""
+    """Return the traits of a CPU target; unknown processors count as having 16 vector registers of 128 bits."""
     if target_has_features("avx512f", target):
         return Traits(lanes=16, registers=32)
     if target_has_features("avx2", target):
@@ -31,7 +31,7 @@ def traits_of(target: Target) -> Traits:
 
 
 def threads_of(target: Target) -> int:
-    """The number of threads a kernel runs on: the target's ``num-cores``, or one if it is not set."""
+    """Return the number of threads that run a kernel: the target's ``num-cores``, or one if it is not set."""
     return max(1, int(target.attrs.get("num-cores", 1)))
 
 
@@ -40,7 +40,7 @@ def is_cpu(target: Target) -> bool:
 
 
 def channel_block(channels: int, traits: Traits) -> int | None:
-    """The innermost channel extent of a blocked layout, or None if channels stay unblocked.
+    """Return the channels of one block in a blocked layout: a whole or half vector; None if neither divides them.
 
     Half a vector is still worthwhile: MobileNetV2's 24 channels run at half of the peak as 3 x 8, and far below it
     unblocked.

@@ -33,7 +33,7 @@ class View:
         return not self.steps
 
     def tensor(self, source: te.Tensor) -> te.Tensor:
-        """The view as a TE computation on its source; schedules inline it into its readers."""
+        """Return the view as a TE computation on ``source``; schedules inline it into its readers."""
         if self.is_copy:
             return source
 
@@ -44,7 +44,7 @@ class View:
 
 
 def element_of(source: Any, index: Sequence[Any], steps: Sequence[Step]) -> Any:
-    """The element at an index of the view, read from the source, which is a tensor or a buffer."""
+    """Return the element at an index of the view, read from the source, a tensor or a buffer."""
     indices = list(index)
     for step in steps:
         indices = step(indices)
@@ -52,11 +52,11 @@ def element_of(source: Any, index: Sequence[Any], steps: Sequence[Step]) -> Any:
 
 
 def view_of(expression: relax.Expr, bound: Callable[[relax.Var], relax.Expr | None], smallest_run: int = 1) -> View:
-    """The view through which an expression is read from its source tensor; ``bound`` gives a variable's value.
+    """Return the view of a source tensor that has an expression's elements.
 
-    Neighbours along the last axis stay neighbours in runs of at least ``smallest_run`` elements. The view starts at an
-    operation that moves elements. A reshaped tensor is the same memory; it is read in its own shape, so that kernels
-    stay equal.
+    ``bound`` returns the expression of a variable, None if it has none. Neighbours along the last axis stay neighbours
+    in runs of at least ``smallest_run`` elements. The source is the operand of the earliest operation that moves
+    elements. A reshape before this operation is no step of the view: it moves nothing, and equal kernels stay equal.
     """
     shape = static_shape(expression)
     if shape is None:
@@ -91,7 +91,7 @@ def _step(value: relax.Expr, smallest_run: int) -> Step | None:
 
 
 def _keeps_runs(step: Step, before: Sequence[int], after: Sequence[int], smallest_run: int) -> bool:
-    """Whether the view's first run is contiguous and the last axis consists of whole runs of that length."""
+    """Return whether the view's first run is contiguous and its last axis consists of whole runs of that length."""
     run = min(smallest_run, after[-1])
     if after[-1] % run != 0 or (before[-1] % run != 0 and before[-1] != after[-1]):
         return False
@@ -127,7 +127,7 @@ def _broadcast(call: relax.Call, before: Sequence[int], after: Sequence[int]) ->
 
 
 def _repeated(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> Step | None:
-    """The step of an operator that repeats each element of an axis, with the repeats adjacent."""
+    """Return the step of ``relax.repeat``, which puts an element's repeats side by side; None if it has no axis."""
     if call.attrs.axis is None:
         return None
     repeated, repeats = int(call.attrs.axis) % len(before), int(call.attrs.repeats)
@@ -135,7 +135,7 @@ def _repeated(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> 
 
 
 def _reshaped(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> Step:
-    """The step of a reshape: axes are matched in groups of equal size, so an index is divided only by its own parts."""
+    """Return the step of a reshape, computed separately for the smallest groups of axes of equal size."""
     groups = _matching_groups(before, after)
 
     def step(indices: Indices) -> Indices:
@@ -149,7 +149,7 @@ def _reshaped(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> 
 
 
 def _matching_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The shortest groups of adjacent axes of both shapes that have the same number of elements."""
+    """Return the shortest groups (axes of ``before``, axes of ``after``) of adjacent axes with equal element counts."""
     groups: list[tuple[list[int], list[int]]] = []
     stored: list[int] = []
     viewed: list[int] = []

@@ -140,7 +140,7 @@ def split(operation: Operation) -> Rule:
 
 
 def section_ends(call: relax.Call) -> list[int] | None:
-    """Return the ends of all sections of a ``relax.split`` but the last; None if they do not divide the axis evenly."""
+    """Return the ends of all sections of a ``relax.split`` but the last; None if equal sections do not fit the axis."""
     length = shape_of(leaves_of(call)[0])[int(call.attrs.axis)]
     sections = call.attrs.indices_or_sections
     if isinstance(sections, int) or hasattr(sections, "value"):

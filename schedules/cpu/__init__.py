@@ -50,7 +50,7 @@ RULES: tuple[tuple[str, Callable[..., tirx.PrimFunc | None]], ...] = (
 
 
 def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule], ...]:
-    """The passes from plain to blocked layouts, in order; weights must be constants.
+    """Return the passes from plain to blocked layouts, in order; weights must be constants.
 
     Run FoldConstant before and after LegalizeOps: it computes the layout changes of the weights.
     """
@@ -66,7 +66,7 @@ def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule
 
 
 def legalizations(target: Target) -> dict[str, Legalization]:
-    """This package's lowerings by operator name; TVM lowers all other operators."""
+    """Return this package's lowerings by operator name; TVM lowers all other operators."""
     of_traits = {
         "relax.nn.conv2d": legalize_conv2d,
         "relax.matmul": legalize_matmul,
@@ -91,7 +91,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
 
 
 def rules(target: Target) -> list[tuple[str, Callable[[tirx.PrimFunc], tirx.PrimFunc | None]]]:
-    """The names and rules of the target, in the order they are tried; a rule that does not match returns None."""
+    """Return the target's rules with their names, in the order they are tried; one that does not match returns None."""
     traits = traits_of(target)
 
     def for_traits(rule: Callable[..., tirx.PrimFunc | None]) -> Callable[[tirx.PrimFunc], tirx.PrimFunc | None]:

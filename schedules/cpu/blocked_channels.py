@@ -48,7 +48,7 @@ POOLS = frozenset(f"relax.nn.{name}" for name in ("max_pool2d", "avg_pool2d"))
 
 
 def carry_blocked_channels(module: tvm.IRModule, traits: Traits) -> tvm.IRModule:
-    """Rewrite every Relax function of the module, with blocked convolutions where `_blocks_of` chooses them."""
+    """Return the module with blocked convolutions in all Relax functions, where `_blocks_of` chooses them."""
     updated = tvm.IRModule(dict(module.functions_items()), attrs=module.attrs, global_infos=module.global_infos)
     for variable, function in module.functions_items():
         if isinstance(function, relax.Function):
@@ -57,7 +57,7 @@ def carry_blocked_channels(module: tvm.IRModule, traits: Traits) -> tvm.IRModule
 
 
 def _blocks_of(call: relax.Call, traits: Traits) -> tuple[int | None, int] | None:
-    """The block sizes of a convolution's input (None: plain layout) and output channels; None to keep it unchanged."""
+    """Return the block sizes of a convolution's input (None: plain) and output channels; None to keep it unchanged."""
     data, weight = (static_shape(argument) for argument in call.args)
     if data is None or weight is None or array_of(call.args[1]) is None or not is_plain(call):
         return None
@@ -124,7 +124,7 @@ class _Carrier:
             self._blocked[identity] = self._emit(call, name, name), size
 
     def _on_blocks(self, call: relax.Call) -> tuple[relax.Call, int] | None:
-        """The call on blocked operands and its result's block size, or None if it needs plain operands."""
+        """Return the call on blocked operands and its result's block size; None if it needs plain operands."""
         operator = str(call.op.name)
         if operator == CONV2D:
             return self._convolution(call)
@@ -181,7 +181,10 @@ class _Carrier:
         return _call(call, operands), size
 
     def _fitting_operand(self, argument: relax.Expr, whole: Sequence[int] | None, size: int) -> relax.Expr | None:
-        """A plain operand made to fit a blocked one: scalars stay; channel vectors and full tensors are blocked."""
+        """Return a plain operand made to fit a blocked one; None for other shapes.
+
+        Scalars stay; constant channel vectors and tensors of the shape ``whole`` are blocked.
+        """
         shape = static_shape(argument)
         if shape is None or whole is None or len(whole) != 4:
             return None
@@ -217,7 +220,7 @@ class _Carrier:
         return self._blocked.get(hash(expression)) if isinstance(expression, relax.Var) else None
 
     def _blocked_as(self, expression: relax.Expr, size: int) -> relax.Expr:
-        """The blocked form of a tensor, built once per block size."""
+        """Return the form of a tensor in blocks of ``size`` channels; the first one that is built is kept."""
         existing = self._blocked_form(expression)
         if existing is not None and existing[1] == size:
             return existing[0]
@@ -228,7 +231,7 @@ class _Carrier:
         return blocked
 
     def _plain_form(self, expression: relax.Expr) -> relax.Expr:
-        """The plain form of a tensor, built where it is first needed."""
+        """Return the plain form of a tensor; it is built where it is first needed."""
         identity = hash(expression) if isinstance(expression, relax.Var) else None
         if identity is None or (identity not in self._plain and identity not in self._blocked):
             return expression
@@ -269,7 +272,7 @@ def from_blocks(size: int) -> IndexMap:
 
 
 def _block_of_change(expression: relax.Expr) -> int | None:
-    """The block size, if the expression may be a conversion to or from blocks; else None."""
+    """Return the block size if the expression may be a conversion to or from blocks, else None."""
     if operator_of(expression) != "relax.layout_transform":
         return None
     before, after = static_shape(expression.args[0]), static_shape(expression)

@@ -26,7 +26,7 @@ PREPARE_BEFORE, PREPARE_INSIDE = "before", "inside"
 SMALLEST_CHUNK_STEPS = 16
 LARGEST_UNROLL = 16
 STEPS_BETWEEN_PREFETCHES = 64
-"""LLVM assumes that a prefetch uses all memory: the sums leave their registers before it and return after it."""
+"""Reduction steps per prefetch. LLVM assumes that a prefetch uses all memory, so sums leave their registers for it."""
 
 
 @dataclass(frozen=True)

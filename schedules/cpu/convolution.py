@@ -67,7 +67,7 @@ def _convolution(
     groups: int,
     depthwise: bool,
 ) -> te.Tensor:
-    """The convolution in TE, over blocked output channels.
+    """Return the convolution in TE, over blocked output channels.
 
     Data is [N, I/i, H, W, i] or [N, I, H, W]; weight is [O/o, I/i, kh, kw, i, o] or [O/o, I, kh, kw, o]. With groups,
     the weight's I is that of one group, and blocks do not cross groups. With ``depthwise`` it is 1.
@@ -121,7 +121,7 @@ def _padded(data: te.Tensor, padding: list[int], height: int, width: int) -> te.
 
 
 def _roles(extents: Sequence[int]) -> LoopRoles:
-    """The loop roles of an anchor with iterators n, channel block, h, w, lane | [input block, ]kh, kw[, input lane]."""
+    """Return the loop roles of an anchor's iterators n, channel block, h, w, lane | [input block, ]kh, kw[, lane]."""
     return LoopRoles(batch=(0,), blocks=1, height=2, rows=3, lanes=4, reduction=tuple(range(5, len(extents))))
 
 

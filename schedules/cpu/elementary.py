@@ -63,7 +63,7 @@ def _clamp(x: Any, limit: float) -> Any:
 
 
 def exp(x: Any) -> Any:
-    """e to the power of a float32 expression."""
+    """Return e to the power of a float32 expression."""
     power = tirx.floor(x * _number(LOG2_E) + _number(0.5))
     inside = tirx.all(x >= _number(EXP_LOWEST), x <= _number(EXP_HIGHEST))
     rest = x - power * _number(LN2_HIGH) - power * _number(LN2_LOW)

@@ -80,7 +80,7 @@ class PackMatmul(TraitsMutator):
         return self.builder_.call_te(compute, left, right, primfunc_name_hint="matmul", primfunc_attrs=FUSABLE)
 
     def _constant(self, expression: relax.Expr) -> Any:
-        """The numpy array of a constant or of a view of one; None for other expressions."""
+        """Return the numpy array of a constant or of a view of one; None for other expressions."""
         if isinstance(expression, relax.Var):
             bound = self.lookup_binding(expression)
             return None if bound is None else self._constant(bound)
@@ -118,7 +118,7 @@ class PackMatmul(TraitsMutator):
 
 
 def legalize_matmul(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
-    """Lower the product of two activations and pack the right one; vectors and symbolic shapes are left to TVM."""
+    """Lower a product and pack its right operand at run time; vectors and symbolic shapes are left to TVM."""
     shapes = [static_shape(argument) for argument in call.args]
     if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
         return default_legalization(builder, call)
@@ -127,7 +127,7 @@ def legalize_matmul(builder: BlockBuilder, call: relax.Call, traits: Traits) -> 
 
 
 def matmul_with_packing(left: te.Tensor, right: te.Tensor, out_dtype: str, traits: Traits) -> te.Tensor:
-    """The product of left [..., M, K] and right [..., K, N], which is packed first; batch axes are broadcast."""
+    """Return the product of left [..., M, K] and right [..., K, N], which is packed first; batch axes are broadcast."""
     batch = [int(extent) for extent in right.shape[:-2]]
     depth, columns = int(right.shape[-2]), int(right.shape[-1])
     lanes = traits.lanes
@@ -145,7 +145,7 @@ def matmul_with_packing(left: te.Tensor, right: te.Tensor, out_dtype: str, trait
 
 
 def matmul_packed(left: te.Tensor, packed: te.Tensor, columns: int, out_dtype: str, traits: Traits) -> te.Tensor:
-    """The product of left [..., M, K] and packed [..., N/lanes, K, lanes]: [..., M, N]; batch axes are broadcast."""
+    """Return the product [..., M, N] of left [..., M, K] and packed [..., N/lanes, K, lanes]; batches are broadcast."""
     left_batch, right_batch = (tuple(map(int, shape)) for shape in (left.shape[:-2], packed.shape[:-3]))
     batch = np.broadcast_shapes(left_batch, right_batch)
     rows, depth = int(left.shape[-2]), int(left.shape[-1])
@@ -172,7 +172,7 @@ def matmul_packed(left: te.Tensor, packed: te.Tensor, columns: int, out_dtype: s
 
 
 def _roles(extents: Sequence[int]) -> LoopRoles:
-    """The loop roles for anchor iterators batch ..., column block, m, lane | k."""
+    """Return the loop roles for anchor iterators batch ..., column block, m, lane | k."""
     *batch, blocks, rows, lanes, depth = range(len(extents))
     return LoopRoles(tuple(batch), blocks, height=None, rows=rows, lanes=lanes, reduction=(depth,))
 

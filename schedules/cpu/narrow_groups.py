@@ -40,9 +40,9 @@ PLAIN_VECTOR_COST, REPEATED_COST = 4.5, 5.0
 
 @dataclass(frozen=True)
 class Widening:
-    """How to widen a convolution: merge ``merged`` groups into one, after adding ``added`` groups of zeros.
+    """How to widen a convolution: add ``added`` groups of zeros, then merge every ``merged`` groups into one.
 
-    With ``repeats`` every channel becomes a group.
+    With ``repeats``, the input channels are repeated instead, so that every output channel has its own group.
     """
 
     merged: int = 1
@@ -51,7 +51,7 @@ class Widening:
 
 
 def choose_widening(groups: int, inputs: int, outputs: int, width: int, traits: Traits) -> Widening | None:
-    """The cheapest way to widen a convolution of ``inputs`` to ``outputs`` channels *a group*; None to keep it.
+    """Return the cheapest way to widen a convolution of ``inputs`` to ``outputs`` channels per group; None to keep it.
 
     ``width`` is the result's width in pixels.
     """
@@ -93,7 +93,10 @@ def _dense_cost(groups: int, outputs: int, traits: Traits) -> float:
 
 @mutator
 class WidenGroups(TraitsMutator):
-    """Gives plain convolutions with constant weights channels and groups that blocks divide, where that is faster."""
+    """Widens convolutions in plain layout with constant weights, so that a block of lanes divides their channels.
+
+    Output channels are padded, and groups are padded or merged if `choose_widening` estimates that to be faster.
+    """
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)

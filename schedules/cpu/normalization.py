@@ -25,7 +25,10 @@ Element = Callable[[tuple[Any, ...], Any], Any]
 def reduce_rows(
     rows: tuple[int, ...], extent: int, element: Element, reducer: Reducer, lanes: int, name: str
 ) -> te.Tensor:
-    """Reduce ``element(row, k)`` over 0 <= k < extent with ``reducer``; the result is a tensor of shape ``rows``."""
+    """Return the tensor of shape ``rows`` with ``element(row, k)`` reduced by ``reducer`` over 0 <= k < extent.
+
+    Each of ``lanes`` vector lanes has a partial result.
+    """
     whole = extent // lanes
     if whole < 2:
         k = te.reduce_axis((0, extent), name="k")
@@ -88,7 +91,7 @@ def _standardised(x: te.Tensor, epsilon: float, traits: Traits, *, centre: bool)
 
 
 def row_norm(x: te.Tensor, *weights: te.Tensor, name: str, epsilon: float, traits: Traits) -> te.Tensor:
-    """Layer norm of x [..., L] with gamma and beta [L]; without beta RMS norm, which does not centre."""
+    """Return the layer norm of x [..., L] with ``weights`` gamma and beta, [L]; the RMS norm if there is no beta."""
     normal, dtype = _standardised(x, epsilon, traits, centre=len(weights) > 1)
 
     def element(*i: Any) -> Any:
@@ -103,7 +106,7 @@ def row_norm(x: te.Tensor, *weights: te.Tensor, name: str, epsilon: float, trait
 def group_norm(
     x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, channels: int, epsilon: float, traits: Traits
 ) -> te.Tensor:
-    """Group norm of x [N, G, L]: each group has ``channels`` channels of L / channels elements.
+    """Return the group norm of x [N, G, L]: each group has ``channels`` channels of L / channels elements.
 
     gamma and beta are [G * channels]; the result is [N, G, channels, L / channels].
     """
@@ -161,5 +164,5 @@ def reshaped(builder: BlockBuilder, expression: relax.Expr, shape: tuple[int, ..
 
 
 def fits(shape: tuple[int, ...], call: relax.Call) -> bool:
-    """Whether this package can lower the norm: float32 or float16 (summed in float32), at least two axes, not empty."""
+    """Return whether this package can lower a call: float32 or float16, at least two axes, and not empty."""
     return len(shape) >= 2 and 0 not in shape and str(call.ty.dtype) in ("float32", "float16")

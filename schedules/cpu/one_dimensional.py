@@ -97,14 +97,17 @@ class _Raise(ModuleMutator):
         return relax.op.concat(raised, axis=(0, 1, 3)[int(call.attrs.axis) % 3])
 
     def _known(self, expression: relax.Expr) -> relax.Var | None:
-        """The [N, C, 1, W] form that this pass made of a variable, or None."""
+        """Return the [N, C, 1, W] form that this pass made of a variable; None if it made none."""
         bound = self.lookup_binding(expression) if isinstance(expression, relax.Var) else None
         if bound is None or operator_of(bound) != "relax.reshape" or hash(bound.args[0]) not in self._own:
             return None
         return bound.args[0]
 
     def _as_raised(self, expression: relax.Expr) -> relax.Expr | None:
-        """The operand's form for an operation on [N, C, 1, W]; what is broadcast over C or W stays so."""
+        """Return the operand in a form that an operation on [N, C, 1, W] broadcasts in the same way.
+
+        None if its shape is symbolic or has more than three axes.
+        """
         raised = self._known(expression)
         if raised is not None:
             return raised
@@ -128,7 +131,7 @@ class _Raise(ModuleMutator):
 
 
 def _raised(window: dict[str, Any]) -> dict[str, Any]:
-    """The two-dimensional form of a one-dimensional window; its padding is top, left, bottom, right."""
+    """Return the two-dimensional form of a one-dimensional window; its padding is top, left, bottom, right."""
     left, right = window["padding"] if len(window["padding"]) == 2 else window["padding"] * 2
     sizes: dict[str, Any] = {
         name: [1, *window[name]] for name in ("pool_size", "strides", "dilation") if name in window

@@ -30,14 +30,14 @@ class RegisterTile:
 
 
 def slowdown(tile: RegisterTile) -> float:
-    """A tile's time for its multiply-adds relative to the peak; at least 1."""
+    """Return a tile's time for its multiply-adds, relative to the time at the peak rate; at least 1."""
     latency = ACCUMULATORS_TO_HIDE_LATENCY / (tile.rows * tile.blocks)
     loads = (tile.rows + tile.blocks) / (tile.rows * tile.blocks) / LOADS_PER_MULTIPLY_ADD
     return max(1.0, latency, loads)
 
 
 def _cost(extent: int, rows: int, blocks: int) -> float:
-    """The time to compute ``extent`` rows in tiles, relative to the peak; at least 1."""
+    """Return the time to compute ``extent`` rows in tiles, relative to the time at the peak rate; at least 1."""
     waste = -(-extent // rows) * rows / extent
     # On a tie take more rows per weight vector: weights come from the second-level cache, broadcast values from the
     # first.
@@ -45,7 +45,7 @@ def _cost(extent: int, rows: int, blocks: int) -> float:
 
 
 def _fits(rows: int, blocks: int, traits: Traits) -> bool:
-    """Whether LLVM 22 keeps the tile in registers: the sums, a weight vector per block and one broadcast value.
+    """Return whether LLVM 22 keeps the tile in registers: its sums, a weight vector per block, one broadcast value.
 
     Measured with 32 registers and data in the first-level cache: 14 x 2, 9 x 3 and 6 x 4 run at 90 % of the peak; 7 x 4
     spills and falls to 70 %. One weight vector needs no broadcast register, because AVX-512 broadcasts from memory
@@ -59,7 +59,7 @@ def _fits(rows: int, blocks: int, traits: Traits) -> bool:
 def choose_tile(
     extent: int, block_count: int, traits: Traits, rows_candidates: Iterable[int] | None = None
 ) -> RegisterTile:
-    """The cheapest tile for ``extent`` rows and ``block_count`` vectors of output channels.
+    """Return the cheapest tile for ``extent`` rows and ``block_count`` vectors of output channels.
 
     The tile's blocks always divide ``block_count``. ``extent`` may be rounded up, unless ``rows_candidates`` restricts
     the rows.
@@ -76,12 +76,14 @@ def choose_tile(
 
 
 def dividing_tile(extent: int, block_count: int, traits: Traits) -> RegisterTile:
-    """The cheapest tile whose rows divide ``extent``."""
+    """Return the cheapest tile whose rows divide ``extent``."""
     return choose_tile(extent, block_count, traits, [rows for rows in divisors(extent) if rows <= LARGEST_ROWS])
 
 
 def tiles_to_try(extent: int, block_count: int, traits: Traits) -> list[RegisterTile]:
-    """The dividing tiles that tuning tries: those that fit the registers, and those estimated to be slightly too large.
+    """Return the tiles that tuning tries, whose rows divide ``extent`` and whose blocks divide ``block_count``.
+
+    These are the tiles that fit the registers, and those that are estimated to be slightly too large.
 
     What LLVM keeps in registers depends on the rest of the kernel, so the measured limit is not exact. Tiles of fewer
     than four accumulators are left out if there are larger ones, because they always wait for their own results.
@@ -101,6 +103,6 @@ def divisors(extent: int) -> list[int]:
 
 
 def padded_extent(extent: int, block_count: int, traits: Traits) -> int:
-    """``extent`` rounded up to whole tiles; partial tiles need predicates, which move the sums out of registers."""
+    """Return ``extent`` rounded up to whole tiles: partial tiles need predicates, which move sums out of registers."""
     rows = choose_tile(extent, block_count, traits).rows
     return -(-extent // rows) * rows

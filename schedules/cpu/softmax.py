@@ -25,7 +25,7 @@ KEPT_BYTES = 16 * 1024
 
 
 def softmax(x: te.Tensor, logarithm: bool, traits: Traits) -> te.Tensor:
-    """Softmax of x over the last axis, in float32; ``logarithm`` makes it log-softmax.
+    """Return the softmax of x over the last axis, computed in float32; with ``logarithm``, the log-softmax.
 
     Softmax computes the exponentials once and divides them by their sum.
     """
@@ -49,7 +49,7 @@ def softmax(x: te.Tensor, logarithm: bool, traits: Traits) -> te.Tensor:
 
 
 def softmax_of_columns(x: te.Tensor, logarithm: bool) -> te.Tensor:
-    """Softmax of x [O, K, I] over the middle axis, in float32; ``logarithm`` makes it log-softmax.
+    """Return the softmax of x [O, K, I] over the middle axis, in float32; with ``logarithm``, the log-softmax.
 
     `schedule_columns` schedules it.
     """
@@ -97,7 +97,7 @@ def legalize_softmax(builder: BlockBuilder, call: relax.Call, traits: Traits) ->
 
 
 def schedule_columns(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
-    """Schedule `softmax_of_columns`, some columns at a time.
+    """Schedule `softmax_of_columns`, some columns at a time; None for other functions.
 
     Iterators of reductions: outer, column | k; of the result: outer, k, column; between them: outer[, k], column.
     """
@@ -133,9 +133,9 @@ def _vectorize(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV, lanes: 
 
 
 def columns_at_a_time(steps: int, columns: int, traits: Traits) -> int:
-    """The number of columns per group: whole vectors that fit the cache, or all columns if vectors do not divide them.
+    """Return the number of columns per group: whole vectors whose values fit the cache.
 
-    In the second case LLVM does better.
+    If vectors do not divide the columns, all are one group, since LLVM does better then.
     """
     whole = [count for count in divisors(columns) if count % traits.lanes == 0]
     fitting = [count for count in whole if 4 * count * steps <= KEPT_BYTES]

@@ -75,7 +75,7 @@ class ReplaceTransposed(TraitsMutator):
         return relax.op.layout_transform(self.emit_beside(image, "blocked"), from_blocks(block))
 
     def _moved(self, phases: relax.Var, shape: Sequence[int]) -> relax.Expr:
-        """Convert ``shape``, ``[N, groups, *strides, C, *sizes, *block]``, to ``[N, groups * C, *image, *block]``."""
+        """Reshape to ``shape``, [N, groups, *strides, C, *sizes, *block]; return [N, groups * C, *image, *block]."""
         axes = (len(shape) - 3) // 2
         channel, block = 2 + axes, 3 + 2 * axes
         pairs = [(channel + 1 + axis, 2 + axis) for axis in range(axes)]
@@ -87,7 +87,7 @@ class ReplaceTransposed(TraitsMutator):
 
 
 def _padding(size: int, stride: int, taps: int, crop: int, length: int) -> tuple[int, int, int]:
-    """The padding before and after one axis of the ordinary convolution, and where the result begins in the image.
+    """Return the padding before and after one axis of the ordinary convolution, and where its image has the result.
 
     ``crop`` is the transposed convolution's padding, and ``length`` the length of its result.
     """

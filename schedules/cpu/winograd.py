@@ -59,7 +59,7 @@ class UseWinograd(TraitsMutator):
 
 
 def workload_of(call: relax.Call) -> Workload | None:
-    """The convolution's sizes, or None unless it is float32, 3 x 3, with stride, dilation and groups 1."""
+    """Return a blocked convolution's sizes; None unless it is float32, 3 x 3, with stride, dilation and groups 1."""
     attributes = call.attrs
     data, kernel, result = (static_shape(tensor) for tensor in (call.args[0], call.args[1], call))
     if data is None or kernel is None or result is None or 0 in (*data, *kernel, *result):
@@ -181,7 +181,7 @@ def _stored(results: te.Tensor, choice: Winograd, extents: tuple[int, int], acro
 
 
 def _one_of(index: Any, count: int, expression: Callable[[int], Any]) -> Any:
-    """Select ``expression(index)`` of ``count`` cases; loops over the index are unrolled, so that one case remains."""
+    """Return ``expression(index)`` as a selection of ``count`` cases; unrolling the loop over ``index`` leaves one."""
     chosen = expression(count - 1)
     for case in reversed(range(count - 1)):
         chosen = tirx.Select(index == case, expression(case), chosen)

@@ -76,7 +76,7 @@ class Winograd:
 
 
 def choose_winograd(workload: Workload, traits: Traits, threads: int) -> Winograd | None:
-    """The cheapest choice for ``threads`` threads, or None if direct convolution is about as fast."""
+    """Return the choice with the shortest estimated time, or None if direct convolution is about as fast."""
     choices = list(_candidates(workload))
     best = min(choices, key=lambda choice: winograd_nanoseconds(workload, choice, traits, threads))
     limit = LEAST_GAIN * direct_nanoseconds(workload, threads)
@@ -84,9 +84,10 @@ def choose_winograd(workload: Workload, traits: Traits, threads: int) -> Winogra
 
 
 def direct_nanoseconds(workload: Workload, threads: int) -> float:
-    """The estimated nanoseconds of direct convolution.
+    """Return the estimated nanoseconds of direct convolution.
 
-    Its weights come from memory once. Its image is small relative to them, or is computed on for long.
+    Its weights come from memory once. The image's bytes are not counted: they are few relative to the weights, or to
+    the operations on them.
     """
     pixels = workload.batch * workload.out_height * workload.out_width
     steps = pixels * workload.input_channels * TAPS * TAPS * workload.output_blocks
@@ -95,7 +96,7 @@ def direct_nanoseconds(workload: Workload, threads: int) -> float:
 
 
 def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, threads: int) -> float:
-    """The estimated nanoseconds of a choice, by the rates above."""
+    """Return the estimated nanoseconds of Winograd's method with the sizes of a choice."""
     across = -(-workload.out_width // (choice.outputs * choice.columns))
     groups = workload.batch * across * -(-workload.out_height // (choice.outputs * choice.rows))
     tiles = padded_extent(choice.rows * choice.columns, workload.output_blocks, traits)
@@ -125,7 +126,7 @@ def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, t
 
 
 def group_bytes(workload: Workload, choice: Winograd, tiles: int) -> int:
-    """The bytes of the transformed input and the sums of a group of ``tiles`` tiles."""
+    """Return the bytes of the transformed input and the sums of a group of ``tiles`` tiles."""
     values = workload.input_channels + workload.output_blocks * workload.output_lanes
     return 4 * tile_size(choice.outputs) ** 2 * tiles * values
 

@@ -22,12 +22,12 @@ POINT_PAIRS: dict[int, tuple[float, ...]] = {2: (1.0,), 4: (0.75, 1.5)}
 
 
 def tile_size(outputs: int) -> int:
-    """The input values per axis that a tile of ``outputs`` results needs; also the number of its products."""
+    """Return the number of inputs per axis for ``outputs`` results, which is also the number of products per axis."""
     return outputs + TAPS - 1
 
 
 def input_matrix(outputs: int) -> np.ndarray:
-    """The input transform, [tile, tile] in float64: row ``i`` gives the ``i``-th factor of the products.
+    """Return the input transform, [tile, tile] in float64: row ``i`` gives the ``i``-th factor of the products.
 
     Rows are in the order 0, p, -p, q, -q, infinity. They are Lagrange's polynomials without their denominators.
     """
@@ -41,14 +41,14 @@ def input_matrix(outputs: int) -> np.ndarray:
 
 
 def weight_matrix(outputs: int) -> np.ndarray:
-    """The weight transform, [tile, 3] in float64: the filter's values at the points, over Lagrange's denominators."""
+    """Return the weight transform, [tile, 3] in float64: filter values at the points, over Lagrange's denominators."""
     points = np.array(_points(outputs))
     denominators = [np.prod(point - np.delete(points, row)) for row, point in enumerate(points)]
     return np.vstack([np.vander(points, TAPS, increasing=True) / np.array(denominators)[:, None], [0.0, 0.0, 1.0]])
 
 
 def output_matrix(outputs: int) -> np.ndarray:
-    """The output transform, [outputs, tile] in float64: powers of the points; infinity has only the highest power."""
+    """Return the output transform, [outputs, tile] in float64: powers of the points; infinity has only the highest."""
     matrix = np.vander([*_points(outputs), 0.0], outputs, increasing=True).T
     matrix[:, -1] = 0.0
     matrix[-1, -1] = 1.0
@@ -65,7 +65,7 @@ def transformed_kernel(kernel: np.ndarray, outputs: int) -> np.ndarray:
 
 
 def transformed_input(outputs: int, row: int, values: Sequence[Any]) -> Any:
-    """Row ``row`` of `input_matrix` times the values, which can be added and multiplied by a float.
+    """Return row ``row`` of `input_matrix` times the values, which can be added and multiplied by a float.
 
     The rows of a point and its negative have equal even parts and opposite odd parts. They are written as sum and
     difference of the same two expressions, so that the compiler computes these once.
@@ -80,7 +80,7 @@ def transformed_input(outputs: int, row: int, values: Sequence[Any]) -> Any:
 
 
 def transformed_output(outputs: int, row: int, values: Sequence[Any]) -> Any:
-    """Row ``row`` of `output_matrix` times the values, from sums and differences of the values at opposite points."""
+    """Return row ``row`` of `output_matrix` times the values, from sums and differences at opposite points."""
     matrix = output_matrix(outputs)
     pairs = range(1, len(values) - 1, 2)
     if row % 2 == 0:
@@ -92,7 +92,7 @@ def transformed_output(outputs: int, row: int, values: Sequence[Any]) -> Any:
 
 
 def combined(weights: Sequence[float] | np.ndarray, values: Sequence[Any]) -> Any:
-    """The weighted sum of the values, without terms of weight zero and multiplications by one."""
+    """Return the weighted sum of the values, without terms of weight zero and multiplications by one."""
     total: Any = None
     for weight, value in zip(weights, values, strict=True):
         factor = float(weight)

@@ -26,7 +26,7 @@ PLANE_AXIS = 3
 
 
 def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
-    """Schedule the blocks that `schedules.cpu.winograd` made, with the elementwise blocks after them."""
+    """Schedule the blocks that `schedules.cpu.winograd` made and what follows; None for other functions."""
     schedule = new_schedule(function)
     parts = find_parts(schedule, FAMILY)
     if parts is None:

@@ -50,9 +50,9 @@ def _by_default(template: Template[Gpu]) -> Rule:
 
 
 def _if_threads_may_reduce(rule: Rule) -> Rule:
-    """Exclude functions from a rule if they reduce dtypes that TVM does not shuffle: a warp would race.
+    """Return the rule, which now returns None for a function that reduces other dtypes than `SHUFFLED`.
 
-    TVM reduces these dtypes in shared memory.
+    TVM reduces these dtypes in shared memory, where the threads of a warp would race.
     """
 
     def guarded(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
@@ -78,14 +78,14 @@ RULES: tuple[tuple[str, Rule], ...] = (
 
 
 def layout_passes(target: Target) -> tuple[Callable[[tvm.IRModule], tvm.IRModule], ...]:
-    """The passes that fuse several operators into one kernel, for CUDA."""
+    """Return the passes that fuse several operators into one kernel; none unless the target is CUDA."""
     if str(target.kind.name) != "cuda":
         return ()
     return (lambda module: FuseAttention(module, gpu_of(target)).transform(),)
 
 
 def legalizations(target: Target) -> dict[str, Legalization]:
-    """This package's lowerings by operator name, for CUDA; TVM lowers all other operators."""
+    """Return this package's lowerings by operator name; none unless the target is CUDA. TVM lowers all others."""
     if str(target.kind.name) != "cuda":
         return {}
     return {
@@ -101,7 +101,7 @@ def legalizations(target: Target) -> dict[str, Legalization]:
 
 
 def rules(target: Target) -> list[tuple[str, Callable[[tirx.PrimFunc], tirx.PrimFunc | None]]]:
-    """The names and rules of the target, in the order they are tried; a rule that does not match returns None."""
+    """Return the target's rules with their names, in the order they are tried; one that does not match returns None."""
     return [(name, partial(_apply, rule, target=target)) for name, rule in RULES]
 
 

@@ -117,7 +117,7 @@ class FuseAttention(ModuleMutator):
         return None
 
     def _replaced(self, value: relax.Expr) -> _Scores | None:
-        """Match scores that a constant condition replaces by a value of no weight; this equals adding a mask."""
+        """Match ``where`` with a constant condition that hides scores, as an added mask would; None if it does not."""
         condition = widened_array_of(value.args[0])
         for branch, scores in enumerate(value.args[1:]):
             lowest = widened_array_of(value.args[2 - branch])
@@ -131,7 +131,7 @@ class FuseAttention(ModuleMutator):
         return None
 
     def _without_casts(self, expression: relax.Expr) -> relax.Expr | None:
-        """The value of a variable that is used once, before any casts; None if it is used elsewhere."""
+        """Return the value of a variable before any casts; None if the variable is not read exactly once."""
         while isinstance(expression, relax.Var):
             if self.uses[expression.name] != 1:
                 return None
@@ -143,7 +143,7 @@ class FuseAttention(ModuleMutator):
         return None
 
     def _read_in_place(self, operand: relax.Expr) -> tuple[relax.Expr, Read]:
-        """The tensor that an operand is a view of, and a function that reads the operand's elements from it."""
+        """Return the tensor that an operand is a view of, and a function that reads the operand's elements from it."""
         steps: list[Step] = []
         while True:
             view = view_of(operand, self.lookup_binding)
@@ -163,7 +163,7 @@ class FuseAttention(ModuleMutator):
 
 
 def _cast_of(value: relax.Expr | None) -> relax.Expr | None:
-    """The operand of a cast between the floating-point dtypes used here; None for all other values."""
+    """Return the operand of a cast between the floating-point dtypes used here; None for all other values."""
     if value is None or operator_of(value) != "relax.astype" or str(value.args[0].ty.dtype) not in FLOATS:
         return None
     return value.args[0]
@@ -174,7 +174,7 @@ def _broadcast(buffer: Any, indices: Sequence[Any], shape: Sequence[int]) -> Any
 
 
 def _sizes(scores: _Scores, product: relax.Call) -> Attention | None:
-    """The sizes of the attention; None unless all operands have the same batch and all masks have known shapes."""
+    """Return the sizes of an attention; None unless the operands have the same batch and masks have static shapes."""
     operands = (scores.query, scores.transposed_key, product.args[1])
     query, key, value = (static_shape(operand) for operand in operands)
     if query is None or key is None or value is None or 0 in (*query, *key, *value):
@@ -194,9 +194,9 @@ def _sizes(scores: _Scores, product: relax.Call) -> Attention | None:
 
 
 def _reach(mask: Any, rows: int, keys: int, hidden: float) -> int | None:
-    """The most keys after its own that a row sees, for a constant mask that hides some keys from all heads.
+    """Return the largest number of keys behind its own position that a row sees in any head, under a constant mask.
 
-    None if a row sees nothing: its softmax then depends on all of its keys.
+    None for other masks, if row 0 sees the last key, or if a row sees nothing: its softmax then depends on all keys.
     """
     if mask is None or mask.ndim < 2 or mask.shape[-2:] != (rows, keys):
         return None
@@ -212,7 +212,7 @@ def _rank(call: relax.Call) -> int:
 
 
 def _uses(module: tvm.IRModule) -> Counter[str]:
-    """The number of reads of each variable, by name."""
+    """Return the number of reads of each variable, by name."""
     reads: Counter[str] = Counter()
 
     def count(expression: relax.Expr) -> None:

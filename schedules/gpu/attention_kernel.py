@@ -83,7 +83,7 @@ def attention(
 
 @dataclass(frozen=True)
 class _Place:
-    """A thread's row: in its block's tile, and as a query of batch ``outer``; and its ``lane`` of this row."""
+    """A thread's row: ``row`` of the block's tile is query ``query`` of batch ``outer``; ``lane`` is 0 or 1 in it."""
 
     outer: list[Any]
     row: Any
@@ -91,7 +91,7 @@ class _Place:
     lane: Any
 
     def column(self, run: Any, place: Any) -> Any:
-        """Return the column of an element of the thread's run number ``run``."""
+        """Return the column of element ``place`` of the thread's run number ``run``."""
         return (run * LANES_OF_ROW + self.lane) * RUN + place
 
 
@@ -208,7 +208,7 @@ class _Kernel:
             self._store(place, sums, scalar)
 
     def _key_tiles(self, first: Any) -> Any:
-        """The number of tiles of keys for which the rows from ``first`` on have weights."""
+        """Return the number of tiles of keys that have a weight for any row of the tile from ``first`` on."""
         sizes, tile = self.sizes, self.tile
         all_tiles = -(-sizes.keys // tile.keys)
         if sizes.reach is None:
@@ -330,7 +330,7 @@ _SIZE = (FRAGMENT, FRAGMENT, FRAGMENT)
 
 
 def _side_by_side(read: Callable[[Any, Any], Any], columns: int) -> int:
-    """The number of elements of a row that one load may take: they are contiguous, and the first is aligned to them."""
+    """Return how many elements of a row one load may take: they are contiguous, and the first is aligned."""
     row, group = tirx.Var("row", "int64"), tirx.Var("group", "int64")
     analyzer = Analyzer()
 

@@ -62,7 +62,7 @@ class AttentionTile:
         return self.warps * WARP
 
     def loaded_elements(self, sizes: Attention) -> int:
-        """The elements of the shared memory that keys and values use one after the other."""
+        """Return the number of elements of the shared memory that first the keys and then the values use."""
         return self.keys * (whole_fragments(max(sizes.width, sizes.value_width)) + FRAGMENT_SHIFT)
 
     def shared_bytes(self, sizes: Attention) -> int:
@@ -72,7 +72,7 @@ class AttentionTile:
         return 2 * (queries + self.loaded_elements(sizes)) + scores
 
     def key_tiles(self, sizes: Attention, first_row: int) -> int:
-        """The number of tiles of keys for which the rows from ``first_row`` on have weights."""
+        """Return the number of tiles of keys that have a weight for any row of the tile from ``first_row`` on."""
         seen = sizes.keys if sizes.reach is None else min(sizes.keys, first_row + self.rows + sizes.reach)
         return -(-seen // self.keys)
 
@@ -91,9 +91,9 @@ TILES = tuple(
 
 
 def choose_attention_tile(sizes: Attention, processors: int, dtype: str, copies: int) -> AttentionTile | None:
-    """The tile with the shortest estimated time; None if two products and a softmax are estimated to be faster.
+    """Return the tile with the shortest estimated time; None if none fits or three kernels are estimated to be faster.
 
-    These copy ``copies`` operands that are views.
+    The three kernels are two products and a softmax; they also copy ``copies`` operands that are views.
     """
     if sizes.rows < TENSOR_CORE_SMALLEST or max(sizes.width, sizes.value_width) > LARGEST_WIDTH:
         return None

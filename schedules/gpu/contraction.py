@@ -76,7 +76,7 @@ def cut(schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[AnyTile]) -> Cut:
 
 
 def _operand_views(schedule: s_tir.Schedule, parts: Parts) -> tuple[Block, Block]:
-    """The views that the legalization named ``left`` and ``right``; other blocks before the anchor are inlined."""
+    """Return the views that the legalization named ``left`` and ``right``; inline other blocks before the anchor."""
     named = {view.name.partition("_")[0]: view for view in parts.preparation}
     for view in parts.preparation:
         if view is not named["left"] and view is not named["right"]:
@@ -85,7 +85,7 @@ def _operand_views(schedule: s_tir.Schedule, parts: Parts) -> tuple[Block, Block
 
 
 def _padded(schedule: s_tir.Schedule, anchor: Block, view: Block) -> Block:
-    """The block that the anchor reads after padding; it is the view itself if that has whole tiles."""
+    """Return the block that the anchor reads after padding, which is the view itself if that has whole tiles."""
     readers = schedule.get_consumers(view.handle)
     if str(schedule.get(readers[0]).name_hint) == anchor.name:
         return view

@@ -13,13 +13,13 @@ from schedules.gpu.tile import MOST_THREADS, WARP
 
 
 def apply_default(rule: ScheduleRule, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """The function scheduled by a TVM rule, or None if that rule does not match."""
+    """Return the function scheduled by a TVM rule, or None if that rule does not match."""
     schedule = _applied(rule, in_loops(function), target)
     return None if schedule is None else _bound(schedule)
 
 
 def apply_reduction(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """The function scheduled by TVM's rule for sums, which also schedules products and extremes with the same steps."""
+    """Return the function scheduled by TVM's rule for sums, or None; products and extremes get the same schedule."""
     looped = in_loops(function)
     schedule = _applied(dlight.gpu.Reduction(), _with_sums(looped), target)
     if schedule is None:
@@ -37,7 +37,7 @@ def _applied(rule: ScheduleRule, function: tirx.PrimFunc, target: Target) -> s_t
 
 
 def _with_sums(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The function with sums in place of products and extremes."""
+    """Return the function with sums in place of products and extremes."""
 
     def block(original: s_tir.SBlock) -> s_tir.SBlock:
         store = original.body
@@ -64,7 +64,7 @@ def _bound(schedule: s_tir.Schedule) -> tirx.PrimFunc | None:
 
 
 def in_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Put blocks without loops into loops of one step; TVM cannot share a sum (rfactor) next to a block without one."""
+    """Return the function with a loop of one step around blocks without loops, next to which TVM's rfactor fails."""
     root = function.body.block if isinstance(function.body, s_tir.SBlockRealize) else None
     if root is None:
         return function
@@ -110,7 +110,7 @@ def _bind_what_all_threads_do(schedule: s_tir.Schedule) -> None:
 
 
 def _bindings(schedule: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> dict[str, int]:
-    """The extents of the thread loops around a block, by thread tag."""
+    """Return the extents of the thread loops around a block, by thread tag."""
     loops = [schedule.get(loop) for loop in schedule.get_loops(block)]
     return {
         str(loop.thread_binding.thread_tag): int(loop.extent)
@@ -123,7 +123,7 @@ THREADS = 256
 
 
 def schedule_elementwise(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """Schedule a function without reductions: inline intermediate blocks, make each output a separate kernel."""
+    """Inline intermediate blocks and make each output a separate kernel; None for functions with reductions."""
     schedule = new_schedule(in_loops(function))
     remaining = inline_into_outputs(schedule, function)
     if remaining is None or not all(block.statement.iter_vars for block in remaining):
@@ -148,7 +148,7 @@ def uses(expression: tirx.Expr, variable: tirx.Var) -> bool:
 
 
 def schedule_whole_reduction(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """Schedule functions whose reductions all cover all elements."""
+    """Schedule a function whose reductions all cover all elements; None for other functions."""
     schedule = new_schedule(in_loops(function))
     remaining = inline_between(schedule, function)
     reductions = [block for block in remaining or () if block.is_reduction]

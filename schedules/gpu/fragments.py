@@ -1,4 +1,4 @@
-"""The five tensor core instructions that schedules use, for TVM's tensorize: each as its meaning and its call.
+"""The five tensor core instructions that schedules use, for TVM's tensorize: each as loops in TIR and as its call.
 
 Fragments are 16 x 16 x 16: factors in float16 or bfloat16, stored by rows in shared memory, and sums in float32. TVM
 has these instructions for float16 and many more. But it registers all of them in one import, which takes half a minute.
@@ -29,7 +29,7 @@ class Fragments:
 
 @cache
 def fragments_of(dtype: str) -> Fragments:
-    """The instructions for factors in ``float16`` or ``bfloat16``; they are registered with TVM once per process."""
+    """Return the instructions for factors in ``float16`` or ``bfloat16``, registered with TVM once per process."""
     meanings = {
         "load_left": _copy("shared", "wmma.matrix_a", dtype, _load),
         "load_right": _copy("shared", "wmma.matrix_b", dtype, _load),
@@ -44,7 +44,7 @@ def fragments_of(dtype: str) -> Fragments:
 
 
 def _number(fragment: Any, row_length: Any) -> Any:
-    """The number of the fragment that holds a part of a matrix; the matrix's fragments are numbered by rows."""
+    """Return the number of the fragment that holds a part of a matrix, whose fragments are numbered by rows."""
     row = fragment.elem_offset // row_length // SIZE
     column = fragment.elem_offset % row_length // SIZE
     return row * (row_length // SIZE) + column

@@ -98,7 +98,7 @@ Product = Callable[[Any, Any, Any], Any]
 
 
 def contract(contraction: Contraction, family: str, gpu: Gpu) -> Product:
-    """Make the anchor block of a contraction; return the function through which the storing block reads its values.
+    """Make the anchor block of a contraction; return the function by which the block that stores it reads its values.
 
     ``family`` is the operator's name; the block's rule is its tiled one, or ``tensor_core``. Tensor cores read the left
     operand by rows, as it lies in memory.
@@ -145,13 +145,13 @@ def contract(contraction: Contraction, family: str, gpu: Gpu) -> Product:
 
 
 def uses_tensor_cores(gpu: Gpu, extents: Extents, *dtypes: str) -> bool:
-    """Whether tensor cores can compute a product: one half-precision dtype they support, no extent below a fragment."""
+    """Return whether tensor cores can compute a product: one dtype that they support, no extent below a fragment."""
     smallest = min(extents.rows, extents.columns, extents.depth)
     return len(set(dtypes)) == 1 and dtypes[0] in gpu.fragment_dtypes and smallest >= TENSOR_CORE_SMALLEST
 
 
 def _along(element: Element, channels: int) -> Element:
-    """An operand's element for a sum without a separate loop over positions."""
+    """Return the element function of an operand for a sum with one loop over positions and channels."""
     return lambda batch, _, k, at: element(batch, k // channels, k % channels, at)
 
 
@@ -175,7 +175,7 @@ def legalize_matmul(builder: BlockBuilder, call: relax.Call, gpu: Gpu) -> relax.
 
 
 def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, gpu: Gpu) -> te.Tensor:
-    """The product of left [..., M, K] and right [..., K, N]: [..., M, N]; batch axes are broadcast."""
+    """Return the product of left [..., M, K] and right [..., K, N], [..., M, N]; batch axes are broadcast."""
     left_shape, right_shape = ([int(extent) for extent in tensor.shape] for tensor in (left, right))
     (rows, depth), columns = left_shape[-2:], right_shape[-1]
     left_batch, right_batch = left_shape[:-2], right_shape[:-2]

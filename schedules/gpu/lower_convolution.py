@@ -98,7 +98,10 @@ class _Window:
         return {*self.kernel, *self.strides, *self.between} == {1} and not any(self.before + self.after)
 
     def read(self, data: te.Tensor, image: Any, channel: Any, at: Sequence[Any], inside: Sequence[Any]) -> Any:
-        """The input that output pixel ``at`` multiplies with the kernel's element ``inside``; zero in the padding."""
+        """Return the input pixel that the kernel's element ``inside`` multiplies for output pixel ``at``, or zero.
+
+        It is zero in the padding, and between the pixels of a transposed convolution's image.
+        """
         places = [
             at[axis] * self.strides[axis] + inside[axis] * self.dilation[axis] - self.before[axis] for axis in self.axes
         ]
@@ -174,7 +177,7 @@ def _pack(weight: te.Tensor, groups: int, by_outputs: bool) -> te.Tensor:
 def _dense(
     data: te.Tensor, packed: te.Tensor, window: _Window, out_dtype: str, gpu: Gpu, by_outputs: bool
 ) -> te.Tensor:
-    """The product of patches and weights from `_pack`."""
+    """Return the product of patches and weights from `_pack`."""
     extents, batch = window.extents, window.image[0]
     pixels, inputs, share = prod(window.result), window.group_inputs, extents.rows
 
@@ -217,7 +220,7 @@ def _dense(
 
 
 def _depthwise(data: te.Tensor, weight: te.Tensor, window: _Window, out_dtype: str) -> te.Tensor:
-    """A convolution with one input channel per output; several outputs may share a channel."""
+    """Return a convolution with one input channel per output; several outputs may share a channel."""
     share = window.outputs // window.groups
     dtype = accumulator_dtype(out_dtype)
     inside = [te.reduce_axis((0, extent), name=f"k{axis}") for axis, extent in enumerate(window.kernel)]

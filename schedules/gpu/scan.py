@@ -19,7 +19,7 @@ MOST_THREADS = 256
 
 
 def legalize_scan(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
-    """Lower ``relax.cumsum`` or ``relax.cumprod`` along an axis or over all elements; symbolic shapes are TVM's."""
+    """Lower ``relax.cumsum`` or ``relax.cumprod`` along an axis or over all elements; TVM lowers symbolic shapes."""
     shape = static_shape(call.args[0])
     if shape is None or prod(shape) == 0:
         return default_legalization(builder, call)
@@ -43,7 +43,7 @@ def _kernel(
     multiplies: bool,
     exclusive: bool,
 ) -> tirx.PrimFunc:
-    """The kernel for rows of ``length`` elements that are ``after`` elements apart; a ``flat`` result has one axis.
+    """Return the kernel for rows of ``length`` elements, ``after`` elements apart; a ``flat`` result has one axis.
 
     Each thread reduces its part of a row to a total. The totals are scanned in shared memory by doubling (Hillis and
     Steele 1986), from one half of the memory to the other. Then each thread goes through its part again, starting from

@@ -25,7 +25,7 @@ DEPTHWISE = "depthwise_conv2d"
 FETCH = "tvm_split.fetch_lanes"
 """Annotation of an operand's view: how many of its elements one load may take."""
 DEPTH_FIRST = "tvm_split.depth_first"
-"""Annotation of an operand's view: 1 if neighbours in memory are neighbours in the sum; threads should load them so."""
+"""Annotation of an operand's view: 1 if its elements are contiguous along the sum; threads should load them so."""
 STORE = "tvm_split.store_lanes"
 """Annotation of a tiled anchor: how many results of one row one store may take."""
 VECTORS = (4, 2, 1)
@@ -64,7 +64,7 @@ class _AnyTile(ABC):
     columns: int
     depth: int
     PAIR: ClassVar[str]
-    """The choice of a template that has the other two numbers of a tile."""
+    """The name of the template's choice for a tile's last two fields, such as ``registers``."""
 
     @property
     @abstractmethod
@@ -190,7 +190,7 @@ class Gpu:
 
 
 def gpu_of(target: Target) -> Gpu:
-    """The GPU of a target, by its ``arch``; one not in `MULTIPROCESSORS` counts 108 multiprocessors."""
+    """Return the GPU of a target, by its ``arch``; one that is not in `MULTIPROCESSORS` has 108 multiprocessors."""
     arch = str(target.attrs.get("arch", ""))
     generation = re.fullmatch(r"sm_(\d+)[a-z]?", arch)
     number = int(generation[1]) if generation else max(FRAGMENTS_SINCE.values())
@@ -199,24 +199,27 @@ def gpu_of(target: Target) -> Gpu:
 
 
 def choose_tile(extents: Extents, processors: int) -> tuple[Tile, int]:
-    """The tile and the number of slices of the sum with the shortest estimated time."""
+    """Return the tile and the number of slices of the sum with the shortest estimated time."""
     return _choose(TILES, MULTIPLICATIONS_PER_CYCLE, extents, processors)
 
 
 def choose_fragment_tile(extents: Extents, processors: int) -> tuple[FragmentTile, int]:
-    """The tile for tensor cores and the number of slices of the sum with the shortest estimated time."""
+    """Return the tile for tensor cores and the number of slices of the sum with the shortest estimated time."""
     return _choose(FRAGMENT_TILES, TENSOR_MULTIPLICATIONS_PER_CYCLE, extents, processors)
 
 
 def fragment_cycles(extents: Extents, processors: int) -> float:
-    """The estimated cycles of a product on tensor cores in its best tile."""
+    """Return the estimated cycles of a product on tensor cores in its best tile."""
     tile, slices = choose_fragment_tile(extents, processors)
     rate = TENSOR_MULTIPLICATIONS_PER_CYCLE * FRAGMENT_TILES[tile]
     return _cycles(tile, slices, rate, extents, processors)
 
 
 def slices_to_try(depth: int, unit: int) -> list[int]:
-    """The numbers of slices to try for a sum in rounds of ``unit``; slices below four rounds only wait for memory."""
+    """Return the numbers of slices to try for a sum of ``depth`` steps, in rounds of ``unit`` steps.
+
+    Slices of fewer than four rounds only wait for memory.
+    """
     return [slices for slices in range(1, LARGEST_SLICES + 1) if slices == 1 or depth >= slices * 4 * unit]
 
 

@@ -218,18 +218,18 @@ def _operands(parts: Parts) -> _Operands:
 
 
 def _divide(slices: int, depth: int, unit: int) -> bool:
-    """Whether slices of whole rounds have at most an eighth more rounds than the sum without slices."""
+    """Return whether slices of whole rounds (``unit`` steps) add at most an eighth to the rounds of the sum."""
     rounds, of_slices = -(-depth // unit), -(-depth // (slices * unit)) * slices
     return of_slices * 8 <= rounds * 9
 
 
 def _fitting(slices: int, depth: int, unit: int) -> int:
-    """The number of slices, lowered until `_divide` accepts it."""
+    """Return the number of slices, lowered until `_divide` accepts it."""
     return next(count for count in range(slices, 0, -1) if count == 1 or _divide(count, depth, unit))
 
 
 def _sizes(extent: int) -> list[int]:
-    """The tile rows or columns that are not mostly beyond the end of ``extent``."""
+    """Return the numbers of rows or columns of a tile to try: the smallest, and those that ``extent`` half fills."""
     return [size for size in EXTENTS if size == EXTENTS[0] or size < 2 * extent]
 
 
@@ -257,7 +257,10 @@ def _fits_fragments(tile: FragmentTile, operands: _Operands) -> bool:
 
 
 def _fits(tile: Tile | FragmentTile, held: int, shared_bytes: int) -> bool:
-    """Whether a block of threads can hold a tile; all its threads load the same number of elements."""
+    """Return whether a block of threads can hold a tile, and each of its threads loads the same number of elements.
+
+    ``held`` is the number of a thread's registers for results and operands.
+    """
     registers = held + ADDRESSES
     return (
         WARP <= tile.threads <= MOST_THREADS

@@ -18,7 +18,7 @@ LARGEST_WINDOW = 64
 
 
 def schedule_depthwise_conv2d(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """Schedule the anchor that the legalization makes for convolutions with one input channel per output."""
+    """Schedule a convolution with one input channel per output, from its anchor; None for other functions."""
     schedule = new_schedule(function)
     blocks = blocks_of(schedule)
     if blocks is None or not any(block.anchor == DEPTHWISE for block in blocks):
@@ -27,7 +27,7 @@ def schedule_depthwise_conv2d(function: tirx.PrimFunc, target: Target) -> tirx.P
 
 
 def schedule_pooling(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-    """Schedule ``[pad ->] one short reduction [-> elementwise ...]`` over a window that slides with the output."""
+    """Schedule ``[pad ->] one short reduction [-> elementwise ...]`` over a sliding window; None for all others."""
     schedule = new_schedule(function)
     blocks = blocks_of(schedule)
     if blocks is None:
@@ -63,7 +63,7 @@ def _windows(schedule: s_tir.Schedule, blocks: list[Block]) -> tirx.PrimFunc | N
 
 
 def _slides(block: Block) -> bool:
-    """Whether the summed elements move along an axis with the output, and are not only on separate axes."""
+    """Return whether an index of what the block reads depends on both a spatial and a reduction iterator."""
     spatial = [iterator.var for iterator in block.statement.iter_vars[: block.spatial]]
     reduction = [iterator.var for iterator in block.statement.iter_vars[block.spatial :]]
     indices = [bounds.min for region in block.statement.reads for bounds in region.region]

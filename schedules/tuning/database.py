@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 class Record:
     """One measurement or decision: a kernel's structural hash, its choices as text, and the seconds of each round.
 
-    Without rounds the kernel failed, for the reason ``error``.
+    ``target`` has the values of `MATCHED_IN_A_TARGET`. Without rounds the kernel failed, for the reason ``error``.
     """
 
     kernel: str
@@ -81,11 +81,11 @@ class TuningDatabase:
         return hashlib.sha256(b"\n".join(map(_RECORD.dump_json, self._decided))).hexdigest()
 
     def decision(self, function: tirx.PrimFunc, target: Target) -> Record | None:
-        """The fastest decision for a kernel, which may be the default's own choices; None if there is none."""
+        """Return the fastest decision for a kernel, which may be the default's own choices; None if there is none."""
         return min(_of(self._decided, function, target), key=lambda record: record.rounds, default=None)
 
     def kernel(self, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
-        """The kernel scheduled as decided, with its choices as an attribute; None if there is no decision.
+        """Return the kernel scheduled as decided, with its choices as an attribute; None if there is no decision.
 
         A decision that its template no longer offers (from another version) is logged and ignored.
         """
@@ -147,7 +147,7 @@ class DatabaseWriter:
         self.close()
 
     def history(self, function: tirx.PrimFunc, target: Target) -> dict[str, Record]:
-        """The measurements of a kernel by choices; the last of each counts."""
+        """Return the measurements of a kernel by choices; the last of each counts."""
         trials = _of(self._records, function, target)
         return {record.choices: record for record in trials if not record.is_decision}
 
@@ -158,7 +158,7 @@ class DatabaseWriter:
         return self._add(Record(_hash(function), _key(target), choices, tuple(rounds), error))
 
     def add_decision(self, function: tirx.PrimFunc, target: Target, choices: str, seconds: float) -> None:
-        """Write a candidate for `compile`: a kernel's default, or choices that were faster."""
+        """Write a decision, a kernel's default choices or faster ones; `compile` uses the fastest decision."""
         self._add(Record(_hash(function), _key(target), choices, (seconds,), is_decision=True))
 
     def merge(self, other: str | Path) -> int:
@@ -195,7 +195,7 @@ class DatabaseWriter:
 
 
 def _of(records: Sequence[Record], function: tirx.PrimFunc, target: Target) -> list[Record]:
-    """The records of a kernel, whatever its name, for a target with the same `MATCHED_IN_A_TARGET`; oldest first."""
+    """Return a kernel's records under any name, for targets with the same `MATCHED_IN_A_TARGET`; oldest first."""
     kernel, key = _hash(function), _key(target)
     return [record for record in records if record.kernel == kernel and record.target == key]
 
@@ -211,7 +211,7 @@ def _key(target: Target) -> tuple[str, ...]:
 
 
 def _records(folder: Path) -> Iterator[Record]:
-    """Read the records of a folder; skip an unfinished last line."""
+    """Yield the records of a folder; skip an unfinished last line."""
     path = folder / RECORDS
     for number, line in enumerate(_content(path).splitlines(keepends=True), start=1):
         if line.endswith(b"\n") and line.strip():

@@ -27,7 +27,7 @@ SMALLEST_GAIN = 0.01
 
 
 def divide_trials(weights: Sequence[float], trials: int, limits: Sequence[int]) -> list[int]:
-    """Divide ``trials`` in proportion to ``weights``, up to each limit; trials that one cannot use go to the others.
+    """Return each kernel's number of trials, in proportion to its weight, up to its limit; others get what it leaves.
 
     Weights are shares of the time, because seconds can be saved where they are spent. Every kernel gets at least one
     trial, for its default, even if the sum then exceeds ``trials``.
@@ -52,7 +52,7 @@ def divide_trials(weights: Sequence[float], trials: int, limits: Sequence[int]) 
 
 
 def propose(space: Space, history: Mapping[str, float | None], count: int, seed: int = 0) -> list[Choices]:
-    """Up to ``count`` choices to measure that are not in ``history``; fewer only if the space is exhausted.
+    """Return ``count`` choices to measure that are not in ``history``; fewer only if the space is exhausted.
 
     ``history`` maps the text of choices (`text_of`) to seconds, or to None if they failed or are being measured. The
     cost rule's choices come first, then a mix of neighbours of the best, combinations of good ones and random ones. The
@@ -91,14 +91,14 @@ def propose(space: Space, history: Mapping[str, float | None], count: int, seed:
 
 
 def _best(space: Space, history: Mapping[str, float | None]) -> list[Choices]:
-    """The fastest measured choices that are still in the space, the best first."""
+    """Return the fastest measured choices that are still in the space, the best first."""
     measured = sorted((seconds, text) for text, seconds in history.items() if seconds is not None)
     candidates = (choices_from(text) for _, text in measured)
     return [choices for choices in candidates if space.contains(choices)][:GOOD_ONES]
 
 
 def _neighbours(space: Space, good: Sequence[Choices], generator: random.Random) -> Iterator[Choices]:
-    """Every change of one choice, starting with the best candidate; adjacent values first, the rest in random order."""
+    """Yield every change of one choice of the ``good`` candidates in order: to adjacent values, then to random ones."""
     for choices in good:
         changes = [
             (abs(values.index(value) - values.index(choices[name])) > 1, generator.random(), name, value)
@@ -111,16 +111,16 @@ def _neighbours(space: Space, good: Sequence[Choices], generator: random.Random)
 
 
 def _crossover(good: Sequence[Choices], generator: random.Random) -> Choices:
-    """A combination of two good candidates: each choice comes from one of them."""
+    """Return a combination of two good candidates: each choice comes from one of them."""
     first, second = generator.sample(list(good), 2)
     return {name: generator.choice((first[name], second[name])) for name in first}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a duel: ``ratio`` is tuned over default time, ``noise`` the spread of the rounds.
+    """The result of a duel.
 
-    ``ratio`` is the median over the rounds; ``noise`` is how far the rounds are from it.
+    ``ratio`` is the median over the rounds of tuned over default time; ``noise`` is the median deviation from it.
     """
 
     default_seconds: float
@@ -135,7 +135,7 @@ class Verdict:
 
 
 def judge(default_rounds: Sequence[float], tuned_rounds: Sequence[float]) -> Verdict:
-    """Compare two kernels round by round (seconds): a temporary slowdown of the machine affects both.
+    """Return the verdict on two kernels from their seconds, compared by round: a slowdown of the machine affects both.
 
     Raises:
         ValueError: the kernels have different numbers of rounds, or none.

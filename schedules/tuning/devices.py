@@ -57,7 +57,7 @@ class Tracker:
             time.sleep(POLL_SECONDS)
 
     def count_devices(self) -> int:
-        """The number of devices that are registered now and can be tuned on, at least one.
+        """Return the number of devices that are registered now and can be tuned on, at least one.
 
         This project's workers tell the tracker whether they allow tuning and whether they hold a deployment.
 
@@ -110,7 +110,7 @@ Connect = Callable[[], Any]
 
 
 def prepare_process(threads: int, folder: str) -> Callable[[], None]:
-    """The set-up of such a process: the number of its kernels' threads, and the folder of its temporary files."""
+    """Return a function that sets a process's number of kernel threads and its folder for temporary files."""
 
     def prepare() -> None:
         import os
@@ -123,7 +123,10 @@ def prepare_process(threads: int, folder: str) -> Callable[[], None]:
 
 
 def session_at(tracker: Tracker, problem_of: Callable[[Any], str]) -> Connect:
-    """A function that connects to one of the tracker's devices; ``problem_of`` says what is wrong with a session's."""
+    """Return a function that connects to one of the tracker's devices.
+
+    ``problem_of`` returns why the device of a session must not measure, or an empty text.
+    """
     host, port, key, seconds = tracker.host, tracker.port, tracker.key, tracker.session_timeout_seconds
 
     def connect() -> Any:
@@ -136,7 +139,7 @@ def session_at(tracker: Tracker, problem_of: Callable[[Any], str]) -> Connect:
 
 
 def probe_of(connect: Connect | None) -> Callable[[], str]:
-    """A function that returns why the device that answers must not measure, or an empty text."""
+    """Return a function that returns why the device that answers must not measure, or an empty text."""
 
     def probe() -> str:
         session = connect() if connect is not None else ""
@@ -146,7 +149,7 @@ def probe_of(connect: Connect | None) -> Callable[[], str]:
 
 
 def threads_problem(threads: int) -> Callable[[Any], str]:
-    """A function that says if a session's device computes with another number of threads; its environment sets it."""
+    """Return a function that returns a text if a session's device has another number of threads, else an empty one."""
 
     def problem_of(session: Any) -> str:
         actual = int(session.get_function("runtime.NumThreads")())
@@ -161,7 +164,7 @@ def threads_problem(threads: int) -> Callable[[Any], str]:
 
 
 def gpu_problem(needs: GpuNeeds) -> Callable[[Any], str]:
-    """A function that says why a session's device has not the needed GPU: kernels are measured only on its ``arch``."""
+    """Return a function that returns why a session's device does not have the needed GPU, or an empty text."""
     arch, driver, is_source, function = needs.arch, needs.driver, needs.is_source, GPU_FUNCTION
 
     def text(version: int) -> str:
@@ -201,7 +204,7 @@ def gpu_problem(needs: GpuNeeds) -> Callable[[Any], str]:
 
 
 def build_into(linker: tuple[str, ...] | None, code: Callable[[str], str] | None = None) -> Callable[[Any], str]:
-    """A function that compiles a (module, target) and links it into a temporary library; devices need no compiler.
+    """Return a function that compiles a (module, target), links a temporary library, and returns the library's path.
 
     ``code`` turns CUDA source into what replaces it in the library; an error that it raises is the reason why the build
     fails. MetaSchedule's own default takes 20 seconds more, because it imports intrinsics of GPUs.
@@ -246,13 +249,13 @@ def timed_in_turn(
     kind: str,
     eviction: str,
 ) -> Callable[[str], list[float] | str]:
-    """A function that times a library's functions in turn on one device, so that a slowdown affects all of them.
+    """Return a function that times a library's functions in turn on one device, so that a slowdown affects all.
 
     ``connect`` opens a session with the device; without it this machine measures. ``arguments`` are the shapes and
     dtypes of the functions' arguments, which get random values. Before each run, the device's function ``eviction``
     evicts every argument but the first from the caches: in a network weights come from memory, and the data from the
-    previous kernel. The result has the median of ``runs`` runs for every name, ``rounds`` times over, round by round;
-    or it is the text of ``connect``.
+    previous kernel. The result has the median seconds of ``runs`` runs for every name, ``rounds`` times over, round by
+    round; or it is the text that ``connect`` returned.
     """
     fill = FILL
 

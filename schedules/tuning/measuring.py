@@ -48,7 +48,7 @@ NVCC_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Effort:
-    """The number of runs per measurement: ``rounds`` times the median of ``runs``, after one warm-up each."""
+    """A measurement's number of rounds, each the median of ``runs`` runs after a warm-up, and its deadlines."""
 
     rounds: int = 3
     runs: int = 10
@@ -183,7 +183,7 @@ class Measurer:
     def finish(
         self, started: Sequence[Future[Any] | None], built: Sequence[Built], function: tirx.PrimFunc
     ) -> list[Timing]:
-        """The timings that `start` began; a remote one that fails is tried once more, on another device if possible.
+        """Return the timings that `start` began; remote failures are tried once more, if possible on another device.
 
         Raises:
             DeviceError: none succeeded and no device answers, or a device has another number of threads or another GPU.
@@ -204,7 +204,7 @@ class Measurer:
     def duel(
         self, contenders: Sequence[tirx.PrimFunc], function: tirx.PrimFunc, rounds: int
     ) -> list[tuple[float, ...]] | None:
-        """Each contender's seconds, in rounds in which all run in turn on one device; None if the duel failed."""
+        """Return each contender's seconds per round, in which all run in turn on one device; None if it fails twice."""
         names = tuple(f"contender_{number}" for number in range(len(contenders)))
         built = self.build([dict(zip(names, contenders, strict=True))])
         try:
@@ -235,12 +235,12 @@ class Measurer:
         self.close()
 
     def _require_open(self) -> None:
-        """Raise an error after `close`, so that what it interrupted does not count as failed."""
+        """Raise `TuningError` after `close`, so that trials that were interrupted do not count as failed."""
         if self._ended:
             raise TuningError("the measurements were ended")
 
     def _require_gpus(self, tracker: Tracker) -> None:
-        """Ask every registered device once for its GPU, all at the same time, before anything is built."""
+        """Raise `DeviceError` if a registered device does not have the needed GPU; all are asked at the same time."""
         probes = [self._runners.submit(probe_of(self._connect)) for _ in range(self.devices)]
         for probe in probes:
             if probe.exception() is None and probe.result():  # a device without an answer shows when it measures
@@ -280,7 +280,7 @@ class Measurer:
         return Timing(tuple(result), None)
 
     def _require_answer(self, tracker: Tracker, reason: str | None) -> None:
-        """After failures, raise if no registered device answers; otherwise the kernels are the cause."""
+        """Raise `DeviceError` if no registered device answers; otherwise the kernels caused the failures."""
         try:
             problem = self._runners.submit(probe_of(self._connect)).result()
         except Exception as error:

@@ -95,7 +95,10 @@ class TuningProgress:
 
 @dataclass
 class _State:
-    """A kernel and the measurements of it."""
+    """A kernel and its records, by choices as text; ``budget`` is its number of trials, earlier runs included.
+
+    ``decided`` says whether the database has a decision that is newer than all records.
+    """
 
     kernel: TunableKernel
     space: Space
@@ -121,7 +124,7 @@ class _State:
         return sum(measured.seconds is None for measured in self.history.values())
 
     def ranking(self) -> list[str]:
-        """The measured choices, the fastest first."""
+        """Return the measured choices as text, the fastest first."""
         seconds = {text: measured.seconds for text, measured in self.history.items() if measured.seconds is not None}
         return sorted(seconds, key=lambda text: (seconds[text], text))
 
@@ -168,8 +171,8 @@ class Tuner:
     def run(self, trials: int) -> tuple[KernelResult, ...]:
         """Measure until the kernels together have ``trials`` trials, including those of earlier runs, and decide.
 
-        Every default is measured even if there are fewer trials. Returns the kernels in order of their share of the
-        time.
+        Every default is measured even if there are fewer trials. Returns the kernels' results, the largest share of the
+        time first.
         """
         self._measure_defaults()
         self._measure_fixed()
