@@ -32,5 +32,5 @@ class Findings(Shown):
 
     @property
     def ok(self) -> bool:
-        """Whether there is no problem; warnings are none."""
+        """Whether no finding is a problem; warnings do not count as problems."""
         return not any(finding.level is Level.PROBLEM for finding in self.findings)

@@ -222,7 +222,7 @@ class Kernel:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the kernel is plain loops, or a convolution that no template took."""
+        """Whether the kernel is plain loops, or a convolution that was scheduled by the rule for pooling."""
         return self.rule in SLOW_RULES or (self.rule == "pooling" and "conv" in self.function)
 
 

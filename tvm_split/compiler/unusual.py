@@ -13,7 +13,7 @@ Larger ones and infinities are left out: they hide other values in sums, and NaN
 """
 
 _TOLERANCE = 1e-2
-"""Coarser than elsewhere: large values amplify rounding errors, above all before a softmax."""
+"""The tolerance for unusual values, coarser than others: large values amplify rounding errors before a softmax."""
 
 
 def with_unusual_values(inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...] | None:

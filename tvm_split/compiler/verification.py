@@ -113,7 +113,7 @@ def _unusual(model: Model, plan: Plan, inputs: Sequence[np.ndarray]) -> _Compare
 
 
 def _warn_if_unusual_differs(model: Model, unusual: _Compared, actual: Sequence[np.ndarray]) -> None:
-    """Warn of outputs that differ from the source; it is not an error, since networks may amplify such values."""
+    """Warn of outputs that differ for unusual values: this is no error, since networks may amplify such values."""
     inputs, expected = unusual
     for place, tensor in enumerate(model.outputs):
         how = differs(actual[place], expected[place])

@@ -31,7 +31,7 @@ class OnnxCall(Call):
         return int(self.importer.opset)
 
     def by_tvm(self, operands: Sequence[Any] | None = None, attributes: Mapping[str, Any] | None = None) -> relax.Expr:
-        """Return what TVM's importer makes of this call, or of it with other operands or attributes."""
+        """Return the result of TVM's importer for this call, with its own or the given operands and attributes."""
         inputs = onnx_frontend.onnx_input()
         inputs.extend(self.operands if operands is None else operands)
         convert = onnx_frontend._get_convert_map()[self.source.op_type]
@@ -129,7 +129,7 @@ def _cumsum(op: Operators, call: OnnxCall) -> relax.Expr:
 
 
 def _reduced(op: Operators, call: OnnxCall) -> relax.Expr:
-    """Convert a reduction; if it has no axes, an axis of size 1 is added and reduced.
+    """Convert a reduction; with ``noop_with_empty_axes`` and no axes, an axis of size 1 is added and reduced.
 
     Then ONNX returns the absolute value or square, but TVM the input. TVM's means of integers have another dtype, its
     roots and logarithms of integers fail.
@@ -206,7 +206,7 @@ def _modulo(op: Operators, call: OnnxCall) -> relax.Expr:
 
 
 def _padded(op: Operators, call: OnnxCall) -> relax.Expr:
-    """Convert a convolution or pool with ``pads``: TVM pads for ``auto_pad`` in a kernel, and SAME_LOWER wrongly.
+    """Convert a convolution or pool with ``pads``: TVM emits a kernel for ``auto_pad``, and SAME_LOWER is wrong.
 
     ``auto_pad`` and ``output_shape`` become ``pads`` by the formulas in ONNX's operator definitions.
     """

@@ -227,7 +227,7 @@ def user_outputs(program: ExportedProgram) -> list[Any]:
 
 @contextmanager
 def _fixed(program: ExportedProgram, sizes: Mapping[str, int]) -> Iterator[None]:
-    """Give the inputs of ``program`` these ``sizes`` by symbol inside the block; tracing it infers all others."""
+    """Give the inputs of ``program`` these ``sizes`` by symbol inside the block; tracing infers all other sizes."""
     before = {node: node.meta["val"] for node in user_inputs(program)}
 
     def static(numbers: Iterable[Any]) -> list[int]:
