@@ -85,7 +85,7 @@ def asked(machines: MachineOptions, timeout_seconds: float) -> tuple[Sequence[As
 
 
 def _misfit_of(cluster: Cluster) -> Callable[[Machine, WorkerDescription], str]:
-    """Return the check of a worker; validate described targets first."""
+    """Return a function that says why a worker does not fit its machine; raises an error for unknown targets."""
     if all(machine.target is None for machine in cluster.machines):
         return worker_misfit
     load_tvm()

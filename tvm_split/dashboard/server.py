@@ -45,7 +45,7 @@ def page_server(listen: str, page: Callable[[], Page], *, insecure: bool = False
 
 
 def _application(page: Callable[[], Page], names: Sequence[str]) -> Callable[..., Iterable[bytes]]:
-    """Return the application of WSGI; ``names`` are those by which it may be called, any name if there is none."""
+    """Return the page's WSGI application; it refuses requests for a host not in ``names``, unless that is empty."""
 
     def values() -> bytes:
         return json.dumps(page().as_values(), allow_nan=False).encode()
