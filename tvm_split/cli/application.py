@@ -347,7 +347,7 @@ def _end_at_once(code: int) -> None:
 
 @functools.cache
 def _print_warning(text: str) -> None:
-    """Print each text once; Python's own record of shown warnings is lost when a library changes the filters."""
+    """Print each text only once. Python's own record of shown warnings is lost when a library changes the filters."""
     print_note(f"warning: {text}")
 
 

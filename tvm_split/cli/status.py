@@ -51,7 +51,7 @@ def status(
 def answering(
     machines: MachineOptions, timeout_seconds: float
 ) -> Iterator[tuple[Sequence[AskedMachine], Cluster | None]]:
-    """Ask the workers of a location, which run while the context is open, at the same time.
+    """Ask all workers of a location at the same time; the workers run while the context is open.
 
     Yield their answers, and the cluster that describes them; None if a service lists them.
     """

@@ -57,7 +57,7 @@ class _Machine:
         position, ``PATH:LINE``, for error messages.
 
         Raises:
-            InputError: the token file is unusable, or a certificate or its key is not given.
+            InputError: the token file is unusable, or only one of certificate and key is given.
             ClusterError: a TLS file is missing, or a value is out of bounds.
         """
         token = None if self.token_file is None else token_from(folder / self.token_file)

@@ -161,7 +161,7 @@ def _of_deployment(tracks: Sequence[Track]) -> list[int]:
 
 
 def _failure_in(trace: Trace, links: bool) -> str:
-    """Return the first event of the deployment's failure, or with ``links`` of a link's end; empty if there is none."""
+    """Return the text of the first event of a failure, or with ``links`` of a link's end; empty if there is none."""
     details = [event.detail for event in trace.of_kind(DEPLOYMENT)]
     prefixes = (FAILURE, LINK_ENDED) if links else (FAILURE,)
     return next((detail for detail in details if detail.startswith(prefixes)), "")

@@ -26,8 +26,8 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 def page_server(listen: str, page: Callable[[], Page], *, insecure: bool = False) -> HttpServer:
     """Return a server of the page, until it is closed.
 
-    There is no token. So it listens on this host only, and off it with ``insecure``: whoever reaches it then learns the
-    names of models, machines and layers.
+    There is no token, so the server listens on this host only. With ``insecure`` it may listen elsewhere: everyone who
+    reaches it then learns the names of models, machines and layers.
 
     Raises:
         InputError: the address can be reached by other machines, without ``insecure``.

@@ -97,7 +97,7 @@ def _layers_by_function(kernels: Iterable[Kernel]) -> dict[str, tuple[str, ...]]
 def text_of(about: About) -> bytes:
     """Return a deployment's description as JSON for its workers, with at most `MAXIMUM_ABOUT_BYTES`.
 
-    Until it fits, kernels are left out, then layers too, then stages; in the end it is empty.
+    Until it fits, kernels are left out, then layers too, then all stages; if that does not help, the result is empty.
     """
     coarse = replace(about, stages=tuple(replace(stage, kernels={}) for stage in about.stages))
     nameless = replace(about, stages=tuple(AboutStage(stage.name, stage.machine) for stage in about.stages))

@@ -22,7 +22,7 @@ END_SECONDS = 30.0
 
 
 class Observed(Protocol):
-    """A deployment that can be observed, by its owner or by somebody else."""
+    """A deployment that can be observed, by its own client or by another process."""
 
     def observe(
         self, since: Mapping[str, int] | None = None, *, kernels: int = 0, refused: dict[str, str] | None = None
