@@ -52,7 +52,7 @@ SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let these signals end the process in this context, unless it was started ignoring them. For the main thread."""
+    """Let the signals of `WORDS` end the process in this context, unless ignored at the start (main thread only)."""
     wakeup_reader, wakeup_writer = os.pipe()
     os.set_blocking(wakeup_writer, False)
     signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)  # before the handlers, so that no signal is lost
@@ -218,7 +218,7 @@ class ListedCommand(TyperCommand):
 
 
 class LoadedCommand(TyperCommand):
-    """A command during which ``sys.stdout`` is the stream for output of libraries: the context's object, if any."""
+    """A command that runs with ``sys.stdout`` redirected to the context's object, a stream for libraries, if any."""
 
     def invoke(self, ctx: Any) -> Any:
         if ctx.obj is None:
@@ -347,7 +347,7 @@ def _end_at_once(code: int) -> None:
 
 @functools.cache
 def _print_warning(text: str) -> None:
-    """Print each text once; Python's own record of shown warnings is lost when a library changes the filters."""
+    """Print each text only once. Python's own record of shown warnings is lost when a library changes the filters."""
     print_note(f"warning: {text}")
 
 

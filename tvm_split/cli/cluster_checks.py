@@ -230,7 +230,7 @@ def _gpu(machine: CheckedMachine) -> Result:
 
 
 def link_findings(answers: Sequence[AskedMachine], cluster: Cluster | None, timeout_seconds: float) -> list[Finding]:
-    """Measure the links between the client and the machines that answer, and compare with what is kept of them."""
+    """Measure the links between the client and the machines that answer; compare them with cached measurements."""
     reached = {answer.name: answer for answer in answers if answer.worker is not None}
     if not reached:
         return []

@@ -137,7 +137,7 @@ def _loss(text: str) -> Loss:
 
 
 def _parsed(text: str, pattern: str, flag: str, form: str) -> tuple[str, float, float]:
-    """Return a machine's name and two numbers from 0 on; an empty one is 0."""
+    """Return a machine's name and two finite numbers, at least 0, by the groups of ``pattern``; an empty one is 0."""
     parts = re.fullmatch(pattern, text)
     with suppress(ValueError):
         if parts is not None:

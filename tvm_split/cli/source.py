@@ -98,7 +98,7 @@ class MachineOptions:
 
     @property
     def words(self) -> str:
-        """The command-line option that selects the same machines."""
+        """The command-line option, for messages, that selects these machines; ``--cluster FILE`` for this host."""
         return f"--cluster {self.location}" if self.is_elsewhere else "--cluster FILE"
 
     def machines(self) -> tvm_split.Cluster:

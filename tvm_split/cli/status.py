@@ -51,7 +51,7 @@ def status(
 def answering(
     machines: MachineOptions, timeout_seconds: float
 ) -> Iterator[tuple[Sequence[AskedMachine], Cluster | None]]:
-    """Ask the workers of a location, which run while the context is open, at the same time.
+    """Ask all workers of a location at the same time; the workers run while the context is open.
 
     Yield their answers, and the cluster that describes them; None if a service lists them.
     """
@@ -85,7 +85,7 @@ def asked(machines: MachineOptions, timeout_seconds: float) -> tuple[Sequence[As
 
 
 def _misfit_of(cluster: Cluster) -> Callable[[Machine, WorkerDescription], str]:
-    """Return the check of a worker; validate described targets first."""
+    """Return a function that says why a worker does not fit its machine; raises an error for unknown targets."""
     if all(machine.target is None for machine in cluster.machines):
         return worker_misfit
     load_tvm()

@@ -51,11 +51,14 @@ class _Machine:
     ssh: SshAccess | None = None
 
     def machine(self, folder: Path, described_at: str) -> Machine:
-        """Return the machine; paths are relative to ``folder``.
+        """Return the `Machine` that this entry describes, with the token read from its file.
+
+        ``folder`` is the folder of the cluster file, to which its paths are relative. ``described_at`` is the entry's
+        position, ``PATH:LINE``, for error messages.
 
         Raises:
-            InputError: the token or the TLS files are unusable.
-            ClusterError: a value is out of bounds.
+            InputError: the token file is unusable, or only one of certificate and key is given.
+            ClusterError: a TLS file is missing, or a value is out of bounds.
         """
         token = None if self.token_file is None else token_from(folder / self.token_file)
         files = {key: folder / path for key, path in (self.tls or {}).items()}
@@ -170,7 +173,7 @@ def _read(path: Path) -> Document:
 
 
 def _valid(document: Document) -> _File:
-    """Return the content of a document; raise the error for all that is wrong in it."""
+    """Return the validated content of a document; raise one error that lists everything that is wrong in it."""
     try:
         return TypeAdapter(_File).validate_python(document.content)
     except ValidationError as error:
@@ -178,7 +181,7 @@ def _valid(document: Document) -> _File:
 
 
 def _text(problem: ErrorDetails) -> str:
-    """Return what is wrong, and an example of what is right or the key that was meant."""
+    """Return the text of a validation error, with a valid example, or with the key that the user probably meant."""
     text, (*place, key) = sentence(problem), problem["loc"] or ("",)
     keys = [step for step in problem["loc"] if isinstance(step, str)]
     if problem["type"] == UNKNOWN_KEY:
@@ -198,7 +201,7 @@ def _text(problem: ErrorDetails) -> str:
 def _between_machines(
     document: Document, entries: Sequence[Link], members: Mapping[str, tuple[str, ...]]
 ) -> tuple[list[Link], list[int]]:
-    """Return the links between machines that the entries stand for, and each one's index in the entries."""
+    """Return the links between machines that entries with groups stand for, and the index of the entry of each link."""
     links, entry_of = [], []
     pairs_of_each = pairs_of_entries([(entry.source, entry.destination) for entry in entries], members)
     for index, (entry, pairs) in enumerate(zip(entries, pairs_of_each, strict=True)):
@@ -240,7 +243,7 @@ def machines_of(names: Iterable[str], members: Mapping[str, Sequence[str]]) -> t
 
 
 def pairs_of_entries(entries: Sequence[Pair], members: Mapping[str, Sequence[str]]) -> list[list[Pair]]:
-    """Return, for each entry, the pairs of machines that no entry with fewer pairs covers, in either direction.
+    """Return the pairs of machines of each entry, without those that an entry with fewer pairs has (in any direction).
 
     An entry that names a pair of machines takes precedence over all entries that name groups. Entries with equally many
     pairs all count, so that the caller can report the duplicate.

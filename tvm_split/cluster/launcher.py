@@ -34,7 +34,7 @@ class AskedMachine:
     """A machine with its worker's description, or with the ``reason`` why nothing can be deployed to it.
 
     ``is_fault`` says whether the reason is a fault, as opposed to a normal state such as tuning. ``threads`` is the
-    number that a service lists, if it does.
+    number that a service lists, None if it lists none.
     """
 
     endpoint: WorkerEndpoint
@@ -56,7 +56,10 @@ class AskedMachine:
 
 
 def ask_worker(endpoint: WorkerEndpoint, timeout_seconds: float) -> AskedMachine:
-    """Ask the worker at ``endpoint``, whatever its name; an error is a fault, whose reason calls the worker "it"."""
+    """Return the description of the worker at ``endpoint``, whose name may differ; or the error, as a fault.
+
+    The text of the error calls the worker "it", so that the caller can begin a message with the machine.
+    """
     try:
         return AskedMachine(endpoint, describe(endpoint, timeout_seconds))
     except TvmSplitError as error:
@@ -137,7 +140,7 @@ class Launcher(ABC):
 
 @dataclass(frozen=True)
 class Running:
-    """Workers that were started elsewhere and keep running."""
+    """Workers that already ran, with their endpoints by machine; `close` does not end them."""
 
     by_machine: Mapping[str, WorkerEndpoint]
 
@@ -150,7 +153,7 @@ class Running:
 
 @dataclass(frozen=True, kw_only=True)
 class WithAccess:
-    """The fields of launchers whose machines a service lists: one token and one set of TLS files for all machines."""
+    """The fields of launchers that use one token and one set of TLS files for all machines."""
 
     token: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
@@ -177,7 +180,7 @@ LAUNCHERS: Registry[type[Launcher]] = Registry(
 def launcher_at(location: str, **further: Any) -> Launcher:
     """Return the launcher of a location: ``local:3?threads=2``, ``tracker:lab:9190?key=box``, …, else a YAML file.
 
-    ``further`` are fields that the location lacks, or has another value for.
+    ``further`` are further fields of the launcher; they override those of the location.
 
     All launchers whose machines a service lists accept the paths ``token_file``, ``tls_ca``, ``tls_certificate`` and
     ``tls_key``. Without a ``token_file`` the token is that of ``$TVM_SPLIT_TOKEN``.

@@ -18,11 +18,11 @@ SEARCH_SECONDS = 2.0
 
 
 class LabPage:
-    """The page of a deployment that somebody else runs. When it has ended, the next one is looked for.
+    """The page of a deployment that another process runs. When the deployment has ended, the next one is searched for.
 
     Args:
         ask: asks all workers of the lab.
-        deployment: letters or model of the deployment to show; None: the only one.
+        deployment: the deployment's name (letters, as ``tvm-split status`` shows them) or model; None for the only one.
     """
 
     def __init__(self, ask: Callable[[], Sequence[AskedMachine]], deployment: str | None) -> None:
@@ -71,7 +71,7 @@ class LabPage:
 
 
 def _waiting(answers: Sequence[AskedMachine], reason: str) -> Page:
-    """Return a page of workers alone."""
+    """Return a page without a deployment, which shows the workers and the ``reason`` why there is none."""
     machines = (
         ShownMachine(answer.name, answers=answer.worker is not None, **reported(answer.worker)) for answer in answers
     )

@@ -1,4 +1,4 @@
-"""The page of a running deployment: what is new is read when somebody looks, and not otherwise."""
+"""The page of a running deployment. New events are read only when a browser requests the page."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ DESCRIBE_SECONDS = 10.0
 
 
 class LivePage:
-    """The page of a deployment. Thread-safe; however many look, its machines are asked once in `REFRESH_SECONDS`.
+    """The page of a deployment. Thread-safe; for any number of viewers, machines are asked once per `REFRESH_SECONDS`.
 
     Args:
-        endpoints: the workers, to ask them what changes slowly; none if all is computed in this process.
+        endpoints: the workers, which are asked for their descriptions; empty if all stages run in this process.
         failure: returns why the deployment has failed; empty while it has not.
 
     Attributes:
@@ -136,7 +136,7 @@ class LivePage:
 
 
 def _shortened(seen: Observation) -> Observation:
-    """Return the latest rows of a machine, and what happened to the deployment."""
+    """Return a machine's observation with only its latest rows and all events of the deployment itself."""
     rows = seen.table()
     always = np.flatnonzero(np.isin(rows["track"], _of_deployment(seen.tracks)))
     latest = np.arange(max(len(rows) - WINDOW_ROWS, 0), len(rows))
@@ -144,7 +144,7 @@ def _shortened(seen: Observation) -> Observation:
 
 
 def _latest(trace: Trace) -> Trace:
-    """Return the time of a trace that is shown, the same for all machines, and what happened to the deployment."""
+    """Return the latest part of a trace, from the same time for all machines; events of the deployment all stay."""
     machines = [machine for machine in trace.machines.values() if len(machine.rows)]
     begin = max((int(machine.ends.max()) for machine in machines), default=0) - int(WINDOW_SECONDS * 1e9)
     begin = max([begin, *(int(one.ends[-WINDOW_ROWS]) for one in machines if len(one.rows) >= WINDOW_ROWS)])
@@ -161,7 +161,7 @@ def _of_deployment(tracks: Sequence[Track]) -> list[int]:
 
 
 def _failure_in(trace: Trace, links: bool) -> str:
-    """Return why a machine says that the deployment has failed, or with ``links`` that a link ended; empty if none."""
+    """Return the text of the first event of a failure, or with ``links`` of a link's end; empty if there is none."""
     details = [event.detail for event in trace.of_kind(DEPLOYMENT)]
     prefixes = (FAILURE, LINK_ENDED) if links else (FAILURE,)
     return next((detail for detail in details if detail.startswith(prefixes)), "")

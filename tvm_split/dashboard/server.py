@@ -26,8 +26,8 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 def page_server(listen: str, page: Callable[[], Page], *, insecure: bool = False) -> HttpServer:
     """Return a server of the page, until it is closed.
 
-    There is no token. So it listens on this host only, and off it with ``insecure``: whoever reaches it then learns the
-    names of models, machines and layers.
+    There is no token, so the server listens on this host only. With ``insecure`` it may listen elsewhere: everyone who
+    reaches it then learns the names of models, machines and layers.
 
     Raises:
         InputError: the address can be reached by other machines, without ``insecure``.
@@ -45,7 +45,7 @@ def page_server(listen: str, page: Callable[[], Page], *, insecure: bool = False
 
 
 def _application(page: Callable[[], Page], names: Sequence[str]) -> Callable[..., Iterable[bytes]]:
-    """Return the application of WSGI; ``names`` are those by which it may be called, any name if there is none."""
+    """Return the page's WSGI application; it refuses requests for a host not in ``names``, unless that is empty."""
 
     def values() -> bytes:
         return json.dumps(page().as_values(), allow_nan=False).encode()

@@ -40,9 +40,10 @@ answers; after a deployment has failed, or ended."""
 
 @dataclass(frozen=True)
 class Live:
-    """What is known of a deployment beside its events: its state with a ``reason``, and what its machines report.
+    """What is known of a deployment besides its events: its state, the reason for it, and its workers' descriptions.
 
-    ``gone`` are machines that do not answer. ``processor_cores`` has how many cores each machine's process keeps busy.
+    ``gone`` are machines that do not answer. ``processor_cores`` has the number of cores that each machine's worker
+    process keeps busy.
     """
 
     state: str = RECORDED
@@ -89,9 +90,9 @@ class Page:
     """All that the page shows. Times are in seconds; those of rates, bars and events are since the first event.
 
     ``limit`` and ``limiting`` are those of `TraceSummary`. ``period_seconds`` and ``latency_seconds`` have what was
-    predicted and measured. ``rates`` has points of time, and the results per second up to them. A row of ``bars`` is an
-    event: the number of its lane, kind, begin, duration, micro-batch, stage and peer. After ``refresh_seconds`` there
-    is something new; 0: never.
+    predicted and measured. ``rates`` has pairs of a time and the results per second since the time before. A row of
+    ``bars`` is an event: the number of its lane, kind, begin, duration, micro-batch, stage and peer. The page changes
+    every ``refresh_seconds``; never if this is 0.
     """
 
     model: str
@@ -134,7 +135,7 @@ def page_of(
     """Return the page of a trace.
 
     Args:
-        history: times of results, if more are known than the trace has.
+        history: begins and ends of results, nanoseconds, shape [results, 2]; None for those in the trace.
         noted: events that no machine recorded: nanoseconds in the trace's clock, and what happened.
         begin: the moment from which times are counted, in nanoseconds of the trace's clock; the first event's if None.
     """

@@ -37,7 +37,7 @@ ALLOWED_DIFFERENCE = 1e-5
 class Run:
     """The results of running the pipeline: scores, and the median seconds for one pass over the test set.
 
-    ``events`` are those of the last stream, as far as the workers still keep them, ``first_events`` those of the first
+    ``events`` are those of the last stream that the workers still keep, ``first_events`` those of the first
     micro-batches after the warm-up.
     """
 

@@ -127,7 +127,7 @@ def report_of(
 
 
 def _around(runs: Sequence[Window]) -> tuple[Window, ...]:
-    """One window around all runs: a single run is so short that the error of other machines' clocks would matter."""
+    """Return one window around all runs: other machines' clocks are too inexact for the window of a single run."""
     if not runs:
         return ()
     start, end = min(run.start for run in runs), max(run.end for run in runs)
@@ -227,9 +227,10 @@ def _machine_report(
 
 
 def _range(least: float | None, measured: float | None, spread: float) -> Comparison:
-    """The comparison of wire times with a range: from ``least``, the bytes alone, to a single transfer with latency.
+    """Return the comparison of wire times with a range from ``least`` (bytes / bandwidth) to ``least + spread``.
 
-    In a stream latencies overlap, unless the ends are busy with other work.
+    The upper end is a single transfer with its latency. In a stream latencies overlap, unless the ends are busy with
+    other work.
     """
     if least is None or not spread:
         return Comparison(least, measured)

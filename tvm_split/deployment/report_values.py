@@ -73,12 +73,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class MachineReport:
-    """The sum over a machine's stages, in seconds per micro-batch (medians over the ``micro_batches`` it computed).
+    """Seconds per micro-batch, summed over a machine's stages: medians over the ``micro_batches`` that it computed.
 
     ``shares`` has, for each of the ``stages``, the share of the micro-batches that this machine computes; below 1 for
     replicas. Seconds are averages per micro-batch of the whole stream: half of the time of one micro-batch on this
-    machine, if it computes every second one. ``compute`` is predicted as a range. Its upper end includes serialising,
-    which takes compute time unless the machine is idle meanwhile, and waiting for oversubscribed cores.
+    machine, if it computes every second one. ``compute`` is predicted as a range. Its upper end includes waiting for
+    oversubscribed cores, and serialising, which delays computing unless the machine is idle.
     """
 
     machine: str
@@ -157,7 +157,7 @@ def limit_of(period: Comparison, machines: Sequence[MachineReport], links: Seque
 def changed_links(period: Comparison, latency: Comparison, links: Sequence[LinkReport]) -> list[LinkReport]:
     """Return the links whose measured time differs from the prediction enough to matter.
 
-    A longer time does not matter unless the whole is slower: the ends then had time to wait.
+    A longer time matters only if the whole deployment is slower than predicted; otherwise the ends had time to wait.
     """
     return [link for link in links if _is_changed(link.seconds, period, latency)]
 
@@ -179,7 +179,7 @@ def _sums_of_links(
 
 
 def _scale(period: Comparison, latency: Comparison) -> float:
-    """Return the seconds to which differences are compared."""
+    """Return the longer of predicted and measured period (seconds), else the latency: the scale for differences."""
     return max(period.measured or 0.0, period.predicted or 0.0) or latency.measured or 0.0
 
 
@@ -192,7 +192,7 @@ def differs(comparison: Comparison, scale_seconds: float) -> bool:
 
 
 def is_long_enough(seconds: Comparison, scale_seconds: float) -> bool:
-    """Whether receiving or sending takes, by prediction or measurement, long enough to tell about the link."""
+    """Whether receiving or sending takes long enough, by prediction or measurement, to say something of the link."""
     longest = max(seconds.predicted or 0.0, seconds.measured or 0.0)
     return longest >= max(LEAST_WIRE_SECONDS, SMALLEST_SHARE_OF_PERIOD * scale_seconds)
 
@@ -227,7 +227,7 @@ def _of_the_whole(
 
 
 def _why_alone(latency: Comparison, machines: Sequence[MachineReport], links: Sequence[LinkReport]) -> str:
-    """Return the likely reason for a single run's time, from what machines and links took."""
+    """Return the likely reason why a single run's time differs from the prediction, from all machines and links."""
     in_stream = sum(machine.compute.measured or 0.0 for machine in machines)
     if (latency.measured or 0.0) < in_stream <= (latency.predicted or 0.0):
         return (

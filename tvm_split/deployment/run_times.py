@@ -59,7 +59,7 @@ class StreamEvents:
         self.fed(now())
 
     def fed(self, moment: int) -> None:
-        """Record that the last input was taken at ``moment`` (nanoseconds)."""
+        """Record that the stream's last input was taken at ``moment`` (nanoseconds of the monotonic clock)."""
         self._fed = moment
 
     def note(self, moment: int) -> None:
@@ -106,7 +106,7 @@ class RunTimes:
             self._runs.append(Window(start, now(), 1))
 
     def call(self, future: Future[Result]) -> Future[Result]:
-        """Record a background run when it has its result, and return its future."""
+        """Record a background run once ``future`` has a result; return the future. A run that fails is not recorded."""
         start = now()
 
         def ended(call: Future[Result]) -> None:

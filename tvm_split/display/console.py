@@ -27,7 +27,7 @@ def print_json(value: Any) -> None:
 
 
 def print_line(text: str) -> None:
-    """Print a sentence on stdout without markup, on a terminal wrapped to its width."""
+    """Print a sentence on stdout without markup; on a terminal it is wrapped to the width."""
     STDOUT.print(text, markup=False, highlight=False, soft_wrap=not STDOUT.is_terminal)
 
 

@@ -16,7 +16,7 @@ def performance(
 ) -> Table:
     """Return a table of period, latency and throughput, with the ratio of the second column to the first.
 
-    ``columns`` are (period, latency) in seconds by their headings; None or 0 is not known. Ratios of ``red`` rows are
+    ``columns`` maps headings to (period, latency) in seconds; None or 0 means unknown. Ratios of ``red`` rows are
     highlighted.
     """
     periods, latencies = zip(*columns.values(), strict=True)

@@ -44,7 +44,7 @@ def status_as_json(status: Status) -> dict[str, Any]:
 
 
 def _content(answer: AskedMachine) -> dict[str, Any]:
-    """Return a worker's answer as JSON values; a normal state such as tuning is a reason, not an error."""
+    """Return a worker's answer as JSON values; it has an ``error`` for faults, not for normal states such as tuning."""
     place = {"machine": answer.name, "address": answer.endpoint.address}
     worker = {} if answer.worker is None else {**asdict(answer.worker), "worker": answer.worker.machine}
     error = {"error": f"{answer.endpoint}: {answer.reason}"} if answer.is_fault else {}

@@ -55,7 +55,7 @@ def _machines(trace: Trace, summary: TraceSummary) -> Table:
 
 
 def _moments(trace: Trace) -> Iterator[tuple[TraceEvent, float]]:
-    """Yield what happened to the deployment after it opened, and when, in seconds since the first event."""
+    """Yield the events of the deployment itself after it opened, with the seconds since the trace's first event."""
     for event in trace.of_kind(DEPLOYMENT):
         if event.detail != OPENED:
             yield event, (event.start_nanoseconds - trace.begin) * 1e-9

@@ -55,7 +55,7 @@ class At(WithAccess, Launcher):
         return Cluster(tuple(on_every_machine(self._endpoints(), self._machine).values()), launcher=self)
 
     def ask(self, timeout_seconds: float = 5.0) -> Sequence[AskedMachine]:
-        """Ask the workers at the addresses; a worker that does not answer is called by its address."""
+        """Ask the workers at the addresses; a worker that does not answer has its address as its name."""
         answers = on_every_machine(self._endpoints(), lambda endpoint: ask_worker(endpoint, timeout_seconds))
         return [
             answer
@@ -83,16 +83,16 @@ class ListingLauncher(WithAccess, Launcher):
 
     @abstractmethod
     def list_machines(self, timeout_seconds: float) -> Sequence[AskedMachine]:
-        """Return what the service lists, with the threads that machines have there, or a reason not to ask a worker.
+        """Return the machines that the service lists, each with its listed threads or the reason why it cannot be used.
 
         Raises:
             WorkerUnavailableError, DeadlineError, ProtocolError: the service does not answer, or answers wrongly.
         """
 
     def cluster(self, place: str, advice: str) -> Cluster:
-        """Return the cluster of the machines to plan on, sorted by name, and the reasons for the others.
+        """Return the cluster of the usable machines, sorted by name; its ``left_out`` has the reasons for the others.
 
-        ``place`` begins the sentence of an error; ``advice`` says how to add a machine.
+        The message of an error begins with ``place``, the service; ``advice`` says how to add a machine.
 
         Raises:
             ClusterError: there is no machine, or two of them have the same name.
@@ -124,7 +124,7 @@ class ListingLauncher(WithAccess, Launcher):
 
 
 def _ask_listed(listed: AskedMachine, timeout_seconds: float) -> AskedMachine:
-    """Ask a listed machine's worker, which must have the listed name and, if it is listed, number of threads."""
+    """Return a listed machine with its worker's answer; a fault if its name or threads are not those listed."""
     name, threads = listed.name, listed.threads
     if listed.reason:
         return listed
@@ -143,7 +143,7 @@ def _ask_listed(listed: AskedMachine, timeout_seconds: float) -> AskedMachine:
 
 
 class ListedWorkers:
-    """Workers that a service lists. If one does not listen, all addresses are read from the service again."""
+    """Workers that a service lists. If one does not accept connections, `endpoints` reads all addresses again."""
 
     def __init__(self, launcher: Launcher, cluster: Cluster) -> None:
         self._launcher = launcher
@@ -224,7 +224,7 @@ class Tracker(ListingLauncher):
 
 
 def _newest(listed: Sequence[ListedServer]) -> list[ListedServer]:
-    """Keep the newest entry of each address: a tracker may still list the one from before a machine's restart."""
+    """Return the newest entry of each address, since a tracker may still list the one before a machine's restart."""
     by_age = sorted(listed, key=lambda server: server.registration.since if server.registration else 0.0)
     return list({server.address: server for server in by_age}.values())
 

@@ -27,7 +27,7 @@ Name = Annotated[str, AfterValidator(cleaned)]
 class AboutStage:
     """A stage on a machine, with the names of its layers; a replica or shard is one of its own.
 
-    ``kernels`` has the layers of each call of a kernel's function, by the function, in the order of the calls.
+    ``kernels`` maps each kernel's function to the layers of its calls, in the order of the calls.
     """
 
     name: Name
@@ -95,7 +95,10 @@ def _layers_by_function(kernels: Iterable[Kernel]) -> dict[str, tuple[str, ...]]
 
 
 def text_of(about: About) -> bytes:
-    """Return the JSON for the workers; if it would be too long, without kernels, names of layers, and all stages."""
+    """Return a deployment's description as JSON for its workers, with at most `MAXIMUM_ABOUT_BYTES`.
+
+    Until it fits, kernels are left out, then layers too, then all stages; if that does not help, the result is empty.
+    """
     coarse = replace(about, stages=tuple(replace(stage, kernels={}) for stage in about.stages))
     nameless = replace(about, stages=tuple(AboutStage(stage.name, stage.machine) for stage in about.stages))
     wanted = (about, coarse, nameless, replace(about, stages=()))
@@ -104,10 +107,12 @@ def text_of(about: About) -> bytes:
 
 
 def about_in(texts: Iterable[bytes]) -> About:
-    """Return what workers were told about a deployment: the first one's text that is valid; all got the same.
+    """Return the description in the first valid text; each worker of a deployment got the same text.
+
+    Return an empty description if all texts are empty.
 
     Raises:
-        ProtocolError: all texts are invalid; says what is wrong with the first one.
+        ProtocolError: no text is valid; says what is wrong with the first one.
     """
     errors = []
     for text in filter(None, texts):

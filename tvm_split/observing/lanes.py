@@ -8,7 +8,7 @@ COMPUTING = "compute"
 
 
 def lane_of(event: TraceEvent) -> str:
-    """Return the name of an event's lane: of the computing thread, or of a tensor's way over a link."""
+    """Return the name of an event's lane: the computing thread, or receiving or sending a tensor over a link."""
     if event.kind in (COMPUTE, WAIT, BLOCK):
         return COMPUTING
     ways = {RECEIVE: f"receive {event.tensor} from {event.peer}", SEND: f"send {event.tensor} to {event.peer}"}

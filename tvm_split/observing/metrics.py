@@ -22,7 +22,7 @@ UP = "tvm_split_machine_up"
 def deployment_metrics(
     model: str, name: str, machines: tuple[str, ...], observed: Observed, periods: Callable[[], dict[str, float | None]]
 ) -> Iterator[Metric]:
-    """Yield the metrics of a deployment at this moment; of one that has ended, only that its machines are gone.
+    """Yield the metrics of a deployment at this moment; once it has ended, all machines are reported as down.
 
     ``periods`` returns the seconds between two results of a stream: ``predicted`` and ``measured``, if they are known.
     """

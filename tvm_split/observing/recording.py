@@ -22,7 +22,7 @@ END_SECONDS = 30.0
 
 
 class Observed(Protocol):
-    """A deployment that can be observed, by its owner or by somebody else."""
+    """A deployment that can be observed, by its own client or by another process."""
 
     def observe(
         self, since: Mapping[str, int] | None = None, *, kernels: int = 0, refused: dict[str, str] | None = None
@@ -34,8 +34,8 @@ class Observed(Protocol):
 class Recording:
     """Reads the events of a deployment in the background, from `start` to `stop`; memory grows by 46 bytes an event.
 
-    A machine that no longer answers ends in the trace with its last reading. Of each stage's first ``kernels``
-    micro-batches, the kernels are recorded too.
+    The trace of a machine that no longer answers ends with the last events that were read. Of each stage's first
+    ``kernels`` micro-batches, the kernels are recorded too.
     """
 
     def __init__(self, model: str, observed: Observed, about: About = NOTHING_ABOUT, kernels: int = 0) -> None:
@@ -62,7 +62,7 @@ class Recording:
 
     @property
     def trace(self) -> Trace:
-        """What was read so far."""
+        """The trace of all events that were read so far."""
         with self._reading:
             seen = {machine: joined(parts) for machine, parts in self._parts.items()}
             return trace_of(self._model, seen, self._observed.clocks(), self._about)
@@ -72,7 +72,7 @@ class Recording:
             self._read()
 
     def _read(self) -> None:
-        """Read what is new; the end of the deployment is no error here, since those who run it get that error."""
+        """Read the new events; ignore that the deployment has ended, since those who run it get that error."""
         with self._reading:
             try:
                 known = {machine: parts[-1].newest for machine, parts in self._parts.items()}

@@ -63,8 +63,8 @@ class LinkSummary:
     """Transfers of one direction of a link; ``seconds`` is the time in which one was under way, at the slower end.
 
     ``micro_batches`` are those of the stream meanwhile, also if only some of them use the link. ``stalled_seconds`` is
-    the time in which the destination waits for the source, or that in which the source is blocked by the destination,
-    whichever is less: of a slow wire both are long, also if its tensors wait in buffers that no end sees.
+    the time in which the destination waits for the source, or in which it blocks the source, whichever is less. With a
+    slow wire both are long, also if tensors wait in buffers that neither end observes.
     """
 
     source: str
@@ -149,12 +149,15 @@ def _links(machines: Mapping[str, MachineTrace], whole: Spans) -> Iterable[LinkS
 
 
 def numbered(rows: Rows) -> int:
-    """Return how many micro-batches there are from the first to the last one of these events."""
+    """Return the number of micro-batches from the first to the last one of these events; 0 without events."""
     return int(rows["sequence"].max() - rows["sequence"].min()) + 1 if len(rows) else 0
 
 
 class Results(NamedTuple):
-    """Micro-batches that have results, by the end: their numbers, [results], and times, [results, 2] in nanoseconds."""
+    """Micro-batches that have results, in the order of their ends.
+
+    ``sequences`` are their numbers, shape [results]; ``spans`` their begins and ends in nanoseconds, [results, 2].
+    """
 
     sequences: np.ndarray[Any, np.dtype[np.int64]]
     spans: Spans
@@ -192,7 +195,7 @@ def _of_machines(machines: Sequence[MachineTrace]) -> Results:
 
 
 def _limit(machines: Iterable[MachineSummary], links: Iterable[LinkSummary]) -> tuple[str, tuple[str, ...]]:
-    """Return the sentence that says what limits, and its names."""
+    """Return a sentence that names the bottleneck, and the machine or the two ends of the link (empty if none)."""
     busy = [(part.compute_share, part.machine, "computes", (part.machine,)) for part in machines]
     ends = [(link, f"the link {link.source} → {link.destination}") for link in links]
     moving = [(link.share, name, "carries tensors", (link.source, link.destination)) for link, name in ends]
@@ -214,7 +217,7 @@ def _limit(machines: Iterable[MachineSummary], links: Iterable[LinkSummary]) -> 
 
 
 def _is_blocked(machines: Iterable[MachineSummary]) -> bool:
-    """Whether a machine has more micro-batches than the next one takes, so that the client feeds enough of them."""
+    """Whether any machine is often blocked by the next one, so that the client submits enough micro-batches."""
     return any(_share(part.block_seconds, part.wall_seconds) >= STALLED_SHARE / 2 for part in machines)
 
 

@@ -82,7 +82,7 @@ class MachineTrace:
 
 @dataclass(frozen=True, repr=False)
 class Trace(Shown):
-    """What ``machines``, and the client, did in a run of ``model``. Iterating yields `TraceEvent`, by their start."""
+    """What ``machines``, and the client, did in a run of ``model``. Iterating yields `TraceEvent` by start time."""
 
     model: str
     machines: Mapping[str, MachineTrace] = field(repr=False)
@@ -144,7 +144,8 @@ def trace_of(
 ) -> Trace:
     """Return the trace of what was observed, with all times in the reader's clock.
 
-    Where a tensor would arrive before it was sent, the clocks are moved as little as needed, and their errors grow.
+    Where a tensor would arrive before it was sent, clocks are moved as little as needed, and their errors are
+    increased.
     """
     machines = {}
     for name, observation in seen.items():
@@ -162,7 +163,7 @@ def trace_of(
 
 
 def joined(parts: Sequence[Observation]) -> Observation:
-    """Return observations of one machine, one after the other, as one."""
+    """Return consecutive observations of one machine as a single one."""
     return replace(parts[-1], rows=b"".join(part.rows for part in parts), lost=sum(part.lost for part in parts))
 
 
@@ -178,7 +179,7 @@ class Transfers:
 
 
 def transfers(machines: Mapping[str, MachineTrace]) -> Iterator[Transfers]:
-    """Yield what was transferred, by tensor and link; without transfers of which only one end was recorded."""
+    """Yield the transferred tensors by tensor and link, without transfers of which only one end was recorded."""
     for source, destination, tensor, sent, received in _pairs(machines):
         yield Transfers(source, destination, tensor, machines[source].rows[sent], machines[destination].rows[received])
 
@@ -187,7 +188,7 @@ Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _pairs(machines: Mapping[str, MachineTrace]) -> Iterator[tuple[str, str, str, Places, Places]]:
-    """Yield source, destination and tensor, and the places of the sends and their receives in the rows of both."""
+    """Yield source, destination, tensor, and the indices of sends and their receives in the rows of both machines."""
     for source, sender in machines.items():
         for number, track in enumerate(sender.tracks):
             receiver = machines.get(track.peer)
@@ -210,7 +211,10 @@ def _waits(machines: Mapping[str, MachineTrace]) -> Iterator[tuple[str, str, int
 
 
 def _with_possible_times(machines: dict[str, MachineTrace], exact: Sequence[str]) -> None:
-    """Move single events that still arrive before they are sent: a drift may differ from minute to minute."""
+    """Move, in place, each event that makes a tensor arrive before it is sent; machines in ``exact`` are not changed.
+
+    `shifts` moves whole clocks, but a clock's drift may differ from minute to minute.
+    """
     for source, destination, _, sent, received in _pairs(machines):
         lacking = machines[source].rows["start"][sent] - machines[destination].ends[received]
         late, name = lacking > 0, source if destination in exact else destination

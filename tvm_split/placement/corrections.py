@@ -72,8 +72,8 @@ def calibrated(profile: ClusterProfile, corrections: Corrections) -> ClusterProf
 def change_to(best: Timed, now: Timed, problem: Problem, threshold: float, *, keeps_demands: bool) -> Change:
     """Return whether to replace the current plan, with the values ``now``, by the ``best`` plan.
 
-    It is replaced if the gain exceeds ``threshold``, or if it breaks a demand (``keeps_demands`` is false). A
-    ``threshold`` above the noise of measurements prevents alternating between two plans of about equal value.
+    The current plan is replaced if the gain exceeds ``threshold``, or if it breaks a demand (``keeps_demands`` is
+    false). A ``threshold`` above the noise of measurements prevents alternating between two plans of about equal value.
     """
     gain = 1.0 - objective_seconds(problem.objective, best) / objective_seconds(problem.objective, now)
     changed = gain > threshold or not keeps_demands

@@ -167,7 +167,7 @@ class TargetCode:
     def build(self, digests: frozenset[str], blobs: BlobFolder) -> BlobSpec:
         """Return a library that has the kernels with these digests; build it unless the cache has one.
 
-        For a single kernel, a cached library of all kernels is returned too.
+        For a single kernel, it may also be the cached library of all kernels.
         """
         everything = self.distinct.keys() - self.untimeable
         for kernels in (digests, everything) if len(digests) == 1 else (digests,):

@@ -57,7 +57,7 @@ class Clock:
 
 
 class Records:
-    """The events of the first ``micro_batches`` micro-batches, recorded as machines do."""
+    """Records the events of the first ``micro_batches`` micro-batches in the form that machines use."""
 
     def __init__(self, clock: Clock, micro_batches: int) -> None:
         self._clock = clock
@@ -87,7 +87,7 @@ class Records:
 
 
 class Resting:
-    """A wake-up signal for a process that waits until there may be something to do."""
+    """A condition on which one process waits until `rouse` is called."""
 
     def __init__(self, environment: simpy.Environment) -> None:
         self._environment = environment
@@ -228,7 +228,7 @@ class Worker:
         return self.scheduler.starves(route.tensor.name, sequence)
 
     def lose(self, moment: float) -> None:
-        """Stop the machine at ``moment`` (seconds), which lies between the last event and the next one."""
+        """Stop the machine at ``moment`` (seconds), after all simulated events and before the next one."""
         if not self.is_lost:
             self._does(self._doing, moment)
             self.is_lost = True

@@ -38,7 +38,7 @@ class Processors:
         self._plans = 0
 
     def work(self, machine: str, seconds: float) -> simpy.Event:
-        """The event that occurs when the machine has done work that takes ``seconds`` without contention."""
+        """Return the event that occurs when the machine has done work that takes ``seconds`` without contention."""
         if machine not in self._oversubscribed:
             return self._environment.timeout(seconds)
         self._pass_time()

@@ -134,7 +134,7 @@ def simulate(
 
 
 def _alone(scenario: Scenario, what_if: WhatIf, runs: int) -> list[float]:
-    """Latencies of ``runs`` single micro-batches, without losses; only slowdowns since the beginning count."""
+    """Return the latencies of ``runs`` single micro-batches, without losses, with only the slowdowns from the start."""
     slowed = tuple(slowdown for slowdown in what_if.slowdowns if slowdown.since_seconds <= 0)
     chance = replace(what_if, slowdowns=slowed, losses=(), seed=what_if.seed + 1)
     run = _Run(scenario, chance, 1, 0, streamed=False)
@@ -256,7 +256,7 @@ class _Run:
             self._looks.append(self._now())
 
     def _now(self) -> tuple[float, dict[str, dict[str, float]]]:
-        """The time, and the seconds that each machine has spent until now, by activity."""
+        """Return the simulated time, and by machine and activity the seconds that the machine has spent until then."""
         return self._environment.now, {name: worker.spent() for name, worker in self.workers.items()}
 
     def _uses(self) -> tuple[MachineUse, ...]:

@@ -133,7 +133,7 @@ class Machine:
         return process if str(self.folder / "blobs").encode() in words else 0
 
     def _take_kit(self, incoming: Any) -> Path:
-        """Return the folder of the worker's kit: known by its digest, or received now instead of older ones."""
+        """Return the folder of the worker's kit; if it is missing, receive the kit now and remove older ones."""
         has_packages = all(installed(name) == version for name, version in self.request["needs"].items())
         kit = self.folder / f"{'own' if has_packages else 'kit'}-{self.request['digest']}"
         if kit.is_dir():
@@ -200,7 +200,7 @@ class Machine:
             say("line", text=self.last[-1])
 
     def _watch(self) -> None:
-        """Wait until the caller closes standard input, then end everything."""
+        """Wait until the caller closes standard input, then end this program, and the worker unless it is detached."""
         while os.read(0, 4096):
             pass
         self.leave()

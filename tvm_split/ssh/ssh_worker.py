@@ -47,10 +47,10 @@ _END = None
 
 
 class Kits:
-    """The kits of one `tvm-split up`: each is packed once for all machines of its kind. Thread-safe.
+    """The kits of one `tvm-split up`; each is packed once for all machines with the same platform. Thread-safe.
 
-    ``digest`` changes with this installation, since a worker must fit the client that deploys to it. ``needs`` are the
-    packages that a worker imports, with their versions here.
+    ``digest`` identifies the files and package versions of this installation, since worker and client must match.
+    ``needs`` are the packages that a worker imports, with their versions here.
     """
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class SshWorker(Closing):
         self._events.put(_END)
 
     def _next(self, seconds: float | None) -> dict[str, Any]:
-        """Return the next event other than a line, within ``seconds``; lines are passed to ``on_line``."""
+        """Return the next event within ``seconds``, except lines of the log, which are passed to ``on_line``."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             try:

@@ -74,7 +74,10 @@ def needed_versions() -> dict[str, str]:
 
 
 def installed_for(name: str, versions: str, platform: Platform) -> Distribution | None:
-    """Return a package installed here if its version fits ``versions`` (``==1.2.3``) and it runs on the platform."""
+    """Return an installed package whose version fits ``versions`` (``==1.2.3``) and whose files run on the platform.
+
+    Return None if there is none.
+    """
     try:
         installed = metadata.distribution(name)
     except metadata.PackageNotFoundError:

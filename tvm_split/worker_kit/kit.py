@@ -248,7 +248,7 @@ def is_needed(package: str, name: str, device: str) -> bool:
 
 
 def place_of(package: str, name: str) -> str:
-    """Return a file's path in the kit's ``packages``: as in a wheel, but CUDA's library where TVM's finds it."""
+    """Return a file's path in the kit's ``packages``: as in a wheel, but CUDA's library where TVM looks for it."""
     if package == "nvidia-cuda-runtime" and name.startswith("nvidia/"):
         return f"tvm/lib/{name.rpartition('/')[2]}"
     return name

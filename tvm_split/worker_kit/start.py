@@ -1,6 +1,6 @@
 """Start the worker of this kit: ``python FOLDER --listen HOST:PORT``, with a Python without installed packages.
 
-It is a kit's ``__main__.py``, so every Python from 3.7 on reads it, and names the one to take.
+This file becomes a kit's ``__main__.py``. It runs on any Python from 3.7 on, and says which Python the kit needs.
 """
 
 import json
