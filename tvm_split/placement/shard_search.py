@@ -76,8 +76,9 @@ def blocks_of(graph: LayerGraph, profile: ClusterProfile, forbidden: Mapping[str
         }
         blocks.append(Block(tuple(order[first:end]), seconds, float(sum(alive.get(end, [])))))
     while len(blocks) > MOST_BLOCKS:
-        shortest = min(range(len(blocks) - 1), key=lambda place: _least(blocks[place]) + _least(blocks[place + 1]))
-        blocks[shortest : shortest + 2] = [_merged(blocks[shortest], blocks[shortest + 1])]
+        pairs = [_merged(*pair) for pair in pairwise(blocks)]
+        shortest = min(range(len(pairs)), key=lambda place: _least(pairs[place]))
+        blocks[shortest : shortest + 2] = [pairs[shortest]]
     return tuple(blocks)
 
 
@@ -96,7 +97,7 @@ def _valleys(places: Sequence[int], heights: Sequence[int]) -> list[int]:
 
 
 def _least(block: Block) -> float:
-    return min(block.seconds.values(), default=0.0)
+    return min(block.seconds.values(), default=math.inf)  # no machine may have it
 
 
 def _merged(first: Block, second: Block) -> Block:
@@ -209,7 +210,7 @@ def cheapest(
         return best[state] + gathered + relayout_seconds(links, holder, whole_on(CLIENT), output_bytes)
 
     last = min((state for state in at[-1] if state.is_sharded), key=at_client, default=start)
-    return _stages_to(blocks, reached_by, last)
+    return _stages_to(blocks, reached_by, last) if math.isfinite(at_client(last)) else ()
 
 
 def relayout_seconds(links: Links, held: Layout, target: Layout, size: float) -> float:

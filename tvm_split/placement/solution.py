@@ -13,6 +13,9 @@ from tvm_split.placement.step_graph import StepGraph, lower
 STAGE_SECONDS = 1e-4
 """Seconds that one more stage must gain: about the time to hand over and wake up; fewer stages are easier to read."""
 
+ROUNDING = 1e-6
+"""Relative difference of two values that are equal, since sums in another order differ by less."""
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -81,18 +84,13 @@ class Solution:
         return tuple(dict.fromkeys(machine for stage in self.stages for machine in stage.machines))
 
     def bounded(self, lower_bound_seconds: float) -> Solution:
-        """Return the solution with a lower bound, which is at most its own value."""
-        return replace(self, lower_bound_seconds=min(lower_bound_seconds, self.value_seconds))
+        """Return the solution with a lower bound; 0, so none, if its own value refutes the bound.
 
-    def beside(self, best: Solution, what: str) -> Solution:
-        """Return this solution with the lower bound and alternatives of ``best``; ``best`` itself if they are equal.
-
-        ``what`` says what the stages are, such as "plan by hand"; the solution's ``method`` begins with it.
+        A smaller value within `ROUNDING` is only rounding, and then the bound is the value.
         """
-        if self.stages == best.stages:
-            return best
-        method = f"{what}; lower bound: {best.method}"
-        return replace(self.bounded(best.lower_bound_seconds), method=method, alternatives=best.alternatives)
+        value = self.value_seconds
+        bound = min(lower_bound_seconds, value) if lower_bound_seconds <= value * (1 + ROUNDING) else 0.0
+        return replace(self, lower_bound_seconds=bound)
 
 
 def solution_of(

@@ -1,6 +1,8 @@
 """Strategies that search for a plan: built in, or from entry points `tvm_split.strategies`."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar
 
@@ -58,12 +60,18 @@ def solve_by(strategy: str, problem: Problem, time_limit_seconds: float) -> Solu
     if broken:
         raise PlanError(f"the plan of strategy {strategy!r} cannot be used: {'; '.join(broken)}")
     method = solution.method or f"found by strategy {strategy!r}"
-    alternatives = (
-        replace(solution_of(problem, other.stages), name=other.name, why=other.why) for other in solution.alternatives
-    )
     return replace(
         checked.bounded(solution.lower_bound_seconds),
         method=method,
         why_no_more_machines=solution.why_no_more_machines,
-        alternatives=tuple(other for other in alternatives if not violations(problem, other.stages, other.evaluation)),
+        alternatives=tuple(_usable(problem, solution.alternatives)),
     )
+
+
+def _usable(problem: Problem, alternatives: Iterable[Solution]) -> Iterator[Solution]:
+    """Yield the alternatives that are plans for the problem and keep to its demands, evaluated."""
+    for other in alternatives:
+        with suppress(PlanError):
+            checked = solution_of(problem, other.stages)
+            if not violations(problem, checked.stages, checked.evaluation):
+                yield replace(checked, name=other.name, why=other.why)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from tvm_split.placement.evaluate import keeps_demands
 from tvm_split.placement.problem import Problem
 from tvm_split.placement.solution import Solution
-from tvm_split.units import names_of, seconds_text
+from tvm_split.units import count_text, names_of, seconds_text
 
 RELAXATION = "the relaxation in which pieces may be split, without communication"
 """The problem that gives the lower bound if layers may be sharded."""
@@ -46,23 +46,44 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
     seconds, count = solution.value_seconds, _machine_count(solution)
     gain, margin = chosen.value_seconds / seconds - 1 if seconds > 0 else 0.0, _margin(solution, chosen)
     latencies = " instead of ".join(seconds_text(plan.latency_seconds) for plan in (solution, chosen))
-    rejected = replace(solution, name=MORE_MACHINES, why=f"gains {gain:.1%} with {count} machines", alternatives=())
-    others = (replace(other, why=_slower(other, chosen)) for other in solution.alternatives if other is not chosen)
+    rejected = replace(solution, name=MORE_MACHINES, why=_compared(solution, chosen), alternatives=())
+    others = (replace(other, why=_compared(other, chosen)) for other in solution.alternatives if other is not chosen)
     return replace(
         chosen.bounded(solution.lower_bound_seconds),
-        method=f"fewer machines preferred to the plan on more, which is {solution.method}",
-        why_no_more_machines=f"{count} machines would gain {gain:.1%}, and {margin:.1%} is asked of them; "
-        f"their latency is {latencies}",
+        method=f"fewer machines preferred; of the plan on more: {solution.method}",
+        why_no_more_machines=f"{count} machines would gain {gain:.1%}, and {margin:.1%} is asked of them, since their "
+        f"latency is {latencies}",
         alternatives=(rejected, *others),
         name="",
         why="",
     )
 
 
-def _slower(other: Solution, chosen: Solution) -> str:
+def _compared(other: Solution, chosen: Solution) -> str:
+    """Return how another plan compares with the chosen one, and what limits it."""
     kind = "period" if chosen.objective == "throughput" else "latency"
-    limits = f", limited by {other.evaluation.limiting}" if kind == "period" else ""
-    return f"has a {kind} of {seconds_text(other.value_seconds)}, this one {seconds_text(chosen.value_seconds)}{limits}"
+    text = f"has a {kind} of {seconds_text(other.value_seconds)}, this one {seconds_text(chosen.value_seconds)}"
+    if other.value_seconds < chosen.value_seconds:
+        gain = chosen.value_seconds / other.value_seconds - 1 if other.value_seconds > 0 else math.inf
+        return f"{text}: gains {gain:.1%} with {count_text(_machine_count(other), 'machine')}"
+    return f"{text}, limited by {other.evaluation.limiting}" if kind == "period" else text
+
+
+def beside(solution: Solution, best: Solution, what: str) -> Solution:
+    """Return a solution that was not searched, with the best one's lower bound, and the best one as an alternative.
+
+    ``what`` says what the solution is.
+    """
+    if solution.stages == best.stages:
+        return best
+    others = (replace(best, name="the best plan found", alternatives=()), *best.alternatives)
+    return replace(
+        solution.bounded(best.lower_bound_seconds),
+        method=f"{what}; lower bound: {best.method}",
+        alternatives=tuple(
+            replace(other, why=_compared(other, solution)) for other in others if other.stages != solution.stages
+        ),
+    )
 
 
 def _margin(solution: Solution, alternative: Solution) -> float:

@@ -11,7 +11,7 @@ from functools import cached_property
 from rpc_runtime.client.worker_client import WorkerDescription
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.machine_targets import resolve_targets
-from tvm_split.errors import PlanError
+from tvm_split.errors import NoPlanError
 from tvm_split.model import Model
 from tvm_split.placement.estimate import estimated_profile
 from tvm_split.placement.evaluate import keeps_demands
@@ -23,7 +23,7 @@ from tvm_split.placement.request import PlanRequest
 from tvm_split.placement.search.bounds import division_bound
 from tvm_split.placement.solution import Solution, solution_of
 from tvm_split.placement.strategy import solve_by
-from tvm_split.planning.choose import RELAXATION, cannot_gain, choose, with_fewest_machines
+from tvm_split.planning.choose import RELAXATION, beside, cannot_gain, choose, with_fewest_machines
 from tvm_split.planning.problem_from_profile import (
     in_layers,
     model_problem,
@@ -111,7 +111,7 @@ class Planner:
         try:
             share = WHOLE_LAYERS_SHARE if may_shard and request.objective == "latency" else 1.0
             whole = self.best_of_whole_layers(share)
-        except PlanError as error:
+        except NoPlanError as error:
             if not may_shard:
                 raise
             refusal = error
@@ -144,7 +144,7 @@ class Planner:
         """Return the solution of a plan by hand, with the lower bound of the best plan of whole layers, if any."""
         try:
             best = self.best_of_whole_layers()
-        except PlanError:  # no plan of whole layers fits the machines, so none gives a bound
+        except NoPlanError:  # no plan of whole layers fits the machines, so none gives a bound
             best = None
         return self.of_stages(stages, best, "plan by hand")
 
@@ -167,7 +167,7 @@ class Planner:
             solution, bound = self.sharding.of_stages(stages), division_bound(self.problem)
             bound = min(bound, math.inf if best is None else best.lower_bound_seconds)
             return replace(solution.bounded(bound), method=f"{what}; lower bound: {RELAXATION}")
-        return replace(self._in_layers(solution_of(self.problem, pieces)).beside(best, what), stages=stages)
+        return replace(beside(self._in_layers(solution_of(self.problem, pieces)), best, what), stages=stages)
 
     def plan_of(self, stages: tuple[Stage, ...], origin: str = "") -> Plan:
         """Return the plan of these stages of layers, with the targets of their machines."""

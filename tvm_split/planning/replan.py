@@ -65,7 +65,8 @@ def replan(
     request = PlanRequest.of(request or current.request.searched(refresh=False), fields)
     request.require_default("another plan is searched for; for a split by hand, call tvm_split.plan", SPLITTING)
     request.require_default("new measurements need no correction; use tvm_split.plan", ["refresh"])
-    request = replace(request, precision=current.precision)
+    several = request.stages is not None and request.stages > len(cluster.machines)  # of which no search has plans
+    request = replace(request, precision=current.precision, stages=None if several else request.stages)
     require_strategy(request.strategy)
     with cluster.start() as workers:
         described = described or reached_workers(workers, request)

@@ -21,6 +21,7 @@ from tvm_split.placement.profile import (
 from tvm_split.placement.request import PlanRequest
 from tvm_split.placement.search import solve
 from tvm_split.placement.solution import Solution, solution_of
+from tvm_split.planning.choose import beside
 from tvm_split.planning.problem_from_profile import in_layers, model_problem, stages_of_layers
 
 A, B, C = "machine-a", "machine-b", "machine-c"
@@ -91,7 +92,7 @@ def predicted(
 ) -> Prediction:
     """The prediction of the best solution, or of stages of pieces beside it."""
     best = best or solve(problem)
-    solution = best if stages is None else solution_of(problem, stages).beside(best, "plan by hand")
+    solution = best if stages is None else beside(solution_of(problem, stages), best, "plan by hand")
     return predict(problem, in_layers(graph_of(profile), profile, problem, solution), profile, coded)
 
 

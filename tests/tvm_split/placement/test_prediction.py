@@ -78,6 +78,9 @@ def test_another_plan_is_held_against_the_best_bound():
     assert prediction.period_seconds == pytest.approx(0.007)
     assert prediction.gap == pytest.approx(1 - 0.005 / 0.007)
     assert prediction.method.startswith("plan by hand")
+    best, *_ = prediction.alternatives
+    assert best.period_seconds == pytest.approx(0.005)
+    assert "this one 7 ms: gains 40" in best.why
     assert prediction.why_no_more_machines == ""
 
 

@@ -100,6 +100,13 @@ def test_without_a_plan_of_whole_layers_a_sharded_one_is_chosen() -> None:
     assert choose(None, [sharded(0.03), sharded(0.02)], 0.01).value_seconds == pytest.approx(0.02)
 
 
+def test_a_bound_that_a_plan_refutes_is_no_bound() -> None:
+    measured = sharded(0.02)
+    assert measured.bounded(0.015).lower_bound_seconds == 0.015
+    assert measured.bounded(0.02 * (1 + 1e-9)).lower_bound_seconds == measured.value_seconds
+    assert measured.bounded(0.03).lower_bound_seconds == 0
+
+
 def test_each_hand_over_counts() -> None:
     """Two steps on each machine, with an exchange in between, take as long as one but for the hand-over."""
     steps = [step(f"{machine}{number}", machine, 0.0055) for number in (0, 1) for machine in (A, B)]
