@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -32,7 +31,6 @@ from tvm_split.frontends.names import scopes_of_keras
 def test_answers_are_those_of_tensorflow(
     build: Callable[[], Any], first: str, second: str, three_workers: tvm_split.Cluster, tmp_path: Path
 ) -> None:
-    keras.utils.set_random_seed(0)
     network = with_random_statistics(build())
     network.export(tmp_path / "saved", verbose=False)
     (x,) = random_inputs(network, batch=2)

@@ -38,7 +38,6 @@ def several() -> Any:
 
 def prepared(build: Callable[[], Any]) -> tuple[Any, list[np.ndarray]]:
     """A network with statistics of its own, and inputs for it."""
-    keras.utils.set_random_seed(0)
     network = with_random_statistics(build())
     return network, random_inputs(network, batch=2)
 

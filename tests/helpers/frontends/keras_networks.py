@@ -53,4 +53,4 @@ def assert_same(outputs: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -
     assert len(outputs) == len(expected)
     for actual, right in zip(outputs, expected, strict=True):
         assert actual.shape == right.shape
-        assert np.abs(actual - right).max() < LIMIT * np.ptp(right)
+        assert np.abs(actual - right).max() <= LIMIT * np.ptp(right)
