@@ -14,7 +14,7 @@ STAGE_SECONDS = 1e-4
 """Seconds that one more stage must gain: about the time to hand over and wake up; fewer stages are easier to read."""
 
 ROUNDING = 1e-6
-"""Relative difference of two values that are equal, since sums in another order differ by less."""
+"""Relative excess of a lower bound over a value that refutes nothing: solvers of linear programs are no more exact."""
 
 
 @dataclass(frozen=True)

@@ -136,10 +136,6 @@ class Planner:
     def _in_layers(self, solution: Solution) -> Solution:
         return in_layers(self.model.graph, self.profile, self.problem, solution)
 
-    def in_pieces(self, stages: Sequence[Stage]) -> tuple[Stage, ...] | None:
-        """Return stages as stages of pieces; None if one ends inside a piece, or they are not `whole_layers`."""
-        return stages_of_pieces(self.profile, stages) if whole_layers(stages) else None
-
     def by_hand(self, stages: tuple[Stage, ...]) -> Solution:
         """Return the solution of a plan by hand, with the lower bound of the best plan of whole layers, if any."""
         try:
@@ -150,7 +146,7 @@ class Planner:
 
     def keeps_demands(self, solution: Solution) -> bool:
         """Whether a solution of layers keeps to pins, counts and limits; sharded layers must fit the memory too."""
-        pieces = self.in_pieces(solution.stages)
+        pieces = stages_of_pieces(self.profile, solution.stages)
         return (
             self.sharding.keeps_demands(solution) if pieces is None else keeps_demands(self.problem, pieces, solution)
         )
@@ -162,7 +158,7 @@ class Planner:
             best: the best plan of whole layers, whose lower bound is used; None if there is none.
             what: what the stages are, such as "plan by hand"; the solution's ``method`` begins with it.
         """
-        pieces = self.in_pieces(stages)
+        pieces = stages_of_pieces(self.profile, stages)
         if pieces is None or best is None:
             solution, bound = self.sharding.of_stages(stages), division_bound(self.problem)
             bound = min(bound, math.inf if best is None else best.lower_bound_seconds)
@@ -178,9 +174,3 @@ class Planner:
             if machine.name in targets
         )
         return Plan(self.model.name, self.request.objective, origin, machines, stages)
-
-
-def whole_layers(stages: Sequence[Stage]) -> bool:
-    """Return whether no stage is sharded and no machine has two stages."""
-    machines = [machine for stage in stages for machine in stage.machines]
-    return len(set(machines)) == len(machines) and not any(stage.sharding for stage in stages)

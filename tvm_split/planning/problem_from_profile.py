@@ -150,12 +150,18 @@ def in_layers(graph: LayerGraph, profile: ClusterProfile, problem: Problem, solu
     )
 
 
-def stages_of_pieces(profile: ClusterProfile, stages: Sequence[Stage]) -> tuple[Stage, ...] | None:
-    """A plan's stages as stages of pieces; None if a stage ends inside a piece, or if a stage is sharded.
+def whole_layers(stages: Sequence[Stage]) -> bool:
+    """Return whether no stage is sharded and no machine has two stages."""
+    machines = [machine for stage in stages for machine in stage.machines]
+    return len(set(machines)) == len(machines) and not any(stage.sharding for stage in stages)
 
-    In both cases parts of a piece are computed, and these were not measured.
+
+def stages_of_pieces(profile: ClusterProfile, stages: Sequence[Stage]) -> tuple[Stage, ...] | None:
+    """A plan's stages as stages of pieces; None if a stage ends inside a piece, or if they are not `whole_layers`.
+
+    Then the measured seconds of pieces say nothing about them.
     """
-    if any(stage.sharding for stage in stages):
+    if not whole_layers(stages):
         return None
     stage_of = {layer: index for index, stage in enumerate(stages) for layer in stage.layers}
     pieces: list[list[str]] = [[] for _ in stages]

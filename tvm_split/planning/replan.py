@@ -21,8 +21,8 @@ from tvm_split.placement.request import SPLITTING, PlanRequest
 from tvm_split.placement.solution import Solution
 from tvm_split.placement.strategy import require_strategy
 from tvm_split.planning.plan import finished
-from tvm_split.planning.planner import Planner, whole_layers
-from tvm_split.planning.problem_from_profile import require_known_pins
+from tvm_split.planning.planner import Planner
+from tvm_split.planning.problem_from_profile import require_known_pins, stages_of_pieces, whole_layers
 from tvm_split.progress import StepProgress, says_progress
 from tvm_split.reached_workers import reached_workers
 
@@ -93,7 +93,7 @@ def replan(
 def _better(planner: Planner, current: tuple[Stage, ...], threshold: float) -> tuple[Solution, Change]:
     """Return the best solution if it should replace the current stages, else the current one; and the change."""
     if whole_layers(current):
-        if planner.in_pieces(current) is None:
+        if stages_of_pieces(planner.profile, current) is None:
             raise PlanError(
                 "the plan cuts through layers that run in one kernel, so what was measured of it says nothing "
                 "about other cuts; make a new plan"
