@@ -14,6 +14,7 @@ from typing import Any
 from tvm import relax
 
 from relay_passes.bound_indices import BoundIndices
+from relay_passes.content_names import ContentNames
 from relay_passes.fold_affine import FoldAffine
 from relay_passes.fold_constants import FoldConstants
 from relay_passes.fold_padding import FoldPadding
@@ -60,5 +61,5 @@ def stage_phases(
         # The unique names map each kernel to the layers it came from (`relay_passes.kernel_sources`).
         "group": (transform.FuseOps(), UniqueNames()),
         "fuse": (transform.FuseTIR(), transform.DeadCodeElimination(["main"])),
-        "schedule": (schedule,),
+        "schedule": (schedule, ContentNames()),
     }

@@ -25,9 +25,10 @@ from schedules.tuning import FixedKernel, KernelResult, TunableKernel, TuningPro
 from tvm_split.arguments import ClusterLike, ModelLike, as_cluster, as_model
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.cuda_code import tuning_needs
+from tvm_split.compiler.linking import link_command
 from tvm_split.compiler.precision import in_precision
 from tvm_split.compiler.sharding import partition
-from tvm_split.compiler.stage import StageCompiler, link_command
+from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import runs_here, tvm_target
 from tvm_split.compiler.tuning_folder import usable_folder
 from tvm_split.errors import TuningError, TuningUseError

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 SETTING = f"${CACHE_VARIABLE}"
 _warned: set[Path] = set()
-"""Folders for which a `CacheWarning` was shown, so that each causes one warning and not one for every result."""
+"""Caches for which a `CacheWarning` was shown, so that each causes one warning and not one for every result."""
 MOST_KEPT = 500
 """The most results in the cache; a result of a large network has some hundred kilobytes."""
 
@@ -68,7 +68,7 @@ def recall(key: str, blobs: BlobFolder | None = None) -> Any:
     """Return the JSON value kept under a key, and copy its blobs to ``blobs``; None if it, or a blob, is missing."""
     try:
         with contextlib.closing(_store()) as store:
-            kept = json.loads(_checked((default_folder() / key).read_bytes()))
+            kept = json.loads(content_in(default_folder() / key))
             if blobs is not None:
                 for blob in kept["blobs"]:
                     blobs.add(bytes(store.read(BlobSpec(**blob))))
@@ -81,31 +81,47 @@ def recall(key: str, blobs: BlobFolder | None = None) -> Any:
 def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyType({})) -> None:
     """Store a JSON value and blobs, with their files, under a key; a `CacheWarning` says why they cannot be stored."""
     text = json.dumps({"content": content, "blobs": [asdict(blob) for blob in blobs]}).encode()
-    try:
-        with contextlib.closing(_store()) as store:
-            for blob in store.pin(key, tuple(blobs)):
-                store.write(blob, [blobs[blob].read_bytes()])
-        paths = sorted(default_folder().glob("[!.]*"), key=lambda path: path.stat().st_mtime)  # others: being written
-        for path in paths[:-MOST_KEPT]:
+    with _warning(default_folder()), contextlib.closing(_store()) as store:
+        for blob in store.pin(key, tuple(blobs)):
+            store.write(blob, [blobs[blob].read_bytes()])
+        keep_contents(default_folder(), {key: text}, MOST_KEPT)
+
+
+def content_in(path: Path) -> bytes:
+    """Return what `keep_contents` wrote to a file; raise an OSError, or a ValueError if the file was changed."""
+    digest, _, content = path.read_bytes().partition(b"\n")
+    if hashlib.sha256(content).hexdigest().encode() != digest:
+        raise ValueError("it was changed")
+    return content
+
+
+def keep_contents(folder: Path, contents: Mapping[str, bytes], most: int) -> None:
+    """Write one file per content, by name; of all files in ``folder`` the newest ``most`` stay.
+
+    A `CacheWarning` says why they cannot be written.
+    """
+    with _warning(folder):
+        private_folder(folder)
+        for name, content in contents.items():
+            with replacing(folder / name) as file:
+                file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+        paths = sorted(folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime)  # others: being written
+        for path in paths[:-most]:
             path.unlink(missing_ok=True)
-        with replacing(default_folder() / key) as file:
-            file.write(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+
+
+@contextlib.contextmanager
+def _warning(folder: Path) -> Iterator[None]:
+    """Turn an error of the body into a `CacheWarning`, one for each cache."""
+    try:
+        yield
     except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
-        folder = default_folder()
-        if folder not in _warned:
-            _warned.add(folder)
+        if folder.parent not in _warned:
+            _warned.add(folder.parent)
             reason = f"{folder} {reason_and_remedy(error, SETTING)}" if isinstance(error, OSError) else str(error)
             warnings.warn(
                 f"compiled code is not kept, and will be compiled again: {reason}", CacheWarning, stacklevel=1
             )
-
-
-def _checked(content: bytes) -> bytes:
-    """Return the content after the digest in the first line; raise a ValueError if the digest does not match."""
-    digest, _, text = content.partition(b"\n")
-    if hashlib.sha256(text).hexdigest().encode() != digest:
-        raise ValueError("it was changed")
-    return text
 
 
 def _store() -> BlobStore:

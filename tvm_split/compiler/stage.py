@@ -1,15 +1,8 @@
 """Compile the pure function of a stage into a shared library and prepacked weights, and list its kernels."""
 
-import importlib.util
-import os
-import resource
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,25 +10,23 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 from tvm.s_tir.analysis import estimate_tir_flops
-from tvm.support.cc import get_cc
 
 import schedules
 from relay_passes.costs import calls, size_bytes, tensors_in
+from relay_passes.extern_kernels import with_extern_kernels
 from relay_passes.ir import bindings_of, main_function, operator_name
 from relay_passes.kernel_sources import kernel_sources
 from relay_passes.lift_weights import lift_weights
 from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from relay_passes.pipeline import stage_phases
+from schedules.traits import is_cpu
 from tvm_split.compiler.cuda_code import machine_code
-from tvm_split.compiler.targets import cpu_part, tvm_target
+from tvm_split.compiler.kernel_objects import kernel_objects
+from tvm_split.compiler.linking import linker
+from tvm_split.compiler.targets import tvm_target
 from tvm_split.errors import CompileError, last_line
 from tvm_split.progress import show_part
-from tvm_split.units import bytes_text, count_text
-
-LARGEST_OBJECT_BYTES = 64 * 1024 * 1024
-"""The file size that a compilation may need: several times the largest object file of a stage, without weights."""
-BUILT_TOGETHER = 8
-"""The number of kernels per module; 63 kernels take 1.1 times as long to build one by one as all together."""
+from tvm_split.units import count_text
 
 
 class StageCompiler:
@@ -76,33 +67,24 @@ class StageCompiler:
 
         ``name`` is for errors.
         """
-        with self._compiling(name):
+        with self._compiling(name), linker(self._target, library, name) as link:
             lifted, weights = lift_weights(scheduled)
-            show_part(f"building {count_text(len(lifted.get_global_vars()) - 1, 'kernel')}", 1, 2)
-            self._export(code_of(lifted, self._built_for), library, name)
+            if is_cpu(self._built_for):
+                libraries = link.static_libraries(kernel_objects(_kernels_in(lifted), self._target))
+                link.export(relax.build(with_extern_kernels(lifted, libraries), self._built_for))
+            else:
+                show_part(f"building {count_text(len(_kernels_in(lifted)), 'kernel')}", 1, 2)
+                link.export(code_of(lifted, self._built_for))
         return weights
 
-    def build_kernels(self, functions: Mapping[str, tirx.PrimFunc], library: Path, name: str) -> None:
-        """Compile scheduled kernels into a library that exports each under its key; ``name`` is for errors."""
-        named = {symbol: function.with_attr("global_symbol", symbol) for symbol, function in functions.items()}
-        with self._compiling(name):
-            modules = self._built(named)
-            for module in modules[1:]:
-                modules[0].import_module(module)
-            self._export(modules[0], library, name, len(modules))
-
-    def _built(self, functions: Mapping[str, tirx.PrimFunc]) -> list[Any]:
-        """Return compiled modules of `BUILT_TOGETHER` kernels each, and show the progress after each module.
-
-        GPU kernels are one module, as their library has one file of device code.
-        """
-        symbols, modules = list(functions), []
-        size = BUILT_TOGETHER if self._built_for.kind.name == "llvm" else len(symbols)
-        for first in range(0, len(symbols), size):
-            show_part(f"{first} of {len(symbols)} kernels built", len(symbols) + first, 2 * len(symbols))
-            group = {symbol: functions[symbol] for symbol in symbols[first : first + size]}
-            modules.append(tvm.tirx.build(tvm.IRModule(group), self._built_for))
-        return modules
+    def build_kernels(self, kernels: Mapping[str, tirx.PrimFunc], library: Path, name: str) -> None:
+        """Compile scheduled kernels into a library that exports each under its name; ``name`` is for errors."""
+        with self._compiling(name), linker(self._target, library, name) as link:
+            if is_cpu(self._built_for):
+                link.link(kernel_objects(kernels, self._target))
+            else:
+                named = {symbol: function.with_attr("global_symbol", symbol) for symbol, function in kernels.items()}
+                link.export(tvm.tirx.build(tvm.IRModule(named), self._built_for))
 
     @contextmanager
     def _compiling(self, name: str) -> Iterator[None]:
@@ -115,49 +97,15 @@ class StageCompiler:
         except Exception as error:
             raise CompileError(f"{name} cannot be compiled for {dict(self._target)}: {last_line(error)}") from error
 
-    def _export(self, module: Any, library: Path, name: str, modules: int = 1) -> None:
-        """Link a library. Temporary files lie in its folder, so they are removed with it even after a crash.
 
-        ``modules`` is the number of modules of machine code.
-        """
-        command = link_command(self._target, name) or [get_cc()]
-
-        def link(output: str, objects: Sequence[str], options: Sequence[str] = ()) -> None:
-            arguments = [*command, "-shared", "-fPIC", "-o", output, *objects, *options]
-            result = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603
-            if result.returncode != 0:
-                reason = "; ".join(result.stderr.split("\n")).strip("; ")
-                raise CompileError(f"linking {name} in {library.parent} with {command[0]} failed: {reason}")
-
-        _require_large_files(name)
-        with _objects_in_memory(library.parent, modules) as objects:
-            module.export_library(str(library), fcompile=link, workspace_dir=objects)
+def _kernels_in(module: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
+    functions = {variable.name_hint: function for variable, function in module.functions_items()}
+    return {name: function for name, function in functions.items() if isinstance(function, tirx.PrimFunc)}
 
 
 def _show_scheduled(done: int, kernels: int) -> None:
     # Building, which TVM does without calling back, takes the other half of the time.
     show_part(f"{done} of {kernels} kernels scheduled", done, 2 * kernels)
-
-
-def _require_large_files(name: str) -> None:
-    """Raise a `CompileError` if the limit on file sizes, also in memory, is below `LARGEST_OBJECT_BYTES`."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit != resource.RLIM_INFINITY and limit < LARGEST_OBJECT_BYTES:
-        raise CompileError(
-            f"{name} cannot be compiled where files are limited to {bytes_text(limit)}, since object files may have "
-            f"{bytes_text(LARGEST_OBJECT_BYTES)}: raise the limit (ulimit -f)"
-        )
-
-
-@contextmanager
-def _objects_in_memory(parent: Path, modules: int) -> Iterator[str]:
-    """Yield a folder in which TVM's object files link to memory: LLVM ends the process if a disk is full."""
-    with tempfile.TemporaryDirectory(dir=parent) as folder, ExitStack() as files:
-        for name in (*(f"lib{number}.o" for number in range(modules)), "devc.o"):
-            descriptor = os.memfd_create(name)
-            files.callback(os.close, descriptor)
-            (Path(folder) / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
-        yield folder
 
 
 def code_of(module: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
@@ -168,34 +116,6 @@ def code_of(module: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutab
     """
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
         return relax.build(module, target)
-
-
-def link_command(target: Mapping[str, Any], purpose: str) -> list[str] | None:
-    """Return the command that links for a target's architecture; None for this host's own architecture.
-
-    Raises:
-        CompileError: this host has no linker for the architecture.
-    """
-    architecture = str(cpu_part(target).get("mtriple", "")).partition("-")[0]
-    if architecture in ("", str(tvm.target.codegen.llvm_get_system_triple()).partition("-")[0]):
-        return None
-    command = _cross_linker(architecture)
-    if command is None:
-        raise CompileError(
-            f"{purpose} is for {architecture}, and no linker for it is here; install the extra tvm-split[cross], or "
-            f"a compiler named {architecture}-linux-gnu-gcc"
-        )
-    return command
-
-
-def _cross_linker(architecture: str) -> list[str] | None:
-    """Return a command that links for Linux on another architecture: a cross gcc, or zig from the extra ``cross``."""
-    compiler = shutil.which(f"{architecture}-linux-gnu-gcc")
-    if compiler is not None:
-        return [compiler]
-    if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc", "-target", f"{architecture}-linux-gnu"]
-    return None
 
 
 SLOW_RULES = ("fallback", "none")
@@ -242,6 +162,7 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
         if operator_name(binding.value) == "relax.call_tir"
     }
     functions = {name: str(call.args[0].name_hint) for name, call in kernel_calls.items()}
+    fused = {binding.var.name: binding.value for binding in bindings_of(main_function(phases["fuse"]))}
     computed_by: dict[str, list[str]] = {}
     for name in kernel_calls:
         for variable in sources.get(name, ()):
@@ -251,7 +172,9 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
         # Padding and changes of layout map to their layer's variable too; its operations belong to one kernel.
         if len(names) == 1:
             return names[0]
-        return max(names, key=lambda name: estimate_tir_flops(tvm.IRModule({"main": phases["fuse"][functions[name]]})))
+        return max(
+            names, key=lambda name: estimate_tir_flops(tvm.IRModule({"main": phases["fuse"][fused[name].args[0]]}))
+        )
 
     works_of: defaultdict[str, float] = defaultdict(float)
     for variable, names in computed_by.items():

@@ -1,6 +1,5 @@
 """Kernels to be timed on the machines of one target: those of a whole model or of some stages."""
 
-import hashlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
@@ -18,7 +17,6 @@ from relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES
 from rpc_runtime.program.measurements import TimedKernel
 from rpc_runtime.program.specs import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
-from schedules.blocks import without_symbol
 from schedules.tuning import TuningDatabase
 from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.build_cache import keep, key_of, recall
@@ -39,15 +37,18 @@ class KernelCall:
     """One call of a kernel in a scheduled stage.
 
     ``timed`` has its operands and results. ``weights`` lacks small weights, which are embedded in the code.
-    ``consumers`` are the positions of the calls that read a result, also through views. ``digest`` is equal for equal
-    kernels of any name or model.
+    ``consumers`` are the positions of the calls that read a result, also through views.
     """
 
     kernel: Kernel
-    digest: str
     timed: TimedKernel
     weights: tuple[Weight, ...]
     consumers: tuple[int, ...]
+
+    @property
+    def digest(self) -> str:
+        """The kernel's content name, which is equal for equal kernels of any model."""
+        return self.kernel.function
 
     @property
     def activation_bytes(self) -> int:
@@ -58,7 +59,6 @@ class KernelCall:
 
 def kernel_calls(module: tvm.IRModule, kernels: tuple[Kernel, ...]) -> tuple[KernelCall, ...]:
     """Return the kernel calls in a module after the phase ``schedule``; ``kernels`` are those of `kernels_of`."""
-    digests: dict[str, str] = {}
     made_by: dict[str, frozenset[int]] = {}
     consumers: list[set[int]] = [set() for _ in kernels]
     calls: list[tuple[Kernel, relax.Call]] = []
@@ -73,18 +73,9 @@ def kernel_calls(module: tvm.IRModule, kernels: tuple[Kernel, ...]) -> tuple[Ker
             calls.append((kernels[position], binding.value))
             sources = frozenset({position})
         made_by[binding.var.name] = sources
-    for kernel, _ in calls:
-        if kernel.function not in digests:
-            digests[kernel.function] = kernel_digest(module[kernel.function])
     return tuple(
-        _kernel_call(kernel, call, digests[kernel.function], tuple(sorted(after)))
-        for (kernel, call), after in zip(calls, consumers, strict=True)
+        _kernel_call(kernel, call, tuple(sorted(after))) for (kernel, call), after in zip(calls, consumers, strict=True)
     )
-
-
-def kernel_digest(function: tirx.PrimFunc) -> str:
-    """Return the SHA-256 of a kernel's code without its name."""
-    return hashlib.sha256(without_symbol(function).script(show_meta=True).encode()).hexdigest()
 
 
 def is_safe_to_time(function: tirx.PrimFunc) -> bool:
@@ -109,7 +100,7 @@ def _occurs(kind: type, expression: object) -> bool:
     return bool(matches)
 
 
-def _kernel_call(kernel: Kernel, call: relax.Call, digest: str, consumers: tuple[int, ...]) -> KernelCall:
+def _kernel_call(kernel: Kernel, call: relax.Call, consumers: tuple[int, ...]) -> KernelCall:
     operands = list(call.args[1].fields)
     results = tensors_in(call.ty)
     constants = [i for i, operand in enumerate(operands) if is_tensor_constant(operand)]
@@ -122,8 +113,7 @@ def _kernel_call(kernel: Kernel, call: relax.Call, digest: str, consumers: tuple
     arguments = tuple(TensorSpec("", shape_of(kind), str(kind.dtype)) for kind in types)
     return KernelCall(
         kernel=kernel,
-        digest=digest,
-        timed=TimedKernel(symbol(digest), arguments, frozenset(constants), len(results)),
+        timed=TimedKernel(kernel.function, arguments, frozenset(constants), len(results)),
         weights=tuple(sorted(weights, key=lambda weight: weight.address)),
         consumers=consumers,
     )
@@ -132,10 +122,6 @@ def _kernel_call(kernel: Kernel, call: relax.Call, digest: str, consumers: tuple
 def shared_weight_bytes(calls: tuple[KernelCall, ...] | list[KernelCall]) -> int:
     """Return the bytes of all weights of some calls; shared weights count once."""
     return sum(weight.size_bytes for weight in {weight for call in calls for weight in call.weights})
-
-
-SYMBOL_LETTERS = 24
-"""Hexadecimal digits of a kernel's digest in its symbol: enough to be distinct."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +159,7 @@ class TargetCode:
         for kernels in (digests, everything) if len(digests) == 1 else (digests,):
             if (kept := recall(self._library_key(kernels), blobs)) is not None:
                 return BlobSpec(**kept)
-        functions = {symbol(digest): function for digest, function in self.functions().items() if digest in digests}
+        functions = {digest: function for digest, function in self.functions().items() if digest in digests}
         with ScratchFolder("build") as folder:
             path, what = folder.path / "kernels.so", f"the library of {len(functions)} kernels to time"
             StageCompiler(self.target).build_kernels(functions, path, what)
@@ -219,8 +205,3 @@ def scheduled_calls(
     modules = StageCompiler(target, database).lower(function)
     calls = kernel_calls(modules["schedule"], kernels_of(modules, layers))
     return calls, {call.digest: modules["schedule"][call.kernel.function] for call in calls}
-
-
-def symbol(digest: str) -> str:
-    """Return the name of a kernel in a library for timing."""
-    return f"kernel_{digest[:SYMBOL_LETTERS]}"

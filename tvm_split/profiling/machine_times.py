@@ -16,7 +16,7 @@ from tvm_split.compiler.targets import target_text
 from tvm_split.errors import ProfileError
 from tvm_split.placement.estimate import Roofline
 from tvm_split.placement.profile import SHORTEST_SECONDS, PieceTime
-from tvm_split.profiling.kernels import KernelCall, TargetCode, symbol
+from tvm_split.profiling.kernels import KernelCall, TargetCode
 from tvm_split.profiling.machine_facts import MachineFacts
 from tvm_split.profiling.store import Store, entry_key
 
@@ -134,10 +134,9 @@ class MachineTimes:
 
     def add_measured(self, times: Sequence[KernelTime], companions: tuple[str, ...], *, is_confirmed: bool) -> None:
         """Add times measured with ``companions``; cache those that are confirmed or faster than the cached ones."""
-        by_symbol = {symbol(digest): digest for digest in (*self.code.distinct, *self.peaks.distinct)}
         new_times: dict[str, CachedTime] = {}
         for kernel_time in times:
-            digest = by_symbol[kernel_time.function]
+            digest = kernel_time.function
             if kernel_time.error:
                 self.problems[digest] = kernel_time.error
             else:

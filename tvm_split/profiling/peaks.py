@@ -7,6 +7,7 @@ from typing import Any
 from tvm import te, tirx
 from tvm.target import Target
 
+from relay_passes.content_names import content_name
 from rpc_runtime.program.measurements import TimedKernel, TimingEffort
 from rpc_runtime.program.specs import TensorSpec
 from schedules.blocks import new_schedule
@@ -14,7 +15,7 @@ from schedules.template import IS_SCHEDULED, SCHEDULE_ATTRIBUTE
 from schedules.traits import traits_of
 from tvm_split.compiler.stage import Kernel
 from tvm_split.compiler.targets import tvm_target
-from tvm_split.profiling.kernels import KernelCall, TargetCode, kernel_digest, symbol
+from tvm_split.profiling.kernels import KernelCall, TargetCode
 
 PEAK_RULE = "peak"
 SUMS = 12
@@ -86,9 +87,7 @@ def _in_registers(
         schedule.vectorize(inner)
     function = schedule.mod["main"].without_attr("global_symbol")
     function = function.with_attr(SCHEDULE_ATTRIBUTE, PEAK_RULE).with_attr(IS_SCHEDULED, True)
-    digest = kernel_digest(function)
+    name = content_name(PEAK_RULE, function)
     arguments = tuple(TensorSpec("", tuple(map(int, tensor.shape)), "float32") for tensor in (x, sums))
-    timed = TimedKernel(symbol(digest), arguments, frozenset(), 1)
-    return KernelCall(
-        Kernel(symbol(digest), (), PEAK_RULE, "", operations, moved_bytes), digest, timed, (), ()
-    ), function
+    kernel = Kernel(name, (), PEAK_RULE, "", operations, moved_bytes)
+    return KernelCall(kernel, TimedKernel(name, arguments, frozenset(), 1), (), ()), function

@@ -1,0 +1,77 @@
+"""Compile kernels to object files, each once: an object is kept by its kernel's content name and its target.
+
+A kernel that was timed for planning is linked into its stage as it is, and so are the kernels of another cut of the
+network, and equal kernels of other networks.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.files import cache_folder
+from rpc_runtime.private_folder import private_folder
+from tvm_split.compiler.build_cache import content_in, keep_contents
+from tvm_split.compiler.targets import tvm_target
+from tvm_split.progress import show_part
+
+MOST_KEPT = 20_000
+"""The most objects in the cache: those of some hundred networks, of about ten kilobytes each."""
+
+logger = logging.getLogger(__name__)
+
+
+def default_folder() -> Path:
+    """Return the folder that has one file per object."""
+    return cache_folder("kernels")
+
+
+def kernel_objects(kernels: Mapping[str, tirx.PrimFunc], target: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the object file of each scheduled kernel, by its content name, under which the object exports it.
+
+    A kernel does not check its arguments: that would be half of all code and a quarter of the time to compile it.
+    """
+    folder = default_folder()
+    paths = {name: folder / _key(name, target) for name in kernels}
+    objects = {name: kept for name, path in paths.items() if (kept := _kept(path)) is not None}
+    missing = [name for name in kernels if name not in objects]
+    for number, name in enumerate(missing):
+        show_part(f"{number} of {len(missing)} kernels built", len(missing) + number, 2 * len(missing))
+        objects[name] = _compiled(kernels[name].with_attr("global_symbol", name), target)
+    if missing:
+        keep_contents(folder, {paths[name].name: objects[name] for name in missing}, MOST_KEPT)
+    return objects
+
+
+def _compiled(kernel: tirx.PrimFunc, target: Mapping[str, Any]) -> bytes:
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+        module = tvm.tirx.build(tvm.IRModule({"kernel": kernel}), tvm_target(target))
+    # A file in memory: LLVM ends the process if a disk is full.
+    with open(os.memfd_create("object"), "w+b") as file:  # noqa: PTH123
+        module.write_to_file(f"/proc/{os.getpid()}/fd/{file.fileno()}", "o")
+        return file.read()
+
+
+def _kept(path: Path) -> bytes | None:
+    """Return an object of the cache, and mark it as used; None if it is missing or was changed."""
+    try:
+        private_folder(path.parent)
+        content = content_in(path)
+        os.utime(path)
+    except (OSError, TvmSplitError, ValueError) as error:
+        logger.debug("no object of a kernel can be read: %s", error)
+        return None
+    return content
+
+
+def _key(name: str, target: Mapping[str, Any]) -> str:
+    compilers = [version("apache-tvm"), version("apache-tvm-ffi")]
+    return hashlib.sha256(json.dumps([compilers, dict(target), name], sort_keys=True).encode()).hexdigest()
