@@ -3,7 +3,7 @@
 The IR is Relax. The package is named after Relay, which TVM no longer has.
 
     whole graph ──▶ partition ──▶ verify ──▶ one pure function per stage
-    each stage  ──▶ simplify ──▶ layout ──▶ lower ──▶ group ──▶ fuse ──▶ schedule ──▶ lift weights ──▶ build
+    each stage  ──▶ simplify ──▶ layout ──▶ lower ──▶ group ──▶ fuse ──▶ schedule ──▶ name ──▶ lift weights ──▶ build
 
 Between the phases a module is plain Relax that can be printed.
 """
@@ -16,7 +16,7 @@ from tvm import relax
 from relay_passes.bound_indices import BoundIndices
 from relay_passes.content_names import ContentNames
 from relay_passes.fold_affine import FoldAffine
-from relay_passes.fold_constants import FoldConstants
+from relay_passes.fold_constants import FoldConstants, FoldRemaining
 from relay_passes.fold_padding import FoldPadding
 from relay_passes.remove_identities import RemoveIdentities
 from relay_passes.unique_names import UniqueNames
@@ -44,22 +44,23 @@ def stage_phases(
             transform.EliminateCommonSubexpr(),
             UniqueNames(),
             FoldConstants(),
-            transform.FoldConstant(),
+            FoldRemaining(),
             UniqueNames(),
             FoldAffine(),
             FoldPadding(),
             transform.DeadCodeElimination(["main"]),
         ),
-        "layout": (*layout_passes, transform.FoldConstant()),
+        "layout": (*layout_passes, FoldRemaining()),
         "lower": (
             transform.LegalizeOps(dict(legalizations)),
             transform.AnnotateTIROpPattern(),
             # Layout changes of weights are plain kernels now; folding them prepacks the weights.
-            transform.FoldConstant(),
+            FoldRemaining(),
             UniqueNames(),
         ),
         # The unique names map each kernel to the layers it came from (`relay_passes.kernel_sources`).
         "group": (transform.FuseOps(), UniqueNames()),
         "fuse": (transform.FuseTIR(), transform.DeadCodeElimination(["main"])),
-        "schedule": (schedule, ContentNames()),
+        "schedule": (schedule,),
+        "name": (ContentNames(),),
     }

@@ -140,7 +140,7 @@ def _compiled(
                 if dump is not None:
                     _dump(modules, dump / name)
                 library = build_folder.path / f"{name}.so"
-                weights = compiler.build(modules["schedule"], library, stage.name)
+                weights = compiler.build(modules["name"], library, stage.name)
                 spec = StageSpec(
                     index=index,
                     name=stage.name,

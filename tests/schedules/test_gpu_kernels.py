@@ -76,7 +76,7 @@ def scheduled(model, arch, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stage")
     plan = plan_for_a_gpu(model, arch, folder)
     (stage,) = partition(model, plan).computations
-    return StageCompiler(plan.machine("gpu").target).lower(stage.function)["schedule"]
+    return StageCompiler(plan.machine("gpu").target).lower(stage.function)["name"]
 
 
 @pytest.fixture(scope="module")

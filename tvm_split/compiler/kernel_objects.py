@@ -13,14 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import tvm
 from tvm import tirx
 
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.files import cache_folder
 from rpc_runtime.private_folder import private_folder
 from tvm_split.compiler.build_cache import content_in, keep_contents
-from tvm_split.compiler.targets import tvm_target
+from tvm_split.compiler.kernel_processes import compiled_objects
 from tvm_split.progress import show_part
 
 MOST_KEPT = 20_000
@@ -43,21 +42,14 @@ def kernel_objects(kernels: Mapping[str, tirx.PrimFunc], target: Mapping[str, An
     paths = {name: folder / _key(name, target) for name in kernels}
     objects = {name: kept for name, path in paths.items() if (kept := _kept(path)) is not None}
     missing = [name for name in kernels if name not in objects]
-    for number, name in enumerate(missing):
-        show_part(f"{number} of {len(missing)} kernels built", len(missing) + number, 2 * len(missing))
-        objects[name] = _compiled(kernels[name].with_attr("global_symbol", name), target)
+    count = len(missing)
+    kernels = {name: kernels[name].with_attr("global_symbol", name) for name in missing}
+    objects |= compiled_objects(
+        kernels, target, lambda done: show_part(f"{done} of {count} kernels built", count + done, 2 * count)
+    )
     if missing:
         keep_contents(folder, {paths[name].name: objects[name] for name in missing}, MOST_KEPT)
     return objects
-
-
-def _compiled(kernel: tirx.PrimFunc, target: Mapping[str, Any]) -> bytes:
-    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
-        module = tvm.tirx.build(tvm.IRModule({"kernel": kernel}), tvm_target(target))
-    # A file in memory: LLVM ends the process if a disk is full.
-    with open(os.memfd_create("object"), "w+b") as file:  # noqa: PTH123
-        module.write_to_file(f"/proc/{os.getpid()}/fd/{file.fileno()}", "o")
-        return file.read()
 
 
 def _kept(path: Path) -> bytes | None:

@@ -79,7 +79,7 @@ def by_regions(
         return results + [substitute(output, values) for output in outputs]
 
     divided = new_function("regions", [*function.params, *cuts.values()], emit)
-    lowered = StageCompiler(target).lower(divided)["schedule"]
+    lowered = StageCompiler(target).lower(divided)["name"]
     machine = relax.VirtualMachine(code_of(lowered, tvm_target(target)), tvm.cpu())
     names = [*(parameter.name for parameter in function.params), *cuts]
     results = machine["main"](*[tvm.runtime.tensor(known[name]) for name in names])

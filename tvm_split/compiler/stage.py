@@ -46,7 +46,7 @@ class StageCompiler:
             lambda module: schedules.apply(module, built_for, database, _show_scheduled),
         )
 
-    def lower(self, function: relax.Function, *, until: str = "schedule") -> dict[str, tvm.IRModule]:
+    def lower(self, function: relax.Function, *, until: str = "name") -> dict[str, tvm.IRModule]:
         """Return a stage's module after each phase up to ``until``, by the phase's name.
 
         ``main`` still holds the weights. Errors name the stage by the function's symbol.
@@ -154,7 +154,7 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
         name: tuple(dict.fromkeys(origins.get(variable, variable) for variable in behind))
         for name, behind in kernel_sources(phases["lower"], phases["group"]).items()
     }
-    scheduled = phases["schedule"]
+    scheduled = phases["name"]
     rules = schedules.chosen_rules(scheduled)
     kernel_calls = {
         binding.var.name: binding.value
@@ -172,9 +172,8 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
         # Padding and changes of layout map to their layer's variable too; its operations belong to one kernel.
         if len(names) == 1:
             return names[0]
-        return max(
-            names, key=lambda name: estimate_tir_flops(tvm.IRModule({"main": phases["fuse"][fused[name].args[0]]}))
-        )
+        kernels = {name: phases["fuse"][fused[name].args[0]] for name in names}
+        return max(names, key=lambda name: estimate_tir_flops(tvm.IRModule({"main": kernels[name]})))
 
     works_of: defaultdict[str, float] = defaultdict(float)
     for variable, names in computed_by.items():

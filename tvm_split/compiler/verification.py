@@ -213,7 +213,7 @@ def _runnable_here(plan: Plan, bundle: Bundle, whole: Callable[[], Partition], f
         machine = plan.machine(stage.machine)
         if not runs_here(machine.target):
             compiler, library = StageCompiler(host_target(machine.threads)), folder / f"{stage.name}.so"
-            built = compiler.build(compiler.lower(part.function)["schedule"], library, stage.name)
+            built = compiler.build(compiler.lower(part.function)["name"], library, stage.name)
             weights = tuple(bundle.blobs.add_weight(f"{stage.name}.{i}", weight) for i, weight in enumerate(built))
             stage = replace(stage, device="cpu", library=bundle.blobs.add_file(library), weights=weights)
         stages.append(stage)

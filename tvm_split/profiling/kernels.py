@@ -58,7 +58,7 @@ class KernelCall:
 
 
 def kernel_calls(module: tvm.IRModule, kernels: tuple[Kernel, ...]) -> tuple[KernelCall, ...]:
-    """Return the kernel calls in a module after the phase ``schedule``; ``kernels`` are those of `kernels_of`."""
+    """Return the kernel calls in a module after the phase ``name``; ``kernels`` are those of `kernels_of`."""
     made_by: dict[str, frozenset[int]] = {}
     consumers: list[set[int]] = [set() for _ in kernels]
     calls: list[tuple[Kernel, relax.Call]] = []
@@ -203,5 +203,5 @@ def scheduled_calls(
 ) -> tuple[tuple[KernelCall, ...], dict[str, tirx.PrimFunc]]:
     """Schedule a stage's function for a target. Return its kernel calls, and the distinct kernels by digest."""
     modules = StageCompiler(target, database).lower(function)
-    calls = kernel_calls(modules["schedule"], kernels_of(modules, layers))
-    return calls, {call.digest: modules["schedule"][call.kernel.function] for call in calls}
+    calls = kernel_calls(modules["name"], kernels_of(modules, layers))
+    return calls, {call.digest: modules["name"][call.kernel.function] for call in calls}

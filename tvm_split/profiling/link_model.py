@@ -178,7 +178,7 @@ class ProbePrograms:
         if key not in self._libraries:
             with ScratchFolder("build") as folder:
                 library, compiler = folder.path / "pass.so", StageCompiler(target)
-                scheduled = compiler.lower(_passing(input_bytes, output_bytes))["schedule"]
+                scheduled = compiler.lower(_passing(input_bytes, output_bytes))["name"]
                 compiler.build(scheduled, library, "the stage of a probe")
                 self._libraries[key] = self._blobs.add_file(library)
         return self._libraries[key]

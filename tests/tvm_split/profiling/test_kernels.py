@@ -7,7 +7,6 @@ import tvm_split
 from tvm_split.compiler.targets import host_target
 from tvm_split.profiling.kernels import (
     is_safe_to_time,
-    kernel_digest,
     shared_weight_bytes,
     target_code,
 )
@@ -23,12 +22,6 @@ def test_division_by_what_is_read_is_not_tried() -> None:
     assert not is_safe_to_time(elementwise(lambda x, y: tvm.tirx.truncmod(x, y + 1)))
     assert is_safe_to_time(elementwise(lambda x, y: tvm.tirx.floordiv(x + y, 3)))
     assert is_safe_to_time(elementwise(lambda x, y: x / y, "float32"))
-
-
-def test_a_digest_is_of_the_code_and_not_of_the_name() -> None:
-    add = elementwise(lambda x, y: x + y)
-    assert kernel_digest(add) == kernel_digest(add.with_attr("global_symbol", "sum"))
-    assert kernel_digest(add) != kernel_digest(elementwise(lambda x, y: x - y))
 
 
 def test_calls_know_their_operands_weights_and_consumers() -> None:

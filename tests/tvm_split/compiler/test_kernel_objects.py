@@ -1,0 +1,132 @@
+"""A kernel is compiled once, whatever cut or network it is in; damaged and missing objects are compiled again."""
+
+import itertools
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tvm_split
+from tvm_split.compiler import kernel_processes
+from tvm_split.compiler.kernel_objects import default_folder, kernel_objects
+from tvm_split.compiler.targets import host_target
+from tvm_split.errors import CacheWarning
+from tvm_split.profiling.kernels import target_code
+
+CLUSTER = tvm_split.Cluster.in_process(machines=2, threads=1)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setenv("TVM_SPLIT_CACHE", str(folder))
+    return folder
+
+
+def model_of(*sizes: int) -> tvm_split.Model:
+    torch.manual_seed(0)
+    layers = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
+    return tvm_split.load_model(nn.Sequential(*layers).eval(), (torch.ones(2, sizes[0]),))
+
+
+def compiled(model: tvm_split.Model, first: list[str], second: list[str]) -> tvm_split.Bundle:
+    plan = tvm_split.plan(model, CLUSTER, split={"machine-a": first, "machine-b": second})
+    return tvm_split.compile(model, plan, verify=False)
+
+
+def objects() -> dict[str, float]:
+    return {path.name: path.stat().st_ctime for path in default_folder().iterdir()}
+
+
+def right(model: tvm_split.Model, bundle: tvm_split.Bundle) -> None:
+    with tvm_split.deploy(bundle, CLUSTER) as deployment:
+        (output,) = deployment.run(*model.example_inputs)
+    np.testing.assert_allclose(output, model.reference.outputs(model.example_inputs)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_another_cut_and_another_network_share_kernels() -> None:
+    model = model_of(8, 16, 8, 16)
+    compiled(model, ["0", "1", "2"], ["4"])
+    kept = objects()
+    other = compiled(model, ["0"], ["2", "3", "4"])
+    assert objects().keys() == kept.keys()
+    right(model, other)
+    longer = model_of(8, 16, 8, 16, 8, 4)
+    right(longer, compiled(longer, ["0"], ["2"]))
+    assert len(objects()) == len(kept) + 1  # that of the last layer
+
+
+def test_what_was_timed_is_what_is_linked() -> None:
+    model = model_of(8, 16)
+    target = host_target(1)
+    code = target_code(model, target, None)
+    kernel_objects(code.functions(), target)
+    kept = objects()
+    bundle = tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.in_process(machines=1, threads=1)))
+    assert objects().keys() == kept.keys()
+    right_names = {call.digest for call in code.calls}
+    assert {kernel.function for kernels in bundle.kernels.values() for kernel in kernels} == right_names
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "empty", "folder"])
+def test_a_damaged_object_is_compiled_again(damage: str, cache: Path) -> None:
+    model = model_of(8, 16, 8)
+    compiled(model, ["0"], ["2"])
+    shutil.rmtree(cache / "compiled")
+    for path in default_folder().iterdir():
+        content = path.read_bytes()
+        path.unlink()
+        if damage == "folder":
+            path.mkdir()
+        else:
+            path.write_bytes({"changed": content[:-8] + bytes(8), "cut": content[:-100], "empty": b""}[damage])
+    if damage == "folder":
+        with pytest.warns(CacheWarning):
+            right(model, compiled(model, ["0"], ["2"]))
+    else:
+        right(model, compiled(model, ["0"], ["2"]))
+        assert all(path.stat().st_size > 200 for path in default_folder().iterdir())
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(cache: Path) -> None:
+    model = model_of(8, 16, 8)
+    (cache / "kernels").write_text("not a folder")
+    with pytest.warns(CacheWarning, match="kernels"):
+        right(model, compiled(model, ["0"], ["2"]))
+
+
+def test_processes_compile_the_same_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, target = model_of(8, 16, 24, 8, 12), host_target(1)
+    kernels = {name: kernel.with_attr("global_symbol", name) for name, kernel in _functions(model).items()}
+    shown: list[int] = []
+    alone = kernel_processes.compiled_objects(kernels, target, shown.append)
+    assert shown == list(range(len(kernels)))
+    monkeypatch.setattr(kernel_processes, "KERNELS_PER_PROCESS", 2)
+    assert kernel_processes.compiled_objects(kernels, target, shown.append) == alone
+
+
+def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
+    script = (
+        "import sys, torch, tvm_split\n"
+        "torch.manual_seed(0)\n"
+        "network = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))\n"
+        "model = tvm_split.load_model(network.eval(), (torch.ones(2, 8),))\n"
+        "cluster = tvm_split.Cluster.in_process(machines=2, threads=1)\n"
+        "plan = tvm_split.plan(model, cluster, split={'machine-a': ['0'], 'machine-b': ['2']})\n"
+        "tvm_split.compile(model, plan).save(sys.argv[1])\n"
+    )
+    paths = [tmp_path / name for name in ("one", "two")]
+    processes = [subprocess.Popen([sys.executable, "-c", script, str(path)]) for path in paths]
+    assert [process.wait(120) for process in processes] == [0, 0]
+    one, two = map(tvm_split.Bundle.load, paths)
+    assert one == two
+
+
+def _functions(model: tvm_split.Model) -> dict[str, object]:
+    return dict(target_code(model, host_target(1), None).functions())

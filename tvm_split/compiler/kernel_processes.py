@@ -1,0 +1,101 @@
+"""Compile kernels in several processes: each takes one kernel after the other from a folder, until none is left.
+
+TVM compiles one kernel at a time in one process, since its functions hold Python's lock. The folder has a file per
+kernel (``NAME.waiting``), which a process renames (``NAME.taken``) before it compiles it (to ``NAME.o``).
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from rpc_runtime.files import replacing
+from rpc_runtime.hardware import own_cores
+from rpc_runtime.processes import module_environment
+from rpc_runtime.scratch import ScratchFolder
+from tvm_split.compiler.targets import tvm_target
+
+KERNELS_PER_PROCESS = 10
+"""The fewest kernels for which another process is started: to import TVM takes as long as to compile seven."""
+TIMEOUT_SECONDS = 60.0
+"""The longest wait for the last kernel of another process; kernels take tenths of a second."""
+
+
+def compiled_objects(
+    kernels: Mapping[str, tirx.PrimFunc], target: Mapping[str, Any], on_kernel: Callable[[int], None]
+) -> dict[str, bytes]:
+    """Return the object file of each kernel; the names are their symbols.
+
+    ``on_kernel`` is called with the number of finished kernels.
+    """
+    others = min(own_cores().count - 1, len(kernels) // KERNELS_PER_PROCESS)
+    if others <= 0:
+        objects = {}
+        for number, (name, kernel) in enumerate(kernels.items()):
+            on_kernel(number)
+            objects[name] = compiled_object(kernel, target)
+        return objects
+    with ScratchFolder("kernels") as scratch, contextlib.ExitStack() as processes:
+        folder = scratch.path
+        (folder / "target").write_text(json.dumps(dict(target)), encoding="utf-8")
+        for name, kernel in kernels.items():
+            (folder / f"{name}.waiting").write_text(tvm.ir.save_json(kernel), encoding="utf-8")
+        started = [processes.enter_context(_process(folder)) for _ in range(others)]
+        compile_waiting(folder, on_kernel)
+        for process in started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TIMEOUT_SECONDS)
+        return {
+            name: path.read_bytes() if (path := folder / f"{name}.o").exists() else compiled_object(kernel, target)
+            for name, kernel in kernels.items()
+        }
+
+
+def compiled_object(kernel: tirx.PrimFunc, target: Mapping[str, Any]) -> bytes:
+    """Return the object file of a scheduled kernel with a global symbol; the kernel does not check its arguments."""
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+        module = tvm.tirx.build(tvm.IRModule({"kernel": kernel}), tvm_target(target))
+    # A file in memory: LLVM ends the process if a disk is full.
+    with open(os.memfd_create("object"), "w+b") as file:  # noqa: PTH123
+        module.write_to_file(f"/proc/{os.getpid()}/fd/{file.fileno()}", "o")
+        return file.read()
+
+
+def compile_waiting(folder: Path, on_kernel: Callable[[int], None] = lambda done: None) -> None:
+    """Compile the kernels that no process has taken, until none waits."""
+    target = json.loads((folder / "target").read_text(encoding="utf-8"))
+    for path in folder.glob("*.waiting"):
+        on_kernel(sum(1 for _ in folder.glob("*.o")))
+        taken = path.with_suffix(".taken")
+        try:
+            path.rename(taken)
+        except FileNotFoundError:
+            continue
+        content = compiled_object(tvm.ir.load_json(taken.read_text(encoding="utf-8")), target)
+        with replacing(path.with_suffix(".o")) as file:
+            file.write(content)
+
+
+@contextlib.contextmanager
+def _process(folder: Path) -> Any:
+    """Yield a process that compiles what waits in a folder; kill it at the end if it still runs."""
+    process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
+        [sys.executable, "-P", "-m", "tvm_split.compiler.kernel_process", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=module_environment(),
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
