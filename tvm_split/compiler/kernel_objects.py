@@ -7,8 +7,9 @@ network, and equal kernels of other networks.
 import hashlib
 import json
 import logging
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,22 +34,34 @@ def default_folder() -> Path:
     return cache_folder("kernels")
 
 
-def kernel_objects(kernels: Mapping[str, tirx.PrimFunc], target: Mapping[str, Any]) -> dict[str, bytes]:
+def kernel_objects(
+    names: Collection[str],
+    target: Mapping[str, Any],
+    kernels: Callable[[], Mapping[str, tirx.PrimFunc]],
+    deadline: float = math.inf,
+) -> dict[str, bytes]:
     """Return the object file of each scheduled kernel, by its content name, under which the object exports it.
 
     A kernel does not check its arguments: that would be half of all code and a quarter of the time to compile it.
+
+    Args:
+        names: the kernels, the most important ones first.
+        kernels: returns at least the kernels whose objects are not kept, by name.
+        deadline: no kernel but the first is begun after it, in seconds of `time.monotonic`; the result lacks the rest.
     """
-    folder = default_folder()
-    paths = {name: folder / _key(name, target) for name in kernels}
+    paths = {name: default_folder() / _key(name, target) for name in names}
     objects = {name: kept for name, path in paths.items() if (kept := _kept(path)) is not None}
-    missing = [name for name in kernels if name not in objects]
-    count = len(missing)
-    kernels = {name: kernels[name].with_attr("global_symbol", name) for name in missing}
-    objects |= compiled_objects(
-        kernels, target, lambda done: show_part(f"{done} of {count} kernels built", count + done, 2 * count)
-    )
+    missing = [name for name in names if name not in objects]
     if missing:
-        keep_contents(folder, {paths[name].name: objects[name] for name in missing}, MOST_KEPT)
+        functions, count = kernels(), len(missing)
+        compiled = compiled_objects(
+            {name: functions[name].with_attr("global_symbol", name) for name in missing},
+            target,
+            deadline,
+            lambda done: show_part(f"{done} of {count} kernels built", count + done, 2 * count),
+        )
+        keep_contents(default_folder(), {paths[name].name: made for name, made in compiled.items()}, MOST_KEPT)
+        objects |= compiled
     return objects
 
 

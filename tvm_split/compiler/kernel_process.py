@@ -10,4 +10,4 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 
 from tvm_split.compiler.kernel_processes import compile_waiting  # noqa: E402
 
-compile_waiting(Path(sys.argv[1]))
+compile_waiting(Path(sys.argv[1]), float(sys.argv[2]))

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,33 +30,37 @@ TIMEOUT_SECONDS = 60.0
 
 
 def compiled_objects(
-    kernels: Mapping[str, tirx.PrimFunc], target: Mapping[str, Any], on_kernel: Callable[[int], None]
+    kernels: Mapping[str, tirx.PrimFunc], target: Mapping[str, Any], deadline: float, on_kernel: Callable[[int], None]
 ) -> dict[str, bytes]:
     """Return the object file of each kernel; the names are their symbols.
 
-    ``on_kernel`` is called with the number of finished kernels.
+    No kernel but the first is begun after ``deadline`` (seconds of `time.monotonic`). ``on_kernel`` is called with the
+    number of finished kernels.
     """
     others = min(own_cores().count - 1, len(kernels) // KERNELS_PER_PROCESS)
     if others <= 0:
-        objects = {}
-        for number, (name, kernel) in enumerate(kernels.items()):
-            on_kernel(number)
+        objects: dict[str, bytes] = {}
+        for name, kernel in kernels.items():
+            if objects and time.monotonic() > deadline:
+                break
+            on_kernel(len(objects))
             objects[name] = compiled_object(kernel, target)
         return objects
     with ScratchFolder("kernels") as scratch, contextlib.ExitStack() as processes:
         folder = scratch.path
         (folder / "target").write_text(json.dumps(dict(target)), encoding="utf-8")
-        for name, kernel in kernels.items():
-            (folder / f"{name}.waiting").write_text(tvm.ir.save_json(kernel), encoding="utf-8")
-        started = [processes.enter_context(_process(folder)) for _ in range(others)]
-        compile_waiting(folder, on_kernel)
+        names = {f"{number:05}": name for number, name in enumerate(kernels)}
+        for number, name in names.items():
+            (folder / f"{number}.waiting").write_text(tvm.ir.save_json(kernels[name]), encoding="utf-8")
+        started = [processes.enter_context(_process(folder, deadline)) for _ in range(others)]
+        compile_waiting(folder, deadline, on_kernel)
         for process in started:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(TIMEOUT_SECONDS)
-        return {
-            name: path.read_bytes() if (path := folder / f"{name}.o").exists() else compiled_object(kernel, target)
-            for name, kernel in kernels.items()
-        }
+        for path in folder.glob("*.taken"):  # by a process that ended too early
+            if not path.with_suffix(".o").exists():
+                path.with_suffix(".o").write_bytes(compiled_object(kernels[names[path.stem]], target))
+        return {names[path.stem]: path.read_bytes() for path in sorted(folder.glob("*.o"))}
 
 
 def compiled_object(kernel: tirx.PrimFunc, target: Mapping[str, Any]) -> bytes:
@@ -68,11 +73,14 @@ def compiled_object(kernel: tirx.PrimFunc, target: Mapping[str, Any]) -> bytes:
         return file.read()
 
 
-def compile_waiting(folder: Path, on_kernel: Callable[[int], None] = lambda done: None) -> None:
-    """Compile the kernels that no process has taken, until none waits."""
+def compile_waiting(folder: Path, deadline: float, on_kernel: Callable[[int], None] = lambda done: None) -> None:
+    """Compile the kernels that no process has taken, in the order of their names, until none waits or time is over."""
     target = json.loads((folder / "target").read_text(encoding="utf-8"))
-    for path in folder.glob("*.waiting"):
-        on_kernel(sum(1 for _ in folder.glob("*.o")))
+    for path in sorted(folder.glob("*.waiting")):
+        done = sum(1 for _ in folder.glob("*.o"))
+        if done and time.monotonic() > deadline:
+            break
+        on_kernel(done)
         taken = path.with_suffix(".taken")
         try:
             path.rename(taken)
@@ -84,10 +92,10 @@ def compile_waiting(folder: Path, on_kernel: Callable[[int], None] = lambda done
 
 
 @contextlib.contextmanager
-def _process(folder: Path) -> Any:
+def _process(folder: Path, deadline: float) -> Any:
     """Yield a process that compiles what waits in a folder; kill it at the end if it still runs."""
     process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-        [sys.executable, "-P", "-m", "tvm_split.compiler.kernel_process", str(folder)],
+        [sys.executable, "-P", "-m", "tvm_split.compiler.kernel_process", str(folder), str(deadline)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

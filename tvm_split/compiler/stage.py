@@ -1,7 +1,7 @@
 """Compile the pure function of a stage into a shared library and prepacked weights, and list its kernels."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,21 +70,40 @@ class StageCompiler:
         with self._compiling(name), linker(self._target, library, name) as link:
             lifted, weights = lift_weights(scheduled)
             if is_cpu(self._built_for):
-                libraries = link.static_libraries(kernel_objects(_kernels_in(lifted), self._target))
+                kernels = _kernels_in(lifted)
+                libraries = link.static_libraries(kernel_objects(kernels, self._target, lambda: kernels))
                 link.export(relax.build(with_extern_kernels(lifted, libraries), self._built_for))
             else:
                 show_part(f"building {count_text(len(_kernels_in(lifted)), 'kernel')}", 1, 2)
                 link.export(code_of(lifted, self._built_for))
         return weights
 
-    def build_kernels(self, kernels: Mapping[str, tirx.PrimFunc], library: Path, name: str) -> None:
-        """Compile scheduled kernels into a library that exports each under its name; ``name`` is for errors."""
-        with self._compiling(name), linker(self._target, library, name) as link:
+    def build_kernels(
+        self, names: Collection[str], kernels: Callable[[], Mapping[str, tirx.PrimFunc]], library: Path, purpose: str
+    ) -> None:
+        """Compile scheduled kernels into a library that exports each under its name.
+
+        ``kernels`` returns at least those that were not compiled before; ``purpose`` names the library in errors.
+        """
+        with self._compiling(purpose), linker(self._target, library, purpose) as link:
             if is_cpu(self._built_for):
-                link.link(kernel_objects(kernels, self._target))
+                link.link(kernel_objects(names, self._target, kernels))
             else:
-                named = {symbol: function.with_attr("global_symbol", symbol) for symbol, function in kernels.items()}
+                functions = kernels()
+                named = {name: functions[name].with_attr("global_symbol", name) for name in names}
                 link.export(tvm.tirx.build(tvm.IRModule(named), self._built_for))
+
+    def built_before(
+        self, names: Collection[str], kernels: Callable[[], Mapping[str, tirx.PrimFunc]], deadline: float
+    ) -> frozenset[str]:
+        """Compile kernels, the first ones first; return those that `build_kernels` need not compile after ``deadline``.
+
+        The deadline is in seconds of `time.monotonic`. GPU kernels are compiled together, so all are returned.
+        """
+        if not is_cpu(self._built_for):
+            return frozenset(names)
+        with self._compiling("a kernel to time"):
+            return frozenset(kernel_objects(names, self._target, kernels, deadline))
 
     @contextmanager
     def _compiling(self, name: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ def profile_model(
     database: str | Path | None = None,
     refresh: bool = False,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    deadline: float = math.inf,
     on_progress: StepProgress | None = None,
 ) -> Measured:
     """Measure the pieces of a model on every machine, then the links, with the tensor sizes of this model's cuts.
@@ -51,7 +53,7 @@ def profile_model(
             "timeout_seconds": timeout_seconds,
             "on_progress": on_progress,
         }
-        profile, reports = measured_pieces(model, workers, database, **how)
+        profile, reports = measured_pieces(model, workers, database, deadline=deadline, **how)
         edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
         probe = probe_links(workers, sorted({int(edge.bytes) for edge in edges}), **how)
     machines = tuple(replace(machine, streaming=probe.streaming[machine.machine]) for machine in profile.machines)
@@ -88,6 +90,7 @@ def measured_pieces(model: Model, cluster: Cluster, database: str | Path | None 
     codes = {id(machine_times.code): machine_times.code for machine_times in times}
     pieces = pieces_of(model.graph, [call.kernel.layers for code in codes.values() for call in code.calls])
     calls = {key: _calls_of_pieces(pieces, code) for key, code in codes.items()}
+    seconds = [CallSeconds(machine_times) for machine_times in times]
     profile = ClusterProfile(
         model=model.name,
         model_digest=model.graph_digest,
@@ -103,10 +106,11 @@ def measured_pieces(model: Model, cluster: Cluster, database: str | Path | None 
             for index, piece in enumerate(pieces)
         ),
         machines=tuple(
-            _machine_profile(machine_times, pieces, calls[id(machine_times.code)]) for machine_times in times
+            _machine_profile(machine_times, machine_seconds, pieces, calls[id(machine_times.code)])
+            for machine_times, machine_seconds in zip(times, seconds, strict=True)
         ),
         links=(),
-        doubts=tuple(dict.fromkeys(machine_times.doubt for machine_times in times if machine_times.doubt)),
+        doubts=tuple(filter(None, dict.fromkeys((*(one.doubt for one in times), *(one.estimates for one in seconds))))),
         shared_cores=shared_cores(
             cluster,
             {
@@ -127,9 +131,8 @@ def _calls_of_pieces(pieces: Sequence[Sequence[str]], code: TargetCode) -> list[
 
 
 def _machine_profile(
-    times: MachineTimes, pieces: Sequence[Sequence[str]], calls: Sequence[Sequence[KernelCall]]
+    times: MachineTimes, seconds: CallSeconds, pieces: Sequence[Sequence[str]], calls: Sequence[Sequence[KernelCall]]
 ) -> MachineProfile:
-    seconds = CallSeconds(times)
     machine = times.machine
     return MachineProfile(
         machine=machine.name,

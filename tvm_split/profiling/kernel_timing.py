@@ -10,6 +10,8 @@ machines compute at the same time as have cores of their own: waiting for a core
 
 import contextlib
 import json
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -41,6 +43,10 @@ CHECK_EFFORT = TimingEffort(minimum_rounds=7, minimum_seconds=0.05)
 TOGETHER = ""
 """The key of the measurement of all machines at the same time; no machine has this name."""
 DEFAULT_TIMEOUT_SECONDS = 60.0
+COMPILING_SHARE = 0.6
+"""Share of the measuring time in which kernels are compiled: ResNet-50's take twice as long to compile as to time."""
+LEAST_SECONDS = 2.0
+"""Time for rounds of measurements even after the deadline, since a single one is not confirmed by a second one."""
 OVERLAP = 1.25
 """Length of a round under contention relative to a round alone.
 
@@ -58,7 +64,8 @@ class HostTiming:
     """Measures the missing times of the machines of one host.
 
     ``library`` returns the library of some kernels, a blob in ``blobs``. ``on_step`` is called with the name of each
-    step. All rounds after the first end within ``timeout_seconds`` × (number of timed machines + 1).
+    step. All rounds after the first end within ``timeout_seconds`` × (number of timed machines + 1), and before
+    ``deadline``, but `LEAST_SECONDS` are always given.
     """
 
     machines: Sequence[MachineTimes]
@@ -66,6 +73,7 @@ class HostTiming:
     library: Callable[[TargetCode, frozenset[str]], BlobSpec]
     blobs: BlobFolder
     timeout_seconds: float
+    deadline: float
     on_step: Callable[[str], None]
     _round_seconds: dict[str, float] = field(default_factory=dict, init=False)
 
@@ -141,7 +149,8 @@ class HostTiming:
             }
             if len(together) > 1:
                 measures[TOGETHER] = partial(self._measure_together, together, sessions)
-            limit = self.timeout_seconds * (len(timed) + 1)
+            limit = min(self.timeout_seconds * (len(timed) + 1), self.deadline - time.monotonic())
+            limit = max(limit, LEAST_SECONDS)
             confirmed = confirmed_fastest(measures, _all_seconds, limit_seconds=limit)
         for machine in timed:
             alone = confirmed[machine.name]
@@ -198,7 +207,8 @@ class HostTiming:
             return dict(zip(names, pool.map(measured, names), strict=True))
 
     def _limited(self, minimum_seconds: float) -> TimingEffort:
-        limit = min(max(self.timeout_seconds, 2 * minimum_seconds), MAXIMUM_LIMIT_SECONDS)
+        seconds = min(self.timeout_seconds, self.deadline - time.monotonic())
+        limit = min(max(seconds, 2 * minimum_seconds), MAXIMUM_LIMIT_SECONDS)
         return TimingEffort(ROUND_EFFORT.minimum_rounds, min(minimum_seconds, limit), limit)
 
 
@@ -226,6 +236,7 @@ def time_kernels(
     refresh: bool = False,
     cache_folder: str | Path | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    deadline: float = math.inf,
     on_progress: StepProgress | None = None,
 ) -> list[MachineTimes]:
     """Measure the time of each kernel on each machine, alone and under contention from others of its host.
@@ -238,6 +249,9 @@ def time_kernels(
         refresh: measure everything again, whatever is cached.
         cache_folder: where times are kept; by default `store.default_folder`.
         timeout_seconds: the longest wait for a worker; also limits how long a machine's kernels are timed.
+        deadline: in seconds of `time.monotonic`. The kernels that take most of the network's time are compiled first,
+            those that are not compiled in `COMPILING_SHARE` of the time are not timed, and no round but the first is
+            begun that would end later.
 
     Raises:
         WorkerError: a worker cannot be reached, or cannot run its machine's target.
@@ -264,6 +278,7 @@ def time_kernels(
                 library,
                 blobs,
                 timeout_seconds,
+                deadline,
                 steps.begin,
             )
             for host in dict.fromkeys(machine.host for machine in machines)
@@ -274,6 +289,7 @@ def time_kernels(
             steps.total += sum(machine_times.checked_kernel is not None for machine_times in times)
             for timing in timings:
                 timing.check()
+        _compile(times, time.monotonic() + COMPILING_SHARE * (deadline - time.monotonic()))
         steps.total += sum(timing.steps for timing in timings)
         if cluster.launcher.in_process:
             for timing in timings:
@@ -284,6 +300,16 @@ def time_kernels(
                 list(pool.map(lambda context, timing: context.run(timing.measure), contexts, timings))
         steps.done()
         return times
+
+
+def _compile(times: Sequence[MachineTimes], deadline: float) -> None:
+    """Compile the missing kernels of each target until the deadline; the rest is late."""
+    for code in {id(machine.code): machine.code for machine in times}.values():
+        sharing = [machine for machine in times if machine.code is code]
+        missing = frozenset().union(*(machine.missing for machine in sharing))
+        late = missing - code.compiled(missing, deadline)
+        for machine in sharing:
+            machine.late = late
 
 
 def _machine_times(

@@ -1,5 +1,6 @@
 """Kernels to be timed on the machines of one target: those of a whole model or of some stages."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
@@ -22,6 +23,7 @@ from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.build_cache import keep, key_of, recall
 from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
 from tvm_split.model import Model
+from tvm_split.placement.estimate import CORE
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,26 @@ class TargetCode:
     def device(self) -> str:
         return "cuda" if self.target["kind"] == "cuda" else "cpu"
 
-    def build(self, digests: frozenset[str], blobs: BlobFolder) -> BlobSpec:
+    @cached_property
+    def by_seconds(self) -> tuple[str, ...]:
+        """The digests of the kernels that can be timed; first those that probably take most of the network's time.
+
+        Before all others comes the first kernel of each schedule rule: the others of its rule are estimated by it.
+        """
+        seconds: Counter[str] = Counter()
+        for call in self.calls:
+            if call.digest not in self.untimeable:
+                seconds[call.digest] += CORE.seconds(call.kernel.operations, call.kernel.moved_bytes)
+        longest = [digest for digest, _ in seconds.most_common()]
+        first = {self.distinct[digest].kernel.rule: digest for digest in reversed(longest)}
+        return tuple(dict.fromkeys((*reversed(first.values()), *longest)))
+
+    def compiled(self, digests: Collection[str], deadline: float) -> frozenset[str]:
+        """Compile kernels until ``deadline`` (seconds of `time.monotonic`), and return which ones are done."""
+        wanted = [digest for digest in self.by_seconds if digest in digests]
+        return StageCompiler(self.target).built_before(wanted, self.functions, deadline)
+
+    def build(self, digests: Collection[str], blobs: BlobFolder) -> BlobSpec:
         """Return a library that has the kernels with these digests; build it unless the cache has one.
 
         For a single kernel, it may also be the cached library of all kernels.
@@ -159,10 +180,9 @@ class TargetCode:
         for kernels in (digests, everything) if len(digests) == 1 else (digests,):
             if (kept := recall(self._library_key(kernels), blobs)) is not None:
                 return BlobSpec(**kept)
-        functions = {digest: function for digest, function in self.functions().items() if digest in digests}
         with ScratchFolder("build") as folder:
-            path, what = folder.path / "kernels.so", f"the library of {len(functions)} kernels to time"
-            StageCompiler(self.target).build_kernels(functions, path, what)
+            path, what = folder.path / "kernels.so", f"the library of {len(digests)} kernels to time"
+            StageCompiler(self.target).build_kernels(digests, self.functions, path, what)
             library = blobs.add_file(path)
         keep(self._library_key(digests), asdict(library), {library: blobs.path(library.sha256)})
         return library

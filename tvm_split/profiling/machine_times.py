@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from rpc_runtime.program.measurements import KernelSet, KernelTime
 from rpc_runtime.program.specs import BlobSpec
+from tvm_split.compiler.stage import Kernel
 from tvm_split.compiler.targets import target_text
 from tvm_split.errors import ProfileError
 from tvm_split.placement.estimate import Roofline
@@ -19,9 +21,12 @@ from tvm_split.placement.profile import SHORTEST_SECONDS, PieceTime
 from tvm_split.profiling.kernels import KernelCall, TargetCode
 from tvm_split.profiling.machine_facts import MachineFacts
 from tvm_split.profiling.store import Store, entry_key
+from tvm_split.units import count_text
 
 MOST_OF_MEMORY = 0.5
 """Largest share of the free memory that the arguments of a kernel, or all weights, may take."""
+UNKNOWN_ERROR = 0.5
+"""Error of an estimate by nothing but other rules: their slowness differs by a factor of about two."""
 CHANGED = 2.0
 """Ratio of times from which a machine counts as changed; frequencies and caches vary by less."""
 
@@ -44,7 +49,7 @@ class MachineTimes:
     """Known times of one machine by digest, alone and under contention, and why others are unknown.
 
     Contention is with ``companions``; a machine without any is always alone. The times alone include those of the
-    kernels of ``peaks``; a GPU has none.
+    kernels of ``peaks``; a GPU has none. ``late`` are kernels that were not compiled in time.
     """
 
     machine: MachineFacts
@@ -55,6 +60,7 @@ class MachineTimes:
     problems: dict[str, str] = field(default_factory=dict)
     measured: set[str] = field(default_factory=set)
     doubt: str = ""
+    late: frozenset[str] = frozenset()
     _times: dict[tuple[str, ...], dict[str, CachedTime]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +118,7 @@ class MachineTimes:
         return frozenset(
             digest
             for digest in self.code.distinct
-            if digest not in self.code.untimeable
+            if digest not in self.code.untimeable | self.late
             and self.code.distinct[digest].timed.size_bytes < MOST_OF_MEMORY * free_bytes
         )
 
@@ -172,8 +178,31 @@ class MachineTimes:
         return entry_key(kernel=digest, target=dict(self.code.target), with_=list(companions), warmth=warmth)
 
 
+@dataclass(frozen=True)
+class Family:
+    """The measured kernels of one schedule rule.
+
+    ``slowness`` is the ratio of their time to a roofline of the machine's peaks. ``error`` is the mean distance of the
+    single kernels from it, as a share of it, and `UNKNOWN_ERROR` by their number.
+    """
+
+    slowness: float
+    error: float
+
+    @classmethod
+    def of(cls, times: Sequence[tuple[float, float]]) -> Family:
+        """Return the family of kernels with these times: (measured, roofline) seconds of each."""
+        whole = sum(roofline for _, roofline in times)
+        slowness = sum(measured for measured, _ in times) / whole
+        error = sum(abs(measured / slowness - roofline) for measured, roofline in times) / whole
+        return cls(slowness, error + UNKNOWN_ERROR / len(times))
+
+
 class CallSeconds:
-    """Seconds of kernel calls on a machine, alone and under contention: measured, else from a roofline of its peaks.
+    """Seconds of kernel calls on a machine, alone and under contention: measured, else estimated.
+
+    The estimate is a roofline of the machine's peaks, times the slowness of the kernel's `Family`, if a kernel of it
+    was measured, else of all measured kernels.
 
     Raises:
         ProfileError: nothing could be measured on the machine.
@@ -187,6 +216,13 @@ class CallSeconds:
         self._contention = (
             sum(times.contended[digest].seconds for digest in known_digests) / alone if known_digests else 1.0
         )
+        measured: dict[str, list[tuple[float, float]]] = {}
+        for digest in known_digests:
+            kernel = times.code.distinct[digest].kernel
+            pair = times.alone[digest].seconds, self._roofline(kernel)
+            measured.setdefault(kernel.rule, []).append(pair)
+            measured.setdefault("", []).append(pair)
+        self._families = {rule: Family.of(pairs) for rule, pairs in measured.items()}
 
     def of(self, calls: Sequence[KernelCall]) -> PieceTime:
         """Return the time of calls that run one after the other."""
@@ -202,8 +238,34 @@ class CallSeconds:
         if call.digest in self._times.known:
             alone, contended = (times[call.digest].seconds for times in (self._times.alone, self._times.contended))
             return alone, contended
-        roofline = self.peaks.seconds(call.kernel.operations, call.kernel.moved_bytes)
-        return roofline, roofline * self._contention
+        seconds = self._roofline(call.kernel) * self._family(call.kernel).slowness
+        return seconds, seconds * self._contention
+
+    def _roofline(self, kernel: Kernel) -> float:
+        return max(self.peaks.seconds(kernel.operations, kernel.moved_bytes), SHORTEST_SECONDS)
+
+    def _family(self, kernel: Kernel) -> Family:
+        if kernel.rule in self._families:
+            return self._families[kernel.rule]
+        whole = self._families.get("", Family(1.0, 0.0))
+        return Family(whole.slowness, whole.error + UNKNOWN_ERROR)
+
+    @property
+    def estimates(self) -> str:
+        """A sentence about the kernels that were not timed although they could be; empty if there are none."""
+        code, known = self._times.code, self._times.known
+        untimed = [call for call in code.calls if call.digest not in known | code.untimeable]
+        if not untimed:
+            return ""
+        seconds = [self._of_call(call)[0] for call in untimed]
+        errors = [self._family(call.kernel).error for call in untimed]
+        error = sum(map(operator.mul, seconds, errors)) / sum(seconds)
+        share = sum(seconds) / sum(self._of_call(call)[0] for call in code.calls)
+        kernels = f"{len({call.digest for call in untimed})} of {count_text(len(code.distinct), 'kernel')}"
+        return (
+            f"{kernels} were not timed on {self._times.name}, {share:.1%} of its time; they are estimated by others of "
+            f"their kind, with an error of {error:.0%}: plan again, which times more of them, or raise the time limit"
+        )
 
 
 def _peaks(times: MachineTimes) -> Roofline:
