@@ -1,6 +1,7 @@
 """A kernel is compiled once, whatever cut or network it is in; damaged and missing objects are compiled again."""
 
 import itertools
+import math
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from torch import nn
 import tvm_split
 from tvm_split.compiler import kernel_processes
 from tvm_split.compiler.kernel_objects import default_folder, kernel_objects
+from tvm_split.compiler.kernel_processes import compiled_objects
 from tvm_split.compiler.targets import host_target
 from tvm_split.errors import CacheWarning
 from tvm_split.profiling.kernels import target_code
@@ -66,7 +68,7 @@ def test_what_was_timed_is_what_is_linked() -> None:
     model = model_of(8, 16)
     target = host_target(1)
     code = target_code(model, target, None)
-    kernel_objects(code.functions(), target)
+    kernel_objects(code.functions(), target, code.functions)
     kept = objects()
     bundle = tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.in_process(machines=1, threads=1)))
     assert objects().keys() == kept.keys()
@@ -102,13 +104,16 @@ def test_a_cache_that_cannot_be_written_costs_only_time(cache: Path) -> None:
 
 
 def test_processes_compile_the_same_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, target = model_of(8, 16, 24, 8, 12), host_target(1)
-    kernels = {name: kernel.with_attr("global_symbol", name) for name, kernel in _functions(model).items()}
+    target = host_target(1)
+    functions = target_code(model_of(8, 16, 24, 8, 12), target, None).functions()
+    kernels = {name: kernel.with_attr("global_symbol", name) for name, kernel in functions.items()}
     shown: list[int] = []
-    alone = kernel_processes.compiled_objects(kernels, target, shown.append)
+    alone = compiled_objects(kernels, target, math.inf, shown.append)
     assert shown == list(range(len(kernels)))
+    assert list(compiled_objects(kernels, target, 0.0, shown.append)) == list(kernels)[:1]  # its time is over
     monkeypatch.setattr(kernel_processes, "KERNELS_PER_PROCESS", 2)
-    assert kernel_processes.compiled_objects(kernels, target, shown.append) == alone
+    assert compiled_objects(kernels, target, math.inf, shown.append) == alone
+    assert compiled_objects(kernels, target, 0.0, shown.append).items() < alone.items()
 
 
 def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
@@ -126,7 +131,3 @@ def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
     assert [process.wait(120) for process in processes] == [0, 0]
     one, two = map(tvm_split.Bundle.load, paths)
     assert one == two
-
-
-def _functions(model: tvm_split.Model) -> dict[str, object]:
-    return dict(target_code(model, host_target(1), None).functions())

@@ -185,3 +185,22 @@ def test_a_kept_time_gives_way_to_a_faster_one_and_to_a_confirmed_slower_one(
     assert kept_seconds([1.2]) > 1.1 * first
     # The first measurement is that of the peaks.
     assert kept_seconds([1.0, 0.8, *unconfirmed]) < first
+
+
+def test_after_the_deadline_the_rest_is_estimated_until_it_is_planned_again(
+    model: tvm_split.Model, tmp_path: Path, noise: Noise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir(mode=0o700)
+    monkeypatch.setenv("TVM_SPLIT_CACHE", str(tmp_path / "cache"))
+    cluster = Cluster.in_process(1, threads=1)
+    hurried, (report,) = measured_pieces(model, cluster, cache_folder=tmp_path, deadline=time.monotonic())
+    late = report.estimated
+    assert report.measured == 1
+    assert f"{late} of {late + 1} kernels were not timed on machine-a" in hurried.doubts[0]
+    pieces = hurried.machines[0].pieces.values()
+    assert {piece.origin for piece in pieces} == {"measured", "estimated"}
+    assert all(0 < piece.seconds < math.inf for piece in pieces)
+    whole, (report,) = measured_pieces(model, cluster, cache_folder=tmp_path)
+    assert (report.measured, report.cached, report.estimated) == (late, 1, 0)
+    assert whole.doubts == ()
+    assert {piece.origin for piece in whole.machines[0].pieces.values()} == {"measured"}
