@@ -19,6 +19,7 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 
 from relay_passes.ir import (
+    array_in,
     bindings_of,
     constant,
     is_tensor_constant,
@@ -147,7 +148,7 @@ def _per_channel(array: np.ndarray, channels: int, axis_from_end: int) -> np.nda
 
 def _scaled(call: relax.Call, chain: _Chain) -> relax.Call:
     """Return the product with the chain's scales multiplied into its weights."""
-    weight = call.args[1].value.numpy()
+    weight = array_in(call.args[1])
     along = [1] * weight.ndim
     along[_PRODUCTS[chain.operator][1]] = -1
     scaled = (weight.astype(np.float64) * chain.scale.reshape(along)).astype(weight.dtype)

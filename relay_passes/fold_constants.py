@@ -20,6 +20,7 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 
 from relay_passes.ir import (
+    array_in,
     bindings_of,
     constant,
     is_tensor_constant,
@@ -110,7 +111,7 @@ def folded(expression: relax.Expr) -> Array | None:
     tensors = [argument for argument in expression.args if isinstance(argument.ty, relax.TensorType)]
     if not isinstance(expression.ty, relax.TensorType) or not all(map(is_tensor_constant, tensors)):
         return None
-    arrays: list[Array] = [tensor.value.numpy() for tensor in tensors]
+    arrays: list[Array] = [array_in(tensor) for tensor in tensors]
     shape = shape_of(expression)
     if math.prod(shape) > max(MOST_ELEMENTS, *(array.size for array in arrays)):
         return None

@@ -212,9 +212,27 @@ def is_tensor_constant(expression: relax.Expr) -> bool:
     return isinstance(expression, tvm.ir.GenericConst) and isinstance(expression.value, tvm.runtime.Tensor)
 
 
+def array_in(constant: relax.Expr) -> np.ndarray[Any, Any]:
+    """Return the values of a tensor constant, not copied if numpy has the dtype."""
+    tensor = constant.value
+    return np.from_dlpack(tensor) if _is_shared(np.dtype(str(tensor.dtype))) else tensor.numpy()
+
+
+def _is_shared(dtype: np.dtype[Any]) -> bool:
+    """Return whether numpy knows a dtype under the name that DLPack gives it: not booleans and bfloat16."""
+    return dtype.kind in "fiu"
+
+
 def constant(array: np.ndarray[Any, Any]) -> relax.Expr:
-    """Return a constant of the array's dtype; ``relax.const`` without a dtype converts float64 to float32."""
-    return relax.const(array, array.dtype.name)
+    """Return a constant of the array's dtype; ``relax.const`` without a dtype converts float64 to float32.
+
+    The values are copied once; ``relax.const`` copies them twice.
+    """
+    if not array.size or not _is_shared(array.dtype):
+        return relax.const(array, array.dtype.name)
+    tensor = tvm.runtime.empty(array.shape, array.dtype.name)
+    np.from_dlpack(tensor)[...] = array
+    return relax.const(tensor)
 
 
 def shape_of(value: relax.Expr | relax.Type) -> tuple[int, ...]:

@@ -36,11 +36,11 @@ class Axis:
         return Axis(index, self.outer, self.length)
 
     def part_of(self, array: Array, begin: int, end: int) -> Array:
-        """Return a new array with the indices from ``begin`` to before ``end`` of each block."""
+        """Return an array with the indices from ``begin`` to before ``end`` of each block."""
         before, behind = array.shape[: self.index], array.shape[self.index + 1 :]
         blocks = array.reshape((*before, self.outer, self.length, *behind))
         part = blocks[(slice(None),) * (self.index + 1) + (slice(begin, end),)]
-        return np.array(part, order="C").reshape((*before, self.outer * (end - begin), *behind))
+        return part.reshape((*before, self.outer * (end - begin), *behind))
 
 
 @dataclass(frozen=True)

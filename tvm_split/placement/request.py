@@ -25,7 +25,7 @@ from rpc_runtime.option import option, options
 from tvm_split.errors import PlanError
 from tvm_split.parameters import Number, Seconds, Share, Whole
 from tvm_split.placement.by_hand import Shard, Split
-from tvm_split.placement.problem import DEFAULT_TIME_LIMIT_SECONDS, Objective, Precision
+from tvm_split.placement.problem import Objective, Precision
 from tvm_split.placement.profile import ClusterProfile
 from tvm_split.units import ShownFields, few_lines
 from tvm_split.values import text_of
@@ -37,6 +37,7 @@ SPLITTING = ("split", "shards")
 """The fields with which the user, not the planner, decides the split."""
 DEMANDS = ("pin", "keep_off", "replicas", "maximum_machines", "maximum_latency_seconds", "minimum_throughput")
 """The fields that only a search can satisfy."""
+PLANNING_SECONDS = 30.0
 SEARCHING = ("auto_shards", *DEMANDS, "strategy", "time_limit_seconds")
 """The fields that have no effect if the user decides the split."""
 
@@ -187,8 +188,8 @@ class PlanRequest(ShownFields):
     estimate: bool = option(False, "Measure nothing: plan with estimates from operations and bytes.")
     refresh: bool = option(False, "Measure again what was measured before.")
     time_limit_seconds: Seconds = option(
-        DEFAULT_TIME_LIMIT_SECONDS,
-        "Search so long, then take the best plan so far.",
+        PLANNING_SECONDS,
+        "Plan within so long: time the kernels that matter most, estimate the rest, take the best plan so far.",
         metavar="SECONDS",
         minimum=0.1,
         flag="--time-limit",

@@ -34,8 +34,12 @@ from tvm_split.planning.sharding.search import ShardSearch
 from tvm_split.profiling.cluster_profile import profile_model
 from tvm_split.progress import StepProgress
 
+MEASURING_SHARE = 0.6
+"""Fraction of the time limit in which kernels are timed; links take the rest."""
+SEARCHING_SHARE = 1 / 3
+"""Fraction of the time limit for searching, even if measuring took all of it."""
 WHOLE_LAYERS_SHARE = 0.4
-"""Fraction of the time limit for plans of whole layers, if plans with sharded layers are searched in the rest."""
+"""Fraction of it for plans of whole layers, if plans with sharded layers are searched in all that is left."""
 
 
 class Planner:
@@ -54,6 +58,7 @@ class Planner:
     ) -> None:
         self.model, self.workers, self.request = model, workers, request
         self.described, self.on_progress = described or {}, on_progress
+        self._started = time.monotonic()
         self._measures = request.profile is None and not (request.estimate or workers.launcher.in_process)
 
     @cached_property
@@ -66,6 +71,7 @@ class Planner:
                 self.workers,
                 database=request.database,
                 refresh=request.refresh,
+                deadline=self._started + MEASURING_SHARE * request.time_limit_seconds,
                 on_progress=self.on_progress,
             )
         return with_identical_averaged(profile or estimated_profile(self.model.description, self.workers))
@@ -104,7 +110,8 @@ class Planner:
             NoPlanError: no plan fits.
         """
         request = self.request
-        deadline = time.monotonic() + request.time_limit_seconds
+        problem, limit = self.problem, request.time_limit_seconds  # measures
+        deadline = max(self._started + limit, time.monotonic() + SEARCHING_SHARE * limit)
         whole, refusal = None, None
         may_shard = request.auto_shards and request.stages is None and len(self.workers.machines) > 1
         may_shard = may_shard and request.precision == "float32"
@@ -117,7 +124,7 @@ class Planner:
             refusal = error
         if whole is not None and not (may_shard and request.objective == "latency"):
             return whole
-        relaxed_seconds, sharding = division_bound(self.problem), self.sharding
+        relaxed_seconds, sharding = division_bound(problem), self.sharding
         sharded: Sequence[Solution] = ()
         if whole is None or not cannot_gain(whole, relaxed_seconds):
             sharded = sharding.best_few(deadline, math.inf if whole is None else whole.value_seconds)
@@ -128,9 +135,10 @@ class Planner:
     def best_of_whole_layers(self, share: float = 1.0) -> Solution:
         """Return the best plan of whole layers, without machines that gain too little; raises as `solve_by`.
 
-        The request's strategy has a share of the time limit.
+        The request's strategy has a share of the time for searching.
         """
-        solution = solve_by(self.request.strategy, self.problem, share * self.request.time_limit_seconds)
+        seconds = share * SEARCHING_SHARE * self.request.time_limit_seconds
+        solution = solve_by(self.request.strategy, self.problem, seconds)
         return self._in_layers(with_fewest_machines(self.problem, solution))
 
     def _in_layers(self, solution: Solution) -> Solution:

@@ -1,5 +1,6 @@
 """Times of a plan's parts: measured, or estimated from the pieces' times and the parts' shares of the work."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -251,6 +252,7 @@ def profile_parts(
     *,
     database: str | Path | None = None,
     refresh: bool = False,
+    deadline: float = math.inf,
     on_progress: StepProgress | None = None,
     attempts: Attempts | None = None,
 ) -> tuple[StepGraph | None, ...]:
@@ -270,6 +272,7 @@ def profile_parts(
         lambda machine: _code(scheduled, machine),
         cluster,
         refresh=refresh,
+        deadline=deadline,
         on_progress=on_progress,
     )
     used = {machine for plan in scheduled for machine in plan.machines()}

@@ -31,6 +31,8 @@ BALANCING = 3
 """Most iterations of balancing the shares of a plan."""
 MOST_TIMED = 3
 """Most plans that are measured."""
+TIMING_SHARE = 0.6
+"""Share of the search's time in which plans are measured."""
 WORTH_TIMING = 1.25
 """Largest estimate, by the value to beat, of a plan that is measured: parts often take less than estimated."""
 STEP = "considering splits inside layers"
@@ -97,19 +99,24 @@ class ShardSearch:
         """
         self._on_progress(STEP, 0, 1)
         needs_one = math.isinf(value_to_beat)
-        found = self.candidates(deadline)
+        found = self.candidates(_earlier(deadline, 1 - TIMING_SHARE))
         if needs_one and not found and self.attempts.was_late:
             found = self.candidates(math.inf)
         near = [plan for plan in found if plan.compared_seconds <= WORTH_TIMING * value_to_beat][:MOST_TIMED]
         timed: list[Solution] = []
-        for plan in near:
+        for number, plan in enumerate(near):
             if self._workers is None or time.monotonic() <= deadline or (needs_one and not timed):
-                timed += filter(self.keeps_demands, self._measured([plan], self.attempts))
+                own_deadline = _earlier(deadline, 1 / (len(near) - number))
+                timed += filter(self.keeps_demands, self._measured([plan], self.attempts, own_deadline))
         self._on_progress(STEP, 1, 1)
         return timed if near else found[:1]
 
-    def _measured(self, solutions: Sequence[Solution], attempts: Attempts | None = None) -> Sequence[Solution]:
+    def _measured(
+        self, solutions: Sequence[Solution], attempts: Attempts | None = None, deadline: float = math.inf
+    ) -> Sequence[Solution]:
         """Return solutions with their parts measured in their own shapes; the same ones if nothing is measured.
+
+        The kernels that are not measured before the ``deadline`` are estimated.
 
         Errors are those of `profile_parts`; with ``attempts``, plans whose parts cannot be built are left out.
         """
@@ -122,6 +129,7 @@ class ShardSearch:
             self._estimates,
             database=self._request.database,
             refresh=self._request.refresh,
+            deadline=deadline,
             on_progress=self._on_progress,
             attempts=attempts,
         )
@@ -195,3 +203,9 @@ class ShardSearch:
 
     def _rank(self, plan: Solution) -> tuple[float, float]:
         return memory_shortage(self._problem, plan.evaluation), plan.compared_seconds
+
+
+def _earlier(deadline: float, share: float) -> float:
+    """Return the deadline of a share of the time that is left, in seconds of `time.monotonic`."""
+    now = time.monotonic()
+    return now + share * max(deadline - now, 0.0)
