@@ -6,7 +6,6 @@ import re
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,10 +113,3 @@ def test_without_plotly():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "pip install 'tvm-split[observe]'" in ended.stderr
-
-
-def test_a_page_of_another_trace(tmp_path: Path):
-    trace = replace(two_machines(), model="other")
-    trace.save(tmp_path / "trace.json")
-    Trace.load(tmp_path / "trace.json").save(tmp_path / "trace.html")
-    assert '"model": "other"' in (tmp_path / "trace.html").read_text()

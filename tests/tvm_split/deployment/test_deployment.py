@@ -180,10 +180,12 @@ def test_a_local_cluster_deploys_again_after_a_worker_has_died(bundle: tvm_split
 
 
 def test_wrong_inputs_are_refused_at_once(deployment: tvm_split.Deployment) -> None:
+    expected = deployment.run(X)[0]
     with pytest.raises(tvm_split.InputError, match="dtype is int64"):
         deployment.submit(np.ones((1, 8), np.int64))
     with pytest.raises(tvm_split.InputError, match="0 were given"):
         asyncio.run(deployment.run_async())
+    np.testing.assert_array_equal(deployment.run(np.asfortranarray(X.numpy()))[0], expected)
 
 
 def test_what_is_cancelled_before_it_begins_is_not_run(deployment: tvm_split.Deployment) -> None:

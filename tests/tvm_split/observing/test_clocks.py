@@ -58,3 +58,4 @@ def test_clocks_that_differ_and_drift(tmp_path: Path) -> None:
         assert off <= machine.clock_error_nanoseconds + 2
         assert machine.clock_error_nanoseconds < SECOND // 20
     assert trace.machines[C].clock_error_nanoseconds == 0
+    assert "Clocks are right to" in str(trace)

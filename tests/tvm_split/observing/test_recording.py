@@ -28,10 +28,16 @@ def test_a_recording_has_every_event(bundle: tvm_split.Bundle, tmp_path: Path):
         statistics = deployment.stats()
         assert len(recording.trace) == len(trace)
     assert trace.lost == 0
+    assert {event.kind for event in trace if event.machine == CLIENT} >= {RECEIVE, SEND, FLIGHT}
+    starts = [event.start_nanoseconds for event in trace]
+    assert starts == sorted(starts)
+    assert all(event.start_nanoseconds <= event.end_nanoseconds for event in trace)
     for stage in statistics.stages:
         own = [event for event in trace if (event.stage, event.kind) == (stage.name, COMPUTE)]
         assert [event.sequence for event in own] == [*range(COUNT)]
         assert stage.micro_batches == COUNT + 1
+        assert stage.median_compute_seconds > 0
+        assert stage.bytes_received == 4 * (COUNT + 1) * {"stage_0": 4, "stage_1": 8}[stage.name]
         seconds = sum(event.end_nanoseconds - event.start_nanoseconds for event in own) * 1e-9
         assert 0 < seconds <= stage.compute_seconds
     assert [event.sequence for event in trace if event.kind == FLIGHT] == [*range(COUNT)]
@@ -92,7 +98,10 @@ def test_closing_ends_a_recording(bundle: tvm_split.Bundle):
 def test_a_wrong_suffix_is_refused_before_anything_runs(bundle: tvm_split.Bundle, tmp_path: Path):
     with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
         for use in (deployment.trace, lambda path: deployment.tracing(path).__enter__()):
-            with pytest.raises(tvm_split.TvmSplitError, match="suffixes of a trace"):
+            with pytest.raises(
+                tvm_split.TvmSplitError, match=r"suffixes of a trace.*\.pftrace \(for ui\.perfetto\.dev\)"
+            ):
                 use(tmp_path / "run.txt")
+            assert list(tmp_path.iterdir()) == []
         with pytest.raises(tvm_split.TvmSplitError, match="kernels"), deployment.tracing(kernels=-1):
             pass
