@@ -109,7 +109,11 @@ def test_a_picture(invoke, plan_path, tmp_path):
     [
         (["--slow", "box"], "'box' is not MACHINE=FACTOR[@SECONDS], like box=2"),
         (["--slow", "a=b@c=2@1"], "the plan does not use a machine named 'a=b@c'"),
+        (["--slow", f"{A}=0"], "0.0 times as long"),
+        (["--slow", f"{A}=2", "--slow", f"{A}=3@1"], f"machine '{A}' is to be slowed 2 times"),
         (["--lose", "box"], "'box' is not MACHINE@SECONDS"),
+        (["--lose", "lamp@2"], f"the plan does not use a machine named 'lamp'; it uses {A}"),
+        (["--lose", f"{A}@2", "--lose", f"{A}@1"], f"machine '{A}' is to be lost 2 times"),
         (["--micro-batches", "1"], "--micro-batches"),
         (["--scatter", "-1"], "--scatter"),
         (["--trace", "work.tiff"], "'work.tiff' has none of the suffixes of a trace"),

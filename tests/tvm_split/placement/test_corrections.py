@@ -104,14 +104,6 @@ def test_plans_do_not_take_turns(truth, case):
     assert seen[2:] == [False] * 4
 
 
-def test_a_plan_that_breaks_a_demand_is_changed_whatever_that_gains():
-    problem = chain_problem(PROFILE, pin={"layer_0": B})
-    replanned = replan(problem, HALVES)
-    assert replanned.change.changed
-    assert replanned.stages[0].machines == (B,)
-    assert not replan(problem, replanned.stages).change.changed
-
-
 def test_latency_counts_where_it_is_the_objective():
     problem = chain_problem(PROFILE, "latency")
     replanned = replan(problem, HALVES, 0.0)

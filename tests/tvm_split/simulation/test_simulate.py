@@ -172,22 +172,6 @@ def test_without_a_machine_nothing_comes_any_more() -> None:
     assert (early.results, early.period_seconds, early.streamed, early.first_seconds) == (0, None, None, None)
 
 
-@pytest.mark.parametrize(
-    ("what_if", "message"),
-    [
-        ({"slowdowns": (Slowdown("lamp", 2.0),)}, "the plan does not use a machine named 'lamp'; it uses m0a"),
-        ({"losses": (Loss("lamp", 2.0),)}, "the plan does not use a machine named 'lamp'"),
-        ({"slowdowns": (Slowdown("m0a", 0.0),)}, "0.0 times as long"),
-        ({"slowdowns": (Slowdown("m0a", 2.0), Slowdown("m0a", 3.0, 1.0))}, "machine 'm0a' is to be slowed 2 times"),
-        ({"losses": (Loss("m0a", 2.0), Loss("m0a", 1.0))}, "machine 'm0a' is to be lost 2 times"),
-        ({"compute_scatter": -1.0}, "scatter of -1.0"),
-    ],
-)
-def test_what_cannot_happen_is_refused(what_if: dict[str, object], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        simulate(chain([0.01], [0.001] * 2), WhatIf(**what_if))  # type: ignore[arg-type]
-
-
 def replicas(*seconds: float) -> Scenario:
     """One stage with replicas whose shares follow their speeds."""
     problem = on_one_host(len(seconds), 1, len(seconds))
