@@ -72,12 +72,8 @@ def require_same(module: tvm.IRModule, sharded: Sharded, *inputs: np.ndarray) ->
     assert set(sharded.machine_of) == set(sharded.source_of) <= set(operations)
     for name, machine in sharded.machine_of.items():
         if machine is None:
-            assert operator_name(operations[name]).removeprefix("relax.") in (
-                "strided_slice",
-                "concat",
-                "add",
-                "reshape",
-            )
+            kind = operator_name(operations[name]).removeprefix("relax.")
+            assert kind in ("strided_slice", "concat", "add", "reshape")
 
 
 def product_bytes(module: tvm.IRModule, names: Sequence[str]) -> int:

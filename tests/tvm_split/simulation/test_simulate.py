@@ -15,7 +15,7 @@ from tests.helpers.scenarios import busiest, chain, scenario_of_problem
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.placement.problem import Problem, Stage
-from tvm_split.placement.search import solve
+from tvm_split.placement.search import Budget, solve
 from tvm_split.simulation.scenario import (
     LinkTimes,
     Loss,
@@ -35,7 +35,7 @@ DURATIONS = st.lists(SECONDS, min_size=1, max_size=5)
 
 def planned(problem: Problem) -> tuple[Stage, ...]:
     try:
-        return solve(problem, time_limit_seconds=0.5).stages
+        return solve(problem, budget=Budget(work=1e8)).stages
     except PlanError:
         assume(False)
         raise
