@@ -74,12 +74,7 @@ IN_SHORT = ("lz4", "int8")
     "codec", [name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.slow) for name in CODECS]
 )
 def test_every_codec_gives_what_torch_gives(
-    workers: Endpoints,
-    network: torch.nn.Module,
-    x: torch.Tensor,
-    model: tvm_split.Model,
-    codec: str,
-    tmp_path: Path,
+    workers: Endpoints, network: torch.nn.Module, x: torch.Tensor, model: tvm_split.Model, codec: str, tmp_path: Path
 ) -> None:
     cluster = joined_by(
         workers,

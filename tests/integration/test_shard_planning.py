@@ -137,10 +137,7 @@ def test_what_fits_on_no_machine_runs_on_three(three_workers: tvm_split.Cluster)
     machines = tuple(Machine(name, memory_bytes=1_900_000, endpoint=endpoints[name]) for name in (A, B, C))
     small = Cluster(machines)
     by_hand = [tvm_split.Shard("0", "2", "channels", {A: 0.4, B: 0.3, C: 0.3})]
-    for planned in (
-        tvm_split.plan(model, small, estimate=True),
-        tvm_split.plan(model, small, shards=by_hand),
-    ):
+    for planned in (tvm_split.plan(model, small, estimate=True), tvm_split.plan(model, small, shards=by_hand)):
         assert shared(planned) == [(A, B, C)]
         with tvm_split.deploy(tvm_split.compile(model, planned), small) as deployment, torch.no_grad():
             (y,) = deployment.run(x)

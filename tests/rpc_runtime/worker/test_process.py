@@ -170,6 +170,7 @@ AT_A_TRACKER = ["--tracker", "127.0.0.1:9190", "--key", "lab"]
         (["--listen", "0.0.0.0:0"], "--insecure"),
         (["--log-level", "loud"], "invalid choice: 'loud'"),
         (["--listen", "nonsense"], "HOST:PORT"),
+        (["--metrics-listen", "0.0.0.0:0"], "--tls-certificate and --tls-key, or --insecure"),
         (["--name", "client"], "--name client"),
         (["--threads", "0"], "--threads is at least 1"),
         (["--cores", "a"], "--cores takes numbers"),

@@ -112,11 +112,7 @@ MISFITS = [
     (CudaNeeds("sm_90", None), worker_with("sm_90", 13000, compiler="13.0"), ""),
     (CudaNeeds("sm_90a", (13, 0)), worker_with("sm_90", 13000), ""),
     (CudaNeeds("sm_90", (13, 0)), worker_with(None, 0, problem="there is no NVIDIA driver"), "no NVIDIA driver"),
-    (
-        CudaNeeds("sm_90", (13, 0)),
-        worker_with("sm_80", 13000),
-        "does not run code for sm_90: give .* sm_80",
-    ),
+    (CudaNeeds("sm_90", (13, 0)), worker_with("sm_80", 13000), "does not run code for sm_90: give .* sm_80"),
     (CudaNeeds("sm_90", (13, 0)), worker_with("sm_90", 12080), "driver for CUDA 12.8, and TVM's library"),
     (CudaNeeds("sm_90", (14, 0)), worker_with("sm_90", 13020), "machine code of CUDA 14.0 needs one for 14.0"),
     (CudaNeeds("sm_80", (13, 1)), worker_with("sm_90", 13000), "PTX for sm_80, .* of CUDA 13.1 needs one for 13.1"),

@@ -61,11 +61,7 @@ def by_address(workers: tvm_split.Cluster, addresses: dict[str, str]) -> Cluster
     ],
 )
 def test_a_worker_that_is_not_what_was_planned_for(
-    bundle: tvm_split.Bundle,
-    three_workers: tvm_split.Cluster,
-    addresses: dict[str, str],
-    threads: int,
-    message: str,
+    bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster, addresses: dict[str, str], threads: int, message: str
 ) -> None:
     first, second = bundle.plan.machines
     planned = dataclasses.replace(bundle.plan, machines=(first, dataclasses.replace(second, threads=threads)))

@@ -94,8 +94,7 @@ def test_plans_do_not_take_turns(truth, case):
         loads = {load.machine: load.compute_seconds for load in evaluate_stages(believed, current).loads}
         happened = evaluate_stages(real, current)
         measured = Measured(
-            {load.machine: load.compute_seconds / loads[load.machine] for load in happened.loads},
-            earlier=corrections,
+            {load.machine: load.compute_seconds / loads[load.machine] for load in happened.loads}, earlier=corrections
         )
         corrections = corrections_of(measured)
         replanned = replan(chain_problem(calibrated(PROFILE, corrections)), current)
