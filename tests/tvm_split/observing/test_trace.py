@@ -16,7 +16,7 @@ from tvm_split.observing import xplane_pb2
 from tvm_split.observing.about import About, AboutStage
 from tvm_split.observing.lanes import in_lanes
 from tvm_split.observing.summary import common, length, spans_of, summary_of
-from tvm_split.observing.trace import FORMATS, Trace, trace_of
+from tvm_split.observing.trace import Trace, trace_of
 
 
 def test_the_shares_of_the_time():
@@ -272,9 +272,3 @@ def test_tensorboard(tmp_path: Path):
         computing = {number for number, about in plane.event_metadata.items() if about.name.startswith("compute")}
         found += [e.duration_ps for line in plane.lines for e in line.events if e.metadata_id in computing]
     assert sum(found) == computed * 1000
-
-
-def test_every_format_can_be_written(tmp_path: Path):
-    for suffix in FORMATS:
-        two_machines().save(tmp_path / f"run{suffix}")
-        assert (tmp_path / f"run{suffix}").exists()
