@@ -15,6 +15,7 @@ import tvm_split
 from rpc_runtime.client.local_workers import LocalWorkers
 from tests.helpers import readme_table
 from tests.helpers.kubernetes_api import KubernetesApi, pod
+from tests.helpers.labs import write_lab
 from tests.helpers.readme_table import lines, run
 from tests.helpers.rpc_lab import RpcLab, free_port
 from tests.helpers.ssh_server import SshServer
@@ -75,11 +76,7 @@ def test_to_workers_of_this_host(bundle: Path, folder: Path) -> None:
 def test_to_machines_of_a_file(bundle: Path, folder: Path) -> None:
     (folder / "bundle").symlink_to(bundle)
     with LocalWorkers(["machine-a", "machine-b"]) as workers:
-        ends = workers.endpoints
-        for name, end in ends.items():
-            (folder / name).write_text(str(end.token))
-        listed = [{"name": name, "address": end.address, "token_file": name} for name, end in ends.items()]
-        (folder / "cluster.yaml").write_text(yaml.safe_dump({"machines": listed}))
+        write_lab(folder, workers.endpoints).rename("cluster.yaml")
         assert "machine-b" in run("machines of a file")
 
 

@@ -38,16 +38,9 @@ class Whole:
 
 
 STAGE_OF = {
-    "mask": 0,
-    "conv1": 0,
-    "halves": 0,
-    "left": 0,
-    "right": 0,
-    "conv2": 1,
-    "conv3": 1,
-    "joined": 1,
+    **dict.fromkeys(("mask", "conv1", "halves", "left", "right"), 0),
+    **dict.fromkeys(("conv2", "conv3", "joined", "other"), 1),
     "skip": 2,
-    "other": 1,
 }
 
 

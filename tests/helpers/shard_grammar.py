@@ -215,28 +215,45 @@ def gated_mixer(random: Random, network: Network, x: relax.Var) -> relax.Var:
 
 
 def attention(random: Random, network: Network, x: relax.Var) -> relax.Var | None:
-    batch, tokens, width = shape_of(x)
+    width = shape_of(x)[2]
     if width % 2:
         return None
-    heads, form = random.choice(_divisors(width)), random.choice(["reshape", "split", "three"])
-    depth = width // heads
-    if form == "reshape":
-        fused = _reshaped(network, network.linear(x, 3 * width), batch, tokens, 3, heads, depth)
+    heads, form = random.choice(_divisors(width)), random.choice(FORMS)
+    return attention_of(network, x, form, heads, random.choice([1, heads]), width // heads)
+
+
+FORMS = ("one matrix, then a reshape", "one matrix, then a split", "three matrices")
+"""How queries, keys and values are made; of three matrices, keys and values may have fewer heads."""
+
+
+def attention_of(network: Network, x: relax.Var, form: str, heads: int, groups: int, depth: int) -> relax.Var:
+    """Attention with a mask and a residual; of three matrices, keys and values have ``groups`` heads."""
+    batch, tokens, width = shape_of(x)
+
+    def by_heads(value: relax.Expr, count: int) -> relax.Var:
+        return _permuted(network, _reshaped(network, value, batch, tokens, count, depth), 0, 2, 1, 3)
+
+    if form == "one matrix, then a reshape":
+        fused = _reshaped(network, network.linear(x, 3 * heads * depth), batch, tokens, 3, heads, depth)
         turned = _permuted(network, fused, 2, 0, 3, 1, 4)
         parts = [network.add(op.squeeze(_channels(network, turned, at, at + 1, 0), [0])) for at in range(3)]
+    elif form == "one matrix, then a split":
+        pieces = network.add(op.split(network.linear(x, 3 * heads * depth), 3, 2))
+        parts = [by_heads(network.add(relax.TupleGetItem(pieces, place)), heads) for place in range(3)]
     else:
-        if form == "split":
-            pieces = network.add(op.split(network.linear(x, 3 * width), 3, 2))
-            fields = [network.add(relax.TupleGetItem(pieces, place)) for place in range(3)]
-        else:
-            fields = [network.linear(x, width) for _ in range(3)]
-        parts = [
-            _permuted(network, _reshaped(network, field, batch, tokens, heads, depth), 0, 2, 1, 3) for field in fields
-        ]
+        parts = [by_heads(network.linear(x, heads * depth), heads)]
+        for _ in range(2):
+            shared = by_heads(network.linear(x, groups * depth), groups)
+            if groups != heads:
+                wide = (batch, groups, heads // groups, tokens, depth)
+                shared = network.add(op.broadcast_to(network.add(op.expand_dims(shared, 2)), wide))
+                shared = _reshaped(network, shared, batch, heads, tokens, depth)
+            parts.append(shared)
     query, key, value = parts
-    scores = network.add(op.nn.softmax(network.add(op.matmul(query, _permuted(network, key, 0, 1, 3, 2))), -1))
-    mixed = _permuted(network, network.add(op.matmul(scores, value)), 0, 2, 1, 3)
-    return network.add(op.add(x, network.linear(_reshaped(network, mixed, batch, tokens, width), width)))
+    scores = network.add(op.matmul(query, _permuted(network, key, 0, 1, 3, 2)))
+    scores = network.add(op.add(scores, network.weight(1, 1, tokens, tokens)))
+    mixed = _permuted(network, network.add(op.matmul(network.add(op.nn.softmax(scores, -1)), value)), 0, 2, 1, 3)
+    return network.add(op.add(x, network.linear(_reshaped(network, mixed, batch, tokens, heads * depth), width)))
 
 
 def class_token(random: Random, network: Network, x: relax.Var) -> relax.Var | None:

@@ -63,21 +63,17 @@ class Network:
         return self._builder.get()
 
 
-def require_same(module: tvm.IRModule, sharded: Sharded, *inputs: np.ndarray) -> None:
+def require_same(module: tvm.IRModule, sharded: Sharded, *inputs: np.ndarray, tolerance: float = 1e-9) -> None:
     """Assert that the graph computes the same values, and that only slices and gathers have no machine."""
     relax.analysis.well_formed(sharded.module)
     for actual, expected in zip(values_of(sharded.module, *inputs), values_of(module, *inputs), strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-9 * abs(expected).max())
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * max(abs(expected).max(), 1e-3))
     operations = {binding.var.name: binding.value for binding in operations_of(main_function(sharded.module))}
     assert set(sharded.machine_of) == set(sharded.source_of) <= set(operations)
     for name, machine in sharded.machine_of.items():
         if machine is None:
-            assert operator_name(operations[name]).removeprefix("relax.") in (
-                "strided_slice",
-                "concat",
-                "add",
-                "reshape",
-            )
+            kind = operator_name(operations[name]).removeprefix("relax.")
+            assert kind in ("strided_slice", "concat", "add", "reshape")
 
 
 def product_bytes(module: tvm.IRModule, names: Sequence[str]) -> int:

@@ -1,6 +1,5 @@
 """Traces of two machines and a client, with times chosen by hand."""
 
-from rpc_runtime.program.clocks import MachineClock
 from rpc_runtime.program.events import BLOCK, COMPUTE, FLIGHT, RECEIVE, SEND, WAIT, WINDOW, Recorder
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.observing.trace import Trace, trace_of
@@ -10,23 +9,16 @@ MILLISECOND = 1_000_000
 COUNT = 20
 
 
-def two_machines(
-    computing: tuple[int, int] = (6, 9), wire: int = 1, clocks: dict[str, MachineClock] | None = None, ahead: int = 0
-) -> Trace:
-    """A stream with a result every 10 ms: both machines compute for so many milliseconds, a transfer takes ``wire``.
-
-    Machine b's clock is ``ahead`` milliseconds ahead; ``clocks`` are those that the reader knows.
-    """
+def two_machines(computing: tuple[int, int] = (6, 9), wire: int = 1) -> Trace:
+    """A stream with a result every 10 ms: both machines compute for so many milliseconds, a transfer takes ``wire``."""
     recorders = {name: Recorder() for name in (A, B, CLIENT)}
 
     def record(
         machine: str, kind: str, begin: int, end: int, stage: str = "", peer: str = "", tensor: str = ""
     ) -> None:
-        shift = ahead if machine == B else 0
         track = recorders[machine].track(kind, stage, peer, tensor)
         size_bytes = 1000 if kind in (SEND, RECEIVE) else 0
-        times = ((begin + shift) * MILLISECOND, (end + shift) * MILLISECOND)
-        recorders[machine].record(track, sequence, *times, size_bytes, value=1)
+        recorders[machine].record(track, sequence, begin * MILLISECOND, end * MILLISECOND, size_bytes, value=1)
 
     for sequence in range(COUNT):
         start = 100 + 10 * sequence
@@ -44,5 +36,4 @@ def two_machines(
         record(B, SEND, begin + computing[1], begin + computing[1] + wire, "second", CLIENT, "z")
         record(CLIENT, RECEIVE, begin + computing[1], begin + computing[1] + wire, peer=B, tensor="z")
         record(CLIENT, FLIGHT, start - wire, begin + computing[1] + wire)
-    seen = {name: recorder.observe(since=0) for name, recorder in recorders.items()}
-    return trace_of("net", seen, clocks or {})
+    return trace_of("net", {name: recorder.observe(since=0) for name, recorder in recorders.items()}, {})

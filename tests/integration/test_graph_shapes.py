@@ -1,7 +1,6 @@
-"""Graphs other than chains, on worker processes and in this process, compared with torch."""
+"""Graphs other than chains, on worker processes, compared with torch."""
 
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 import pytest
@@ -58,26 +57,14 @@ TWO_STAGES_ON_ONE = {"one machine, two stages": "aba", "two consumers on one mac
 """The letters of the stages' machines; in other cases each machine has one stage."""
 
 
-@pytest.fixture(params=["local", "in process"])
-def cluster(request: pytest.FixtureRequest, three_workers: tvm_split.Cluster) -> tvm_split.Cluster:
-    return three_workers if request.param == "local" else tvm_split.Cluster.in_process(3, threads=1)
-
-
-@cache
-def compiled(name: str) -> tuple[nn.Module, tvm_split.Bundle]:
-    """Return the compiled case; shared by both kinds of clusters, whose machines have the same target."""
+@pytest.mark.parametrize("name", CASES)
+def test_answers_are_those_of_torch(name: str, three_workers: tvm_split.Cluster) -> None:
     network, inputs, split = CASES[name]
     module = network().eval()
     model = tvm_split.load_model(module, inputs)
-    plan = tvm_split.plan(model, tvm_split.Cluster.in_process(3, threads=1), split=split)
-    return module, tvm_split.compile(model, plan)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_answers_are_those_of_torch(name: str, cluster: tvm_split.Cluster) -> None:
-    _, inputs, split = CASES[name]
-    module, bundle = compiled(name)
-    with tvm_split.deploy(bundle, cluster) as deployment:
+    # Compiling runs it in this process, too, and compares.
+    bundle = tvm_split.compile(model, tvm_split.plan(model, three_workers, split=split))
+    with tvm_split.deploy(bundle, three_workers) as deployment:
         letters = TWO_STAGES_ON_ONE.get(name, "".join(machine[-1] for machine in split))
         assert [stage.machine for stage in deployment.stages] == [f"machine-{letter}" for letter in letters]
         batches = [tuple(tensor + index for tensor in inputs) for index in range(5)]

@@ -39,15 +39,13 @@ def on_three(model: tvm_split.Model, cluster: tvm_split.Cluster, shares: dict[st
     return with_replicas(planned, 1, shares)
 
 
-@pytest.mark.parametrize("kind", ["local", "in process"])
-def test_answers_are_those_of_torch(model: tvm_split.Model, three_workers: tvm_split.Cluster, kind: str) -> None:
-    cluster = three_workers if kind == "local" else tvm_split.Cluster.in_process(3, threads=1)
-    bundle = tvm_split.compile(model, on_three(model, cluster, {"machine-b": 0.67, "machine-c": 0.33}))
+def test_answers_are_those_of_torch(model: tvm_split.Model, three_workers: tvm_split.Cluster) -> None:
+    bundle = tvm_split.compile(model, on_three(model, three_workers, {"machine-b": 0.67, "machine-c": 0.33}))
     assert bundle.verified == "yes"
     torch.manual_seed(0)
     network = Skip().eval()
     batches = [INPUT + index for index in range(20)]
-    with tvm_split.deploy(bundle, cluster) as deployment:
+    with tvm_split.deploy(bundle, three_workers) as deployment:
         for batch, (output,) in zip(batches, deployment.stream((b,) for b in batches), strict=True):
             with torch.no_grad():
                 np.testing.assert_allclose(output, network(batch).numpy(), rtol=1e-5, atol=1e-5)

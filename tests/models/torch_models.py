@@ -22,14 +22,7 @@ from tests.models.convolutional_networks import (
     vgg,
     vgg16,
 )
-from tests.models.transformers import (
-    bert,
-    bert_base,
-    gpt2,
-    gpt2_small,
-    vit,
-    vit_b16,
-)
+from tests.models.transformers import bert, bert_base, gpt2, gpt2_small, vit, vit_b16
 
 
 def small_models() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:

@@ -1,46 +1,33 @@
-"""A U-Net with long skips (Ronneberger et al., 2015), padded, and with batch norms as it is used today."""
-
-import itertools
+"""A U-Net (Ronneberger et al., 2015) with all that such networks have between their levels."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.models.conditioning import conditioned
-
-
-class DoubleConvolution(nn.Sequential):
-    def __init__(self, channels: int, out: int) -> None:
-        super().__init__(
-            nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
-            nn.Conv2d(out, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU(),
-        )  # fmt: skip
-
 
 class UNet(nn.Module):
-    """Input float32[batch, 3, height, width], output float32[batch, classes, height, width]."""
+    """Two levels down and up: transposed convolutions, an interpolation, skips over the whole depth."""
 
-    def __init__(self, width: int, depth: int, classes: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        widths = [width << level for level in range(depth + 1)]
-        self.down = nn.ModuleList(map(DoubleConvolution, [3, *widths[:-2]], widths[:-1]))
-        self.bottom = DoubleConvolution(widths[-2], widths[-1])
-        rising = widths[::-1]
-        self.up = nn.ModuleList(nn.ConvTranspose2d(wide, narrow, 2, 2) for wide, narrow in itertools.pairwise(rising))
-        self.joined = nn.ModuleList(map(DoubleConvolution, rising[:-1], rising[1:]))
-        self.last = nn.Conv2d(width, classes, 1)
+        self.down1, self.down2 = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)
+        self.bottom = nn.Conv2d(8, 8, 3, padding=2, dilation=2)
+        self.up2, self.up1 = nn.ConvTranspose2d(8, 8, 2, 2), nn.ConvTranspose2d(8, 4, 3, 2, 1, output_padding=1)
+        self.join2, self.join1 = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1, padding_mode="reflect")
+        self.last = nn.Conv2d(12, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        skips = []
-        for down in self.down:
-            x = down(x)
-            skips.append(x)
-            x = functional.max_pool2d(x, 2)
-        x = self.bottom(x)
-        for up, joined in zip(self.up, self.joined, strict=True):
-            x = joined(torch.cat([skips.pop(), up(x)], 1))
-        return self.last(x)
+        first = functional.hardswish(self.down1(x))
+        second = functional.silu(self.down2(functional.max_pool2d(first, 2)))
+        bottom = functional.relu6(self.bottom(functional.avg_pool2d(second, 3, 2, 1)))
+        joined = torch.relu(self.join2(torch.cat([second, self.up2(bottom)], 1)))
+        wide = functional.interpolate(joined, scale_factor=2, mode="bilinear", align_corners=False)
+        near = functional.interpolate(bottom, scale_factor=4, mode="nearest")[:, :4]
+        joined = self.join1(torch.cat([first, self.up1(joined)], 1)) + near
+        return self.last(torch.cat([joined, wide], 1))
 
 
-def unet(width: int = 4, depth: int = 2, classes: int = 4, seed: int = 0) -> nn.Module:
-    return conditioned(lambda: UNet(width, depth, classes), seed)
+def unet() -> tuple[nn.Module, Tensor]:
+    """The network, and an input."""
+    torch.manual_seed(0)
+    return UNet().eval(), torch.randn(1, 1, 32, 24)

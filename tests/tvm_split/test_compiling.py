@@ -109,7 +109,11 @@ def machine_of(library: Path) -> str:
     ("target", "expected", "verified"),
     [
         ({"kind": "llvm", "mcpu": "x86-64-v2"}, "Advanced Micro Devices X86-64", Verified.AS_COMPILED),
-        ({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, "AArch64", Verified.COMPILED_AGAIN),
+        pytest.param(
+            *({"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"}, "AArch64"),
+            Verified.COMPILED_AGAIN,
+            marks=pytest.mark.slow,  # the first linking for another architecture compiles a C library
+        ),
     ],
 )
 def test_a_stage_for_another_cpu(

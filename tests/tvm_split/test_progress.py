@@ -59,14 +59,23 @@ def line_during(capsys, operation):
     return written.text.splitlines()[-1]
 
 
-def test_a_part_of_a_step_says_how_far_it_is(capsys):
+@pytest.mark.parametrize(
+    ("begin", "line"),
+    [
+        (
+            lambda report: (report("compiling", 1, 4), progress.show_part("3 of 6 kernels built", 3, 6)),
+            "compiling: 3 of 6 kernels built (38% done), ",
+        ),
+        (lambda report: report("searching", 1, 1), "searching (100% done), "),  # what follows may take long, too
+    ],
+)
+def test_a_step_says_how_far_it_is(capsys, begin, line):
     def works(wait):
         with progress.step_progress("working") as report:
-            report("compiling", 1, 4)
-            progress.show_part("3 of 6 kernels built", 3, 6)
+            begin(report)
             wait()
 
-    assert line_during(capsys, works).startswith("compiling: 3 of 6 kernels built (38% done), ")
+    assert line_during(capsys, works).startswith(line)
 
 
 def test_an_operation_within_another_is_shown_in_its_place(capsys):
@@ -77,17 +86,6 @@ def test_an_operation_within_another_is_shown_in_its_place(capsys):
                 wait()
 
     assert line_during(capsys, works).startswith("importing, ")
-
-
-def test_steps_that_are_done_are_still_shown(capsys):
-    """What follows them may take long, too."""
-
-    def works(wait):
-        with progress.step_progress("working") as report:
-            report("searching", 1, 1)
-            wait()
-
-    assert line_during(capsys, works).startswith("searching (100% done), ")
 
 
 def test_an_import_is_shown(capsys):

@@ -2,7 +2,6 @@
 
 import contextlib
 import secrets
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import WorkerClient, describe
-from rpc_runtime.program.events import RECEIVE, SEND, StageStatistics
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.specs import BlobSpec
 from rpc_runtime.transports.transport import LinkSetting, LinkSettings
@@ -28,17 +26,6 @@ def over_grpc(program: Program) -> LinkSettings:
     """Links over gRPC, for tests of what only a network link does."""
     ends = {(route.source, route.destination) for route in program.routes}
     return dict.fromkeys(ends, LinkSetting(transport="grpc"))
-
-
-def statistics_of_all_sent(pipeline: Session) -> tuple[StageStatistics, ...]:
-    """Returns the statistics of a chain once all its sends are counted, which may be after the last result."""
-
-    def all_sent() -> bool:
-        kinds = Counter(event.kind for event in pipeline.trace())
-        return kinds[SEND] == kinds[RECEIVE]
-
-    eventually(all_sent, "as many tensors are sent as received")
-    return pipeline.statistics()
 
 
 def same(left: tuple[np.ndarray, ...], right: tuple[np.ndarray, ...]) -> bool:

@@ -5,7 +5,6 @@ import pytest
 import torch
 import tvm
 from torch import Tensor, nn
-from torch.nn import functional
 
 import tvm_split
 from relay_passes.sharding.emit import shard
@@ -14,37 +13,11 @@ from tests.helpers.relax_values import values_of
 from tests.helpers.sharded_graphs import assert_splits_like_whole, region_of
 from tests.helpers.split_costs import computed_again, transfer_bytes
 from tests.models import torch_models
-
-
-class UNet(nn.Module):
-    """Two levels down and up: transposed convolutions, an interpolation, skips over the whole depth."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.down1, self.down2 = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, padding=1)
-        self.bottom = nn.Conv2d(8, 8, 3, padding=2, dilation=2)
-        self.up2, self.up1 = nn.ConvTranspose2d(8, 8, 2, 2), nn.ConvTranspose2d(8, 4, 3, 2, 1, output_padding=1)
-        self.join2, self.join1 = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1, padding_mode="reflect")
-        self.last = nn.Conv2d(12, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = functional.hardswish(self.down1(x))
-        second = functional.silu(self.down2(functional.max_pool2d(first, 2)))
-        bottom = functional.relu6(self.bottom(functional.avg_pool2d(second, 3, 2, 1)))
-        joined = torch.relu(self.join2(torch.cat([second, self.up2(bottom)], 1)))
-        wide = functional.interpolate(joined, scale_factor=2, mode="bilinear", align_corners=False)
-        near = functional.interpolate(bottom, scale_factor=4, mode="nearest")[:, :4]
-        joined = self.join1(torch.cat([first, self.up1(joined)], 1)) + near
-        return self.last(torch.cat([joined, wide], 1))
+from tests.models.unet import unet
 
 
 def imported(network: nn.Module, *inputs: Tensor) -> tvm.IRModule:
     return tvm_split.load_model(network.eval(), inputs).module
-
-
-def unet() -> tvm.IRModule:
-    torch.manual_seed(0)
-    return imported(UNet(), torch.randn(1, 1, 32, 24))
 
 
 @pytest.mark.slow
@@ -52,12 +25,12 @@ def unet() -> tvm.IRModule:
     ("axis", "shares"), [("rows", (0.5, 0.3, 0.2)), pytest.param("columns", (0.6, 0.4), marks=pytest.mark.long)]
 )
 def test_a_unet(axis: ShardAxis, shares: tuple[float, ...]) -> None:
-    assert_splits_like_whole(unet(), axis, shares)
+    assert_splits_like_whole(imported(*unet()), axis, shares)
 
 
 def test_a_region_between_the_skips_of_a_unet() -> None:
     """Values from before the region with other numbers of rows, and one that layers behind it need as well."""
-    assert_splits_like_whole(unet(), "rows", (0.4, 0.6), first="bottom", last="join1_2")
+    assert_splits_like_whole(imported(*unet()), "rows", (0.4, 0.6), first="bottom", last="join1_2")
 
 
 def test_pools_of_several_windows_are_sums_of_those_who_have_the_rows() -> None:

@@ -1,6 +1,5 @@
 """Programs of many shapes on worker processes: correct results, in order, in bounded memory."""
 
-import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -12,11 +11,9 @@ import pytest
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.errors import InputError
 from rpc_runtime.execution.in_process import InProcessRunner
-from rpc_runtime.program.events import StageStatistics
-from rpc_runtime.program.routes import CLIENT
-from tests.helpers.rpc_runtime.pipelines import open_on, same, statistics_of_all_sent
+from tests.helpers.rpc_runtime.pipelines import open_on, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import SHAPES, A, B, C, batches_for, chain, double, skips
+from tests.helpers.rpc_runtime.programs import SHAPES, batches_for, chain, double
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 
@@ -66,53 +63,6 @@ def test_what_the_iterable_raises_comes_out_after_the_results_before_it(
             got.extend(pipeline.stream(source()))
         assert len(got) == 5
         assert same(pipeline.run(batches[0]), got[0])
-
-
-def test_an_abandoned_stream_leaves_the_pipeline_usable(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    program = skips(maker)
-    batches = batches_for(program, 4)
-    with open_on(workers, program, maker) as pipeline:
-        expected = [pipeline.run(batch) for batch in batches]
-        for _ in range(5):
-            results = pipeline.stream(itertools.cycle(batches[:3]))
-            assert same(next(results), expected[0])
-            results.close()
-            assert same(pipeline.run(batches[3]), expected[3])
-
-
-def test_wrong_inputs_are_refused_and_do_no_harm(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    program = chain(maker)
-    good = batches_for(program, 1)[0]
-    with open_on(workers, program, maker) as pipeline:
-        for bad in ([], [np.zeros((2, 9), np.float32)], [good[0].astype(np.float64)], good[0]):
-            with pytest.raises(InputError):
-                pipeline.run(bad)
-        with pytest.raises(InputError):
-            list(pipeline.stream([good, []]))
-        assert same(pipeline.run([np.asfortranarray(good[0])]), pipeline.run(good))
-
-
-def test_statistics_and_trace(workers: LocalWorkers, maker: ProgramMaker) -> None:
-    program = chain(maker)
-    with open_on(workers, program, maker) as pipeline:
-        list(pipeline.stream(batches_for(program, 20)))
-        statistics, trace = statistics_of_all_sent(pipeline), pipeline.trace()
-    assert [(s.name, s.machine, s.micro_batches) for s in statistics] == [
-        ("one", A, 20),
-        ("two", B, 20),
-        ("three", C, 20),
-    ]
-    assert all(s.bytes_received == s.bytes_sent == 20 * 64 for s in statistics)
-    assert all(
-        isinstance(s, StageStatistics) and s.compute_seconds > 0 and s.median_compute_seconds > 0 for s in statistics
-    )
-    assert sum(event.kind == "compute" for event in trace) == 60
-    assert {event.kind for event in trace if event.machine != CLIENT} >= {"receive", "compute", "wait", "send"}
-    assert {event.kind for event in trace if event.machine == CLIENT} >= {"receive", "send", "flight"}
-    flights = [event for event in trace if event.kind == "flight"]
-    assert [event.sequence for event in flights] == [*range(20)]
-    assert all(e.start_nanoseconds <= e.end_nanoseconds for e in trace)
-    assert list(trace) == sorted(trace, key=lambda e: e.start_nanoseconds)
 
 
 def test_a_machine_without_an_address(workers: LocalWorkers, maker: ProgramMaker) -> None:

@@ -106,13 +106,6 @@ def test_over_tls(start: Start, tmp_path: Path) -> None:
         samples(port)
 
 
-def test_an_open_port_needs_tls_or_a_word(start: Start) -> None:
-    process = start("--metrics-listen", "0.0.0.0:0", TVM_SPLIT_TOKEN="abc")
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 2
-    assert "--tls-certificate and --tls-key, or --insecure" in errors
-
-
 def test_a_port_in_use_is_named(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -136,13 +136,6 @@ def test_ranges_for_nsight_need_their_package(start: Start, tmp_path: Path) -> N
     assert "pip install nvtx" in worker.stderr.read()
 
 
-def test_the_name_of_the_client_is_refused(start: Start) -> None:
-    worker = start("--name", "client")
-    assert worker.wait(PATIENCE_SECONDS) != 0
-    assert worker.stderr is not None
-    assert "--name client" in worker.stderr.read()
-
-
 def test_a_host_that_cannot_be_resolved_is_named(start: Start) -> None:
     worker = start("--listen", "nohost.invalid:7995", "--insecure")
     assert worker.wait(PATIENCE_SECONDS) == 1
@@ -177,6 +170,8 @@ AT_A_TRACKER = ["--tracker", "127.0.0.1:9190", "--key", "lab"]
         (["--listen", "0.0.0.0:0"], "--insecure"),
         (["--log-level", "loud"], "invalid choice: 'loud'"),
         (["--listen", "nonsense"], "HOST:PORT"),
+        (["--metrics-listen", "0.0.0.0:0"], "--tls-certificate and --tls-key, or --insecure"),
+        (["--name", "client"], "--name client"),
         (["--threads", "0"], "--threads is at least 1"),
         (["--cores", "a"], "--cores takes numbers"),
         (["--cores", "4000"], "--cores takes numbers of"),

@@ -100,14 +100,17 @@ def test_a_file_on_a_full_disk_is_named(invoke, onnx_path, bundle, tmp_path, opt
     assert result.stderr.splitlines()[-1] == text
 
 
+OUTPUTS = {
+    **{f"plan missing.onnx {name}": "folder" for name in ("--output", "--picture", "--write-annotations")},
+    **{f"replan missing.onnx --plan a --measured b {name}": "folder" for name in ("--output", "--picture")},
+    **{f"compile missing.onnx {options}": "file" for options in ("--output", "--output here --dump")},
+    **{"run missing.onnx --output": "folder", "demo --output": "file"},
+}
+"""What writes, and over what of another kind it does not."""
+
+
 @pytest.mark.parametrize(
-    "text",
-    [
-        *(f"plan missing.onnx {name}" for name in ("--output", "--picture", "--write-annotations", "--write-problem")),
-        *(f"replan missing.onnx --plan a --measured b {name}" for name in ("--output", "--picture")),
-        *(f"compile missing.onnx {options}" for options in ("--output", "--output here --dump")),
-        *("run missing.onnx --output", "demo --output", "simulate missing.json --trace", "worker-kit"),
-    ],
+    "text", [*OUTPUTS, "plan missing.onnx --write-problem", "simulate missing.json --trace", "worker-kit"]
 )
 def test_every_output_goes_into_a_folder_that_is_there(invoke, tmp_path, monkeypatch, text):
     """The error comes before anything is read or measured."""
@@ -118,22 +121,13 @@ def test_every_output_goes_into_a_folder_that_is_there(invoke, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(f"plan missing.onnx {name} folder" for name in ("--output", "--picture", "--write-annotations")),
-        *(f"replan missing.onnx --plan a --measured b {name} folder" for name in ("--output", "--picture")),
-        *(f"compile missing.onnx {options} file" for options in ("--output", "--output here --dump")),
-        *("run missing.onnx --output folder", "demo --output file"),
-    ],
-)
-def test_an_output_of_the_wrong_kind_is_refused_first(invoke, tmp_path, monkeypatch, text):
+@pytest.mark.parametrize(("text", "path"), OUTPUTS.items())
+def test_an_output_of_the_wrong_kind_is_refused_first(invoke, tmp_path, monkeypatch, text, path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("kept")
-    *_, name, path = text.split()
-    error = invoke(*text.split(), code=2).stderr
-    assert name in error
+    error = invoke(*text.split(), path, code=2).stderr
+    assert text.split()[-1] in error
     assert f"'{path}' is a {'directory' if path == 'folder' else 'file'}" in error
 
 

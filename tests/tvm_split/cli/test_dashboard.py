@@ -1,14 +1,13 @@
 """``tvm-split dashboard`` and ``report``."""
 
-import itertools
 import json
 import signal
-import threading
 import urllib.request
 
 import numpy as np
 
 import tvm_split
+from tests.helpers.labs import streaming, write_lab
 from tests.helpers.traces_of_runs import two_machines
 from tests.helpers.waiting import eventually
 from tests.models.small_onnx_model import INPUT_SHAPE
@@ -21,41 +20,21 @@ def page_at(url):
         return json.loads(reply.read())
 
 
-def test_what_runs_is_found(bundle, start_process, tmp_path):
-    (tmp_path / "token").write_text("open-sesame\n")
-    machines = []
-    for name in NAMES:
-        worker = start_process(
-            *("worker", "--listen", "127.0.0.1:0", "--name", name, "--cache", tmp_path / name),
-            *("--token-file", tmp_path / "token", "--json"),
-        )
-        address = json.loads(worker.stdout.readline())["address"]
-        machines.append({"name": name, "address": address, "token_file": str(tmp_path / "token")})
-    path = tmp_path / "cluster.yaml"
-    path.write_text(json.dumps({"machines": machines}))
+def test_what_runs_is_found(bundle, start_process, three_workers, tmp_path):
+    path = write_lab(tmp_path, {name: three_workers.endpoints()[name] for name in NAMES})
     dashboard = start_process("dashboard", "--cluster", path, "--listen", "127.0.0.1:0")
     url = dashboard.stdout.readline().split()[-1]
     waiting = page_at(url)
     assert waiting["state"] == "waiting"
     assert [machine["machine"] for machine in waiting["machines"]] == list(NAMES)
-    ended = threading.Event()
-    x = np.zeros(INPUT_SHAPE, np.float32)
-    with tvm_split.deploy(bundle, tvm_split.Cluster.from_yaml(path)) as deployment:
-        thread = threading.Thread(
-            target=lambda: [
-                None
-                for _ in deployment.stream(itertools.takewhile(lambda _: not ended.is_set(), itertools.repeat((x,))))
-            ]
-        )
-        thread.start()
-        try:
-            eventually(lambda: page_at(url)["state"] == "running", "it is found")
-            page = page_at(url)
-            assert page["model"] == deployment.bundle.model
-            assert page["machines"][0]["stages"][0][1] == ["conv_1", "relu_1"]
-        finally:
-            ended.set()
-            thread.join()
+    with (
+        tvm_split.deploy(bundle, tvm_split.Cluster.from_yaml(path)) as deployment,
+        streaming(deployment, [np.zeros(INPUT_SHAPE, np.float32)]),
+    ):
+        eventually(lambda: page_at(url)["state"] == "running", "it is found")
+        page = page_at(url)
+        assert page["model"] == deployment.bundle.model
+        assert page["machines"][0]["stages"][0][1] == ["conv_1", "relu_1"]
     eventually(lambda: page_at(url)["state"] == "ended", "its end is shown")
     dashboard.send_signal(signal.SIGINT)
     assert dashboard.wait(20) == 130

@@ -1,10 +1,7 @@
 """Every command and program of the document on observing runs as it is written, beside a stream."""
 
-import itertools
-import json
 import re
 import signal
-import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +12,7 @@ from typer.testing import CliRunner
 
 import tvm_split
 from rpc_runtime.client.local_workers import LocalWorkers
+from tests.helpers.labs import streaming, write_lab
 from tests.helpers.rpc_lab import free_port
 from tests.models.small_onnx_model import INPUT_SHAPE, small_model
 from tvm_split.cli.application import app
@@ -46,26 +44,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     bundle = tvm_split.compile(model, plan, verify=False)
     bundle.save(folder / "bundle")
     with LocalWorkers(NAMES) as workers:
-        machines = []
-        for name, end in workers.endpoints.items():
-            (folder / f"{name}.token").write_text(f"{end.token}\n")
-            machines.append({"name": name, "address": end.address, "token_file": f"{name}.token"})
-        (folder / "lab.yaml").write_text(json.dumps({"machines": machines}))
-        ended = threading.Event()
-        with tvm_split.deploy(bundle, tvm_split.Cluster.from_yaml(folder / "lab.yaml")) as deployment:
-
-            def stream() -> None:
-                for _ in deployment.stream(itertools.takewhile(lambda _: not ended.wait(0.002), itertools.repeat(X))):
-                    pass
-
-            thread = threading.Thread(target=stream)
-            thread.start()
+        cluster = tvm_split.Cluster.from_yaml(write_lab(folder, workers.endpoints))
+        with tvm_split.deploy(bundle, cluster) as deployment, streaming(deployment, [X]):
             deployment.trace(folder / "run.json")
-            try:
-                yield folder
-            finally:
-                ended.set()
-                thread.join()
+            yield folder
 
 
 @pytest.fixture(autouse=True)

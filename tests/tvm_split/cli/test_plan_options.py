@@ -68,13 +68,25 @@ def open_batch(tmp_path_factory):
     return path
 
 
-def test_sizes_of_micro_batches(invoke, invoke_json, open_batch):
-    content = invoke_json("plan", open_batch, "--estimate", "--batches", "1,4")
-    assert sorted(size["size"] for size in content["sizes"]) == [1, 4]
-    rates = [size["samples_per_second"] for size in content["sizes"]]
-    assert rates == sorted(rates, reverse=True)
-    assert content["inputs"][0]["shape"][0] == content["sizes"][0]["size"]
-    assert "samples/s" in invoke("plan", open_batch, "--estimate", "--batches", "1,4").stdout
+def test_sizes_of_micro_batches(invoke, invoke_json, tmp_path, monkeypatch):
+    """Reading the weights takes as long for four samples as for one."""
+    (tmp_path / "sized.py").write_text(
+        "import torch\ndef example(): return torch.nn.Linear(500, 500), (torch.ones(1, 500),)"
+    )
+    monkeypatch.chdir(tmp_path)
+    plan = ("plan", "sized:example", "--estimate", "--batches", "1,4")
+    content = invoke_json(*plan)
+    fast, slow = content["sizes"]
+    assert (fast["size"], slow["size"], content["inputs"][0]["shape"][0]) == (4, 1, 4)
+    assert fast["samples_per_second"] > 1.5 * slow["samples_per_second"]
+    assert "samples/s" in invoke(*plan).stdout
+    quick, late = invoke_json(*plan, "--objective", "latency")["sizes"]
+    assert (quick["size"], late["size"]) == (1, 4)
+    between = (quick["latency_seconds"] + late["latency_seconds"]) / 2
+    limited = invoke(*plan, "--maximum-latency", between, "--json")
+    assert [size["size"] for size in json.loads(limited.stdout)["sizes"]] == [1]
+    assert "micro-batches of 4: no plan fits" in limited.stderr
+    assert "a split by hand has no prediction" in invoke(*plan[:2], *plan[3:], "--cluster", "in-process", code=2).stderr
 
 
 def test_replanning(invoke, invoke_json, onnx_path, tmp_path):
@@ -121,7 +133,7 @@ def test_files_that_are_none_to_replan_by(invoke, invoke_json, onnx_path, tmp_pa
         (["--maximum-machines", "0"], "--maximum-machines"),
         (["--refresh"], "--estimate, --refresh: an estimate measures nothing"),
         (["--batches", "1,two"], "--batches: '1,two' is not a list of numbers"),
-        (["--batches", "2,2"], "different whole numbers"),
+        *((["--batches", sizes], "different whole numbers") for sizes in ("2,2", "0,1", "-1")),
         (["--batches", "1,2", "--batch", "2"], "--batch, --batches"),
         (["--batches", "1,2", "--write-problem", "p.json"], "--batches, --write-problem"),
         (["--split", "machine-a=conv_1", "--replicas"], "a split by hand leaves nothing to search"),

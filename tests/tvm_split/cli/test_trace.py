@@ -1,14 +1,8 @@
 """Traces from the command line: of a run, and of a deployment of somebody else."""
 
-import itertools
-import json
-import threading
-
-import pytest
-
 from rpc_runtime.client.session import Session
 from rpc_runtime.program.events import COMPUTE, KERNEL, SEND
-from rpc_runtime.wire.channels import WorkerEndpoint
+from tests.helpers.labs import streaming, write_lab
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain
 from tvm_split.observing.about import About, AboutLink, AboutStage, text_of
@@ -17,59 +11,20 @@ from tvm_split.observing.trace import Trace
 NAMES = (A, B, C)
 
 
-@pytest.fixture
-def addresses(start_process, tmp_path):
-    (tmp_path / "token").write_text("open-sesame\n")
-    processes = [
-        start_process(
-            *("worker", "--listen", "127.0.0.1:0", "--name", name, "--cache", tmp_path / name),
-            *("--token-file", tmp_path / "token", "--json"),
-        )
-        for name in NAMES
-    ]
-    return [json.loads(process.stdout.readline())["address"] for process in processes]
-
-
-@pytest.fixture
-def cluster(addresses, tmp_path):
-    machines = [
-        {"name": name, "address": address, "token_file": str(tmp_path / "token")}
-        for name, address in zip(NAMES, addresses, strict=True)
-    ]
-    path = tmp_path / "cluster.yaml"
-    path.write_text(json.dumps({"machines": machines}))
-    return path
-
-
-def test_a_deployment_of_somebody_else(invoke, invoke_json, addresses, cluster, tmp_path):
+def test_a_deployment_of_somebody_else(invoke, invoke_json, three_workers, tmp_path):
     maker = ProgramMaker(tmp_path / "blobs")
-    program = chain(maker)
-    endpoints = {
-        name: WorkerEndpoint(name, address, "open-sesame") for name, address in zip(NAMES, addresses, strict=True)
-    }
+    program, cluster = chain(maker), write_lab(tmp_path, three_workers.endpoints())
     assert "no deployment runs" in invoke("trace", "--cluster", cluster, code=1).stderr
-    ended = threading.Event()
     stages = tuple(AboutStage(stage.name, stage.machine, ("conv", "relu")) for stage in program.stages)
     about = About(stages, 0.25, 0.5, {A: 0.125}, (AboutLink(A, B, 0.25),))
-    with Session(program, endpoints, maker.blob_path, model="net", about=text_of(about)) as pipeline:
-
-        def stream() -> None:
-            batches = itertools.takewhile(lambda _: not ended.is_set(), itertools.cycle(batches_for(program, 2)))
-            for _ in pipeline.stream(batches):
-                pass
-
-        thread = threading.Thread(target=stream)
-        thread.start()
-        try:
-            output = tmp_path / "run.json"
-            summary = invoke_json(
-                "trace", "--cluster", cluster, "--seconds", "0.7", "--kernels", "2", "--output", output
-            )
-            wrong = invoke("trace", "--cluster", cluster, "--deployment", "other", code=1).stderr
-            text = invoke("trace", "--cluster", cluster, "--seconds", "0.3", "--deployment", "net").stdout
-        finally:
-            ended.set()
-            thread.join()
+    output, ends = tmp_path / "run.json", three_workers.endpoints()
+    with (
+        Session(program, ends, maker.blob_path, model="net", about=text_of(about)) as pipeline,
+        streaming(pipeline, batches_for(program, 2)),
+    ):
+        summary = invoke_json("trace", "--cluster", cluster, "--seconds", "0.7", "--kernels", "2", "--output", output)
+        wrong = invoke("trace", "--cluster", cluster, "--deployment", "other", code=1).stderr
+        text = invoke("trace", "--cluster", cluster, "--seconds", "0.3", "--deployment", "net").stdout
     assert summary["model"] == "net"
     assert [machine["machine"] for machine in summary["machines"]] == list(NAMES)
     assert all(machine["micro_batches"] > 0 for machine in summary["machines"])

@@ -1,4 +1,4 @@
-"""Bundles of strangers: what their manifests must not do. `tests/fuzz/test_bundle.py` tries more of it."""
+"""Bundles of strangers: what their manifests must not do. `tests/fuzz/test_files.py` tries more of it."""
 
 import hashlib
 import json

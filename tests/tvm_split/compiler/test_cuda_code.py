@@ -56,13 +56,12 @@ def compiled(model: tvm_split.Model, arch: str, folder: Path) -> tuple[tvm_split
     return bundle, bundle.blob_path(stage.library.sha256)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_a_worker_loads_machine_code_without_a_compiler(model: tvm_split.Model, tmp_path: Path, arch: str) -> None:
+def test_a_worker_loads_machine_code_without_a_compiler(model: tvm_split.Model, tmp_path: Path) -> None:
     require_toolkit()
-    bundle, library = compiled(model, arch, tmp_path)
-    assert bundle.cuda == {"stage_0": CudaNeeds(arch, toolkit_version())}
+    bundle, library = compiled(model, "sm_80", tmp_path)
+    assert bundle.cuda == {"stage_0": CudaNeeds("sm_80", toolkit_version())}
     content = library.read_bytes()
-    assert content.count(PACKED.encode() + arch.encode()) == 1
+    assert content.count(PACKED.encode() + b"sm_80") == 1
     assert b"__global__" not in content
     # On a machine with the driver alone; what is on the PATH is no compiler.
     environment = {**driver_for(13000, tmp_path), "PATH": "/nowhere"}
@@ -113,11 +112,7 @@ MISFITS = [
     (CudaNeeds("sm_90", None), worker_with("sm_90", 13000, compiler="13.0"), ""),
     (CudaNeeds("sm_90a", (13, 0)), worker_with("sm_90", 13000), ""),
     (CudaNeeds("sm_90", (13, 0)), worker_with(None, 0, problem="there is no NVIDIA driver"), "no NVIDIA driver"),
-    (
-        CudaNeeds("sm_90", (13, 0)),
-        worker_with("sm_80", 13000),
-        "does not run code for sm_90: give .* sm_80",
-    ),
+    (CudaNeeds("sm_90", (13, 0)), worker_with("sm_80", 13000), "does not run code for sm_90: give .* sm_80"),
     (CudaNeeds("sm_90", (13, 0)), worker_with("sm_90", 12080), "driver for CUDA 12.8, and TVM's library"),
     (CudaNeeds("sm_90", (14, 0)), worker_with("sm_90", 13020), "machine code of CUDA 14.0 needs one for 14.0"),
     (CudaNeeds("sm_80", (13, 1)), worker_with("sm_90", 13000), "PTX for sm_80, .* of CUDA 13.1 needs one for 13.1"),

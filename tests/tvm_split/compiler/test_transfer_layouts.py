@@ -72,7 +72,6 @@ def crossing(bundle: tvm_split.Bundle) -> list[tuple[int, ...]]:
     ("network", "split", "ranks"),
     [
         (Residual, {A: ["enter", "bend"], B: ["middle", "after"], C: ["pool", "last"]}, {5}),
-        (Residual, {A: ["enter", "bend", "middle", "after"], B: ["pool", "last"]}, {5}),
         (Flattened, {A: ["enter"], B: ["flat", "dense"]}, {4}),
         (Shown, {A: ["enter"], B: ["last"]}, {4}),
     ],

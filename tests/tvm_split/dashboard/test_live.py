@@ -7,8 +7,6 @@ import urllib.request
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 import tvm_split
 from rpc_runtime.client.worker_client import describe
@@ -22,16 +20,6 @@ from tvm_split.observing.about import About
 
 X = np.ones((1, 4), np.float32)
 NAMES = ("machine-a", "machine-b")
-
-
-@pytest.fixture(scope="module")
-def bundle() -> tvm_split.Bundle:
-    network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
-    model = tvm_split.load_model(network, (torch.ones(1, 4),), name="net")
-    plan = tvm_split.plan(
-        model, tvm_split.Cluster.local(2), split={"machine-a": ["0"], "machine-b": ["2"]}, estimate=True
-    )
-    return tvm_split.compile(model, plan, verify=False)
 
 
 def page_at(url):

@@ -55,10 +55,8 @@ def test_on_workers(bundle, inputs, three_workers):
 
 
 def test_what_cannot_be_measured(bundle, inputs):
-    with tvm_split.deploy(bundle, tvm_split.Cluster.in_process(machines=2, threads=1)) as deployment:
-        with pytest.raises(tvm_split.InputError, match="at least one"):
-            tvm_split.bench(deployment, [])
-        with pytest.raises(tvm_split.InputError, match="micro_batches is 2"):
-            tvm_split.bench(deployment, inputs, micro_batches=2)
-        with pytest.raises(tvm_split.InputError, match="float64"):
-            tvm_split.bench(deployment, [inputs[0].astype(np.float64)])
+    with (
+        tvm_split.deploy(bundle, tvm_split.Cluster.in_process(machines=2, threads=1)) as deployment,
+        pytest.raises(tvm_split.InputError, match="micro_batches is 2"),
+    ):
+        tvm_split.bench(deployment, inputs, micro_batches=2)

@@ -61,11 +61,7 @@ def by_address(workers: tvm_split.Cluster, addresses: dict[str, str]) -> Cluster
     ],
 )
 def test_a_worker_that_is_not_what_was_planned_for(
-    bundle: tvm_split.Bundle,
-    three_workers: tvm_split.Cluster,
-    addresses: dict[str, str],
-    threads: int,
-    message: str,
+    bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster, addresses: dict[str, str], threads: int, message: str
 ) -> None:
     first, second = bundle.plan.machines
     planned = dataclasses.replace(bundle.plan, machines=(first, dataclasses.replace(second, threads=threads)))
@@ -180,10 +176,12 @@ def test_a_local_cluster_deploys_again_after_a_worker_has_died(bundle: tvm_split
 
 
 def test_wrong_inputs_are_refused_at_once(deployment: tvm_split.Deployment) -> None:
+    expected = deployment.run(X)[0]
     with pytest.raises(tvm_split.InputError, match="dtype is int64"):
         deployment.submit(np.ones((1, 8), np.int64))
     with pytest.raises(tvm_split.InputError, match="0 were given"):
         asyncio.run(deployment.run_async())
+    np.testing.assert_array_equal(deployment.run(np.asfortranarray(X.numpy()))[0], expected)
 
 
 def test_what_is_cancelled_before_it_begins_is_not_run(deployment: tvm_split.Deployment) -> None:

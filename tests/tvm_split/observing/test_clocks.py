@@ -56,5 +56,6 @@ def test_clocks_that_differ_and_drift(tmp_path: Path) -> None:
         truth = base + (recorded["start"] - base - ahead) * 1_000_000 // (1_000_000 + ppm)
         off = np.abs(machine.rows["start"] - truth).max()
         assert off <= machine.clock_error_nanoseconds + 2
-        assert machine.clock_error_nanoseconds < SECOND // 20
+        assert machine.clock_error_nanoseconds < SECOND // 5  # which is what the clocks differ by
     assert trace.machines[C].clock_error_nanoseconds == 0
+    assert "Clocks are right to" in str(trace)

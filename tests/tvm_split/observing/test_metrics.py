@@ -23,8 +23,8 @@ def samples(url: str) -> list[tuple[str, dict[str, str], float]]:
     ]
 
 
-def test_the_sums_are_the_statistics(bundle: tvm_split.Bundle):
-    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+def test_the_sums_are_the_statistics(bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster):
+    with tvm_split.deploy(bundle, three_workers) as deployment:
         with deployment.serve_metrics() as server:
             for _ in deployment.stream([(X,)] * COUNT):
                 pass

@@ -17,8 +17,8 @@ X = np.ones((1, 4), np.float32)
 COUNT = 300
 
 
-def test_a_recording_has_every_event(bundle: tvm_split.Bundle, tmp_path: Path):
-    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+def test_a_recording_has_every_event(bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster, tmp_path: Path):
+    with tvm_split.deploy(bundle, three_workers) as deployment:
         with deployment.tracing(tmp_path / "run.json") as recording:
             for _ in deployment.stream([(X,)] * COUNT):
                 pass
@@ -28,10 +28,16 @@ def test_a_recording_has_every_event(bundle: tvm_split.Bundle, tmp_path: Path):
         statistics = deployment.stats()
         assert len(recording.trace) == len(trace)
     assert trace.lost == 0
+    assert {event.kind for event in trace if event.machine == CLIENT} >= {RECEIVE, SEND, FLIGHT}
+    starts = [event.start_nanoseconds for event in trace]
+    assert starts == sorted(starts)
+    assert all(event.start_nanoseconds <= event.end_nanoseconds for event in trace)
     for stage in statistics.stages:
         own = [event for event in trace if (event.stage, event.kind) == (stage.name, COMPUTE)]
         assert [event.sequence for event in own] == [*range(COUNT)]
         assert stage.micro_batches == COUNT + 1
+        assert stage.median_compute_seconds > 0
+        assert stage.bytes_received == 4 * (COUNT + 1) * {"stage_0": 4, "stage_1": 8}[stage.name]
         seconds = sum(event.end_nanoseconds - event.start_nanoseconds for event in own) * 1e-9
         assert 0 < seconds <= stage.compute_seconds
     assert [event.sequence for event in trace if event.kind == FLIGHT] == [*range(COUNT)]
@@ -42,9 +48,9 @@ def test_a_recording_has_every_event(bundle: tvm_split.Bundle, tmp_path: Path):
 
 
 @pytest.mark.parametrize("where", ["workers", "one process"])
-def test_kernels_of_the_first_micro_batches(bundle: tvm_split.Bundle, where: str):
-    cluster = tvm_split.Cluster.local(2) if where == "workers" else tvm_split.Cluster.in_process(2)
-    with cluster, tvm_split.deploy(bundle, cluster) as deployment:
+def test_kernels_of_the_first_micro_batches(bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster, where: str):
+    cluster = three_workers if where == "workers" else tvm_split.Cluster.in_process(2)
+    with tvm_split.deploy(bundle, cluster) as deployment:
         expected = deployment.run(X)
         with deployment.tracing(kernels=2) as recording:
             results = list(deployment.stream([(X,)] * 4))
@@ -80,8 +86,8 @@ def test_the_trace_of_a_deployment_that_has_failed(bundle: tvm_split.Bundle):
         assert seen.detail == failed.detail
 
 
-def test_closing_ends_a_recording(bundle: tvm_split.Bundle):
-    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+def test_closing_ends_a_recording(bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster):
+    with tvm_split.deploy(bundle, three_workers) as deployment:
         with deployment.tracing() as recording:
             list(deployment.stream([(X,)] * 3))
             deployment.close()
@@ -89,10 +95,15 @@ def test_closing_ends_a_recording(bundle: tvm_split.Bundle):
         assert [event.detail for event in recording.trace.of_kind(DEPLOYMENT)] == ["closed"]
 
 
-def test_a_wrong_suffix_is_refused_before_anything_runs(bundle: tvm_split.Bundle, tmp_path: Path):
-    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+def test_a_wrong_suffix_is_refused_before_anything_runs(
+    bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster, tmp_path: Path
+):
+    with tvm_split.deploy(bundle, three_workers) as deployment:
         for use in (deployment.trace, lambda path: deployment.tracing(path).__enter__()):
-            with pytest.raises(tvm_split.TvmSplitError, match="suffixes of a trace"):
+            with pytest.raises(
+                tvm_split.TvmSplitError, match=r"suffixes of a trace.*\.pftrace \(for ui\.perfetto\.dev\)"
+            ):
                 use(tmp_path / "run.txt")
+            assert list(tmp_path.iterdir()) == []
         with pytest.raises(tvm_split.TvmSplitError, match="kernels"), deployment.tracing(kernels=-1):
             pass

@@ -5,7 +5,7 @@ import math
 import os
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -18,10 +18,11 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.relay import Relay
 from tests.helpers.waiting import PATIENCE_SECONDS
-from tvm_split.cluster.cluster import Cluster
+from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.cluster.machine import Link, Machine
 from tvm_split.errors import ProfileError
 from tvm_split.placement.profile import LinkProfile, StreamingCost
@@ -29,15 +30,15 @@ from tvm_split.profiling import link_model
 from tvm_split.profiling.link_model import ProbePrograms
 from tvm_split.profiling.link_probing import LinkProbe, has_spare_cores, probe_links
 
-A, B = "left", "right"
+A, B = "machine-a", "machine-b"
+Endpoints = Mapping[str, WorkerEndpoint]
 SIZES = [12_288, 602_112]
 pytestmark = pytest.mark.usefixtures("busy_machine")
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[LocalWorkers]:
-    with LocalWorkers([A, B]) as started:
-        yield started
+@pytest.fixture
+def workers(three_workers: Workers) -> Endpoints:
+    return {name: three_workers.endpoints()[name] for name in (A, B)}
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,8 @@ def link_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("links")
 
 
-def cluster(workers: LocalWorkers, *links: Link) -> Cluster:
-    return Cluster(tuple(Machine(name, endpoint=end) for name, end in workers.endpoints.items()), links)
+def cluster(workers: Endpoints, *links: Link) -> Cluster:
+    return Cluster(tuple(Machine(name, endpoint=end) for name, end in workers.items()), links)
 
 
 def probe(probed_cluster: Cluster, **options: Any) -> LinkProbe:
@@ -91,10 +92,10 @@ def test_a_worker_that_dies_meanwhile_is_no_matter_of_its_links() -> None:
     with LocalWorkers([A, B]) as own_workers:
         kill = lambda *step: os.kill(own_workers.process_ids[B], signal.SIGKILL)  # noqa: E731
         with pytest.raises(WorkerUnavailableError, match=f"machine '{B}'.*cannot be reached"):
-            probe(cluster(own_workers), on_progress=kill)
+            probe(cluster(own_workers.endpoints), on_progress=kill)
 
 
-def test_stages_that_pass_tensors_on_are_made_for_gpus(workers: LocalWorkers) -> None:
+def test_stages_that_pass_tensors_on_are_made_for_gpus(workers: Endpoints) -> None:
     require_toolkit()
     target = {"kind": "cuda", "arch": "sm_90"}
     programs = ProbePrograms(dict.fromkeys((A, B), platform.machine()), dict.fromkeys((A, B), target))
@@ -106,7 +107,7 @@ def test_stages_that_pass_tensors_on_are_made_for_gpus(workers: LocalWorkers) ->
     assert len({stage.library for stage in (*on_gpus.stages, *on_cpus.stages)}) == 4
 
 
-def test_what_is_given_is_believed_and_what_is_closed_left_out(workers: LocalWorkers, link_cache: Path) -> None:
+def test_what_is_given_is_believed_and_what_is_closed_left_out(workers: Endpoints, link_cache: Path) -> None:
     believed = Link(A, B, 1e6, 0.5)
     result = probe(cluster(workers, believed, Link(B, A, 0), Link(A, CLIENT, 2e6)), cache_folder=link_cache)
     links = by_ends(result)
@@ -117,8 +118,8 @@ def test_what_is_given_is_believed_and_what_is_closed_left_out(workers: LocalWor
     assert set(result.streaming) == {A, B}
 
 
-def test_a_pair_that_cannot_reach_each_other_is_named(workers: LocalWorkers) -> None:
-    relay = Relay(workers.endpoints[B].address)
+def test_a_pair_that_cannot_reach_each_other_is_named(workers: Endpoints) -> None:
+    relay = Relay(workers[B].address)
     relay.close()  # no worker listens there any more
     with pytest.raises(ProfileError) as caught:
         probe(cluster(workers, Link(A, B, address=relay.address)))
@@ -126,10 +127,10 @@ def test_a_pair_that_cannot_reach_each_other_is_named(workers: LocalWorkers) -> 
         assert part in str(caught.value)
 
 
-def test_what_was_measured_is_found_again(workers: LocalWorkers, link_cache: Path) -> None:
+def test_what_was_measured_is_found_again(workers: Endpoints, link_cache: Path) -> None:
     first = probe(cluster(workers), cache_folder=link_cache)
     assert probe(cluster(workers), cache_folder=link_cache) == first
-    with_another_address = cluster(workers, Link(A, B, address=workers.endpoints[B].address))
+    with_another_address = cluster(workers, Link(A, B, address=workers[B].address))
     changed = by_ends(probe(with_another_address, cache_folder=link_cache))
     assert changed[A, B] != by_ends(first)[A, B]
     assert changed[B, A].measured_at == by_ends(first)[B, A].measured_at
@@ -156,9 +157,9 @@ def test_stages_in_one_process_hand_their_tensors_over() -> None:
 
 @pytest.mark.slow
 def test_links_are_believed_if_a_round_trip_does_not_contradict_them(
-    workers: LocalWorkers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = Cluster((Machine(A, endpoint=workers.endpoints[A]),))
+    alone = Cluster((Machine(A, endpoint=workers[A]),))
     first = probe(alone, cache_folder=tmp_path)
     assert probe(alone, cache_folder=tmp_path).links == first.links
     for path in tmp_path.glob("*.json"):

@@ -15,7 +15,7 @@ from tests.helpers.scenarios import busiest, chain, scenario_of_problem
 from tvm_split.cluster.shared_cores import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.placement.problem import Problem, Stage
-from tvm_split.placement.search import solve
+from tvm_split.placement.search import Budget, solve
 from tvm_split.simulation.scenario import (
     LinkTimes,
     Loss,
@@ -35,7 +35,7 @@ DURATIONS = st.lists(SECONDS, min_size=1, max_size=5)
 
 def planned(problem: Problem) -> tuple[Stage, ...]:
     try:
-        return solve(problem, time_limit_seconds=0.5).stages
+        return solve(problem, budget=Budget(work=1e8)).stages
     except PlanError:
         assume(False)
         raise
@@ -170,22 +170,6 @@ def test_without_a_machine_nothing_comes_any_more() -> None:
     assert 1.0 < simulation.seconds < 1.0 + 0.04
     early = simulate(scenario, WhatIf(losses=(Loss("m1a", 0.0),)))
     assert (early.results, early.period_seconds, early.streamed, early.first_seconds) == (0, None, None, None)
-
-
-@pytest.mark.parametrize(
-    ("what_if", "message"),
-    [
-        ({"slowdowns": (Slowdown("lamp", 2.0),)}, "the plan does not use a machine named 'lamp'; it uses m0a"),
-        ({"losses": (Loss("lamp", 2.0),)}, "the plan does not use a machine named 'lamp'"),
-        ({"slowdowns": (Slowdown("m0a", 0.0),)}, "0.0 times as long"),
-        ({"slowdowns": (Slowdown("m0a", 2.0), Slowdown("m0a", 3.0, 1.0))}, "machine 'm0a' is to be slowed 2 times"),
-        ({"losses": (Loss("m0a", 2.0), Loss("m0a", 1.0))}, "machine 'm0a' is to be lost 2 times"),
-        ({"compute_scatter": -1.0}, "scatter of -1.0"),
-    ],
-)
-def test_what_cannot_happen_is_refused(what_if: dict[str, object], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        simulate(chain([0.01], [0.001] * 2), WhatIf(**what_if))  # type: ignore[arg-type]
 
 
 def replicas(*seconds: float) -> Scenario:
