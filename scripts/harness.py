@@ -170,12 +170,15 @@ def medians(rounds: Rounds) -> dict[str, dict[str, float]]:
     }
 
 
-def ratio(rounds: Rounds, key: str, side: str, over: str) -> float:
-    """Return the median of the ratios within rounds; a ratio to zero counts as NaN."""
+def _ratios(rounds: Rounds, key: str, side: str, over: str) -> list[float]:
+    """Return the ratio within each round; a ratio to zero counts as NaN."""
     pairs = zip(rounds[side], rounds[over], strict=True)
-    return statistics.median(
-        figures[key] / reference[key] if reference[key] else math.nan for figures, reference in pairs
-    )
+    return [figures[key] / reference[key] if reference[key] else math.nan for figures, reference in pairs]
+
+
+def ratio(rounds: Rounds, key: str, side: str, over: str) -> float:
+    """Return the median of the ratios within rounds."""
+    return statistics.median(_ratios(rounds, key, side, over))
 
 
 def interval(rounds: Rounds, key: str, side: str, over: str) -> tuple[float, float]:
@@ -183,8 +186,7 @@ def interval(rounds: Rounds, key: str, side: str, over: str) -> tuple[float, flo
 
     With fewer than six rounds these are the extremes, and that is less sure.
     """
-    pairs = zip(rounds[side], rounds[over], strict=True)
-    ordered = sorted(figures[key] / reference[key] if reference[key] else math.nan for figures, reference in pairs)
+    ordered = sorted(_ratios(rounds, key, side, over))
     count = len(ordered)
     tails = itertools.accumulate(2 * math.comb(count, below) / 2**count for below in range(count))
     skipped = max(sum(tail <= 0.05 for tail in tails) - 1, 0)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tvm
 from pydantic import InstanceOf
 from tvm import tirx
 from tvm_ffi.structural import StructuralKey
@@ -207,7 +206,9 @@ def kernels_to_tune(
     for stage, computation in whole.parts:
         if set(stage.machines) & set(machines):
             modules = compiler.lower(computation.function)
-            for name, count in _calls_of(modules["fuse"]).items():
+            bound = (binding.value for binding in bindings_of(main_function(modules["fuse"])))
+            calls = (str(value.args[0].name_hint) for value in bound if operator_name(value) == "relax.call_tir")
+            for name, count in Counter(calls).items():
                 workload = StructuralKey(without_symbol(modules["fuse"][name]))
                 counts[workload] += count
                 called.setdefault(workload, (name, modules["schedule"][name]))
@@ -221,12 +222,6 @@ def kernels_to_tune(
         elif is_safe_to_time(function):
             fixed.append(FixedKernel(function, scheduled, count))
     return tuple(tunable), tuple(fixed)
-
-
-def _calls_of(module: tvm.IRModule) -> Counter[str]:
-    """Return the number of calls of each kernel of a lowered stage, by name."""
-    calls = (binding.value for binding in bindings_of(main_function(module)))
-    return Counter(str(call.args[0].name_hint) for call in calls if operator_name(call) == "relax.call_tir")
 
 
 def _machines_to_tune(plan: Plan, machine: str | None) -> list[PlannedMachine]:

@@ -22,7 +22,7 @@ import torch
 import tvm_split
 from scripts.harness import Case, Ratio, Setup, Side
 from scripts.processes import Figures, Prepared
-from scripts.sides import arrivals, rate
+from scripts.sides import arrivals, cluster_of, deployed, rate
 
 SIZES = {1_000: 8, 100_000: 8, 800_000: 8, 16_000_000: 64}
 """Bytes of a tensor to the sender's matrix products per tensor, which take longer than the transfer."""
@@ -54,19 +54,14 @@ def hop(transport: str, size_bytes: int) -> Iterator[Prepared]:
     with contextlib.ExitStack() as until_end:
         workers = until_end.enter_context(tvm_split.Cluster.local(2))
         # A cluster of the same workers whose link has the transport.
-        endpoints = workers.endpoints()
-        machines = tuple(tvm_split.Machine(name, 1, endpoint=endpoints[name]) for name in workers.machine_names)
-        first, second = workers.machine_names
-        link = tvm_split.Link(first, second, transport=transport)
-        cluster = tvm_split.Cluster(machines, (link,))
+        cluster = cluster_of(workers.endpoints(), [tvm_split.Link(*workers.machine_names, transport=transport)])
 
-        def deployed(products: int) -> tvm_split.Deployment:
+        def running(products: int) -> tvm_split.Deployment:
             module = torch.nn.Sequential(Sender(products), Receiver()).eval()
             model = tvm_split.load_model(module, (torch.from_numpy(x),))
-            bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=split), verify=False)
-            return until_end.enter_context(tvm_split.deploy(bundle, cluster))
+            return deployed(model, tvm_split.plan(model, cluster, split=split), cluster, until_end)
 
-        computing, quick = deployed(SIZES[size_bytes]), deployed(0)
+        computing, quick = running(SIZES[size_bytes]), running(0)
 
         def measure(what: str, seconds: float) -> Figures:
             if what == "idle":
