@@ -256,7 +256,6 @@ def described(case: Case, sides: Sequence[Side], rounds: Rounds) -> dict[str, An
 
 
 def over_limit(limits: Sequence[Limit], rounds: Rounds) -> Iterator[str]:
-    """Yield a sentence for each exceeded limit."""
     middle = medians(rounds)
     for limit in limits:
         having = [side for side in rounds if limit.key in middle[side]]

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,10 @@ def tune(
             tuning.Measurer(
                 built_for, scratch.path, where_measured, effort, linker, gpu, own_cores().count
             ) as measurer,
-            _closed_before_end(measurer),
+            ExitStack() as until_end,
         ):
+            before_end(measurer, measurer.close)
+            until_end.callback(cleared, measurer)
             # Prepare the kernels only after a device of the right kind was found, because it takes long.
             kernels, fixed = kernels_to_tune(model, planned, [tuned.name for tuned in machines], target)
             run = tuning.Tuner(kernels, fixed, built_for, measurer, writer, seed=seed, on_progress=on_progress)
@@ -268,16 +270,6 @@ def tracker_at(address: Address, key: str, **options: float) -> tuning.Tracker:
         ]
 
     return tuning.Tracker(address.host, address.port, key, list_servers, **options)  # type: ignore[arg-type]
-
-
-@contextmanager
-def _closed_before_end(measurer: tuning.Measurer) -> Iterator[None]:
-    """Close the measurer if the process ends in this context, whatever ends it."""
-    before_end(measurer, measurer.close)
-    try:
-        yield
-    finally:
-        cleared(measurer)
 
 
 @contextmanager

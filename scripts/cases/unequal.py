@@ -67,7 +67,6 @@ def machines(is_slow: bool, has_slow_link: bool, until_end: ExitStack) -> tvm_sp
 
 
 def splits() -> Iterator[dict[str, list[str]]]:
-    """Yield every split of the chain."""
     for first, second in (NAMES, NAMES[::-1]):
         yield {first: ["0"]}
         for cut in range(1, len(INNER_CONVOLUTIONS)):
