@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +25,6 @@ PAUSE_SECONDS = 0.1
 BEST = "the best"
 """A value of ``Limit.over``: the side with the smallest median."""
 
-Item = TypeVar("Item")
 Rounds = Mapping[str, Sequence[Figures]]
 """The figures of each side, one entry per round."""
 
@@ -147,17 +146,12 @@ class Report:
     over_limit: list[str] = field(default_factory=list)
 
 
-def rotated(items: Sequence[Item], number: int) -> list[Item]:
-    """Return the items in their cyclic order, starting with item ``number`` modulo their count."""
-    first = number % len(items) if items else 0
-    return [*items[first:], *items[:first]]
-
-
 def interleaved(sides: Sequence[Side], rounds: int) -> dict[str, list[Figures]]:
     """Measure every side once per round, and return the figures of each side."""
     measured: dict[str, list[Figures]] = {side.full_name: [] for side in sides}
     for number in range(rounds):
-        for side in rotated(sides, number):
+        first = number % max(len(sides), 1)
+        for side in (*sides[first:], *sides[:first]):
             time.sleep(PAUSE_SECONDS)
             measured[side.full_name].append(side.measure())
     return measured

@@ -54,7 +54,8 @@ def hop(transport: str, size_bytes: int) -> Iterator[Prepared]:
     with contextlib.ExitStack() as until_end:
         workers = until_end.enter_context(tvm_split.Cluster.local(2))
         # A cluster of the same workers whose link has the transport.
-        cluster = cluster_of(workers.endpoints(), [tvm_split.Link(*workers.machine_names, transport=transport)])
+        first, second = workers.machine_names
+        cluster = cluster_of(workers.endpoints(), [tvm_split.Link(first, second, transport=transport)])
 
         def running(products: int) -> tvm_split.Deployment:
             module = torch.nn.Sequential(Sender(products), Receiver()).eval()
@@ -110,25 +111,25 @@ def _children_seconds() -> float:
 
 def hops(size_bytes: int, setup: Setup) -> Sequence[Side]:
     seconds = float(setup.options.values.get("seconds", 0.5))
-    all_sides = []
-    for transport in TRANSPORTS:
-        for checkout in setup.checkouts:
-            side = setup.side(transport, hop, checkout, transport=transport, size_bytes=size_bytes)
-            all_sides.append(replace(side, measure=partial(side.measure, what="hop", seconds=seconds)))
-    return all_sides
+    return [
+        replace(side, measure=partial(side.measure, what="hop", seconds=seconds)) for side in _sides(size_bytes, setup)
+    ]
 
 
 def idle(setup: Setup) -> Sequence[Side]:
     """Measure how many cores two idle deployments use."""
-    all_sides = []
-    for transport in TRANSPORTS:
-        for checkout in setup.checkouts:
-            process = setup.begin(hop, checkout, transport=transport, size_bytes=1_000)
-            process.ready()
-            process.measure(what="hop", seconds=0.2)
-            measure = partial(process.measure, what="idle", seconds=IDLE_SECONDS)
-            all_sides.append(Side(transport, measure, checkout=checkout.label))
-    return all_sides
+    all_sides = _sides(1_000, setup)
+    for side in all_sides:
+        side.measure(what="hop", seconds=0.2)
+    return [replace(side, measure=partial(side.measure, what="idle", seconds=IDLE_SECONDS)) for side in all_sides]
+
+
+def _sides(size_bytes: int, setup: Setup) -> list[Side]:
+    return [
+        setup.side(transport, hop, checkout, transport=transport, size_bytes=size_bytes)
+        for transport in TRANSPORTS
+        for checkout in setup.checkouts
+    ]
 
 
 CASE = Case(
