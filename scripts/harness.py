@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +25,6 @@ PAUSE_SECONDS = 0.1
 BEST = "the best"
 """A value of ``Limit.over``: the side with the smallest median."""
 
-Item = TypeVar("Item")
 Rounds = Mapping[str, Sequence[Figures]]
 """The figures of each side, one entry per round."""
 
@@ -147,17 +146,12 @@ class Report:
     over_limit: list[str] = field(default_factory=list)
 
 
-def rotated(items: Sequence[Item], number: int) -> list[Item]:
-    """Return the items in their cyclic order, starting with item ``number`` modulo their count."""
-    first = number % len(items) if items else 0
-    return [*items[first:], *items[:first]]
-
-
 def interleaved(sides: Sequence[Side], rounds: int) -> dict[str, list[Figures]]:
     """Measure every side once per round, and return the figures of each side."""
     measured: dict[str, list[Figures]] = {side.full_name: [] for side in sides}
     for number in range(rounds):
-        for side in rotated(sides, number):
+        first = number % max(len(sides), 1)
+        for side in (*sides[first:], *sides[:first]):
             time.sleep(PAUSE_SECONDS)
             measured[side.full_name].append(side.measure())
     return measured
@@ -170,12 +164,15 @@ def medians(rounds: Rounds) -> dict[str, dict[str, float]]:
     }
 
 
-def ratio(rounds: Rounds, key: str, side: str, over: str) -> float:
-    """Return the median of the ratios within rounds; a ratio to zero counts as NaN."""
+def _ratios(rounds: Rounds, key: str, side: str, over: str) -> list[float]:
+    """Return the ratio within each round; a ratio to zero counts as NaN."""
     pairs = zip(rounds[side], rounds[over], strict=True)
-    return statistics.median(
-        figures[key] / reference[key] if reference[key] else math.nan for figures, reference in pairs
-    )
+    return [figures[key] / reference[key] if reference[key] else math.nan for figures, reference in pairs]
+
+
+def ratio(rounds: Rounds, key: str, side: str, over: str) -> float:
+    """Return the median of the ratios within rounds."""
+    return statistics.median(_ratios(rounds, key, side, over))
 
 
 def interval(rounds: Rounds, key: str, side: str, over: str) -> tuple[float, float]:
@@ -183,8 +180,7 @@ def interval(rounds: Rounds, key: str, side: str, over: str) -> tuple[float, flo
 
     With fewer than six rounds these are the extremes, and that is less sure.
     """
-    pairs = zip(rounds[side], rounds[over], strict=True)
-    ordered = sorted(figures[key] / reference[key] if reference[key] else math.nan for figures, reference in pairs)
+    ordered = sorted(_ratios(rounds, key, side, over))
     count = len(ordered)
     tails = itertools.accumulate(2 * math.comb(count, below) / 2**count for below in range(count))
     skipped = max(sum(tail <= 0.05 for tail in tails) - 1, 0)
@@ -254,7 +250,6 @@ def described(case: Case, sides: Sequence[Side], rounds: Rounds) -> dict[str, An
 
 
 def over_limit(limits: Sequence[Limit], rounds: Rounds) -> Iterator[str]:
-    """Yield a sentence for each exceeded limit."""
     middle = medians(rounds)
     for limit in limits:
         having = [side for side in rounds if limit.key in middle[side]]

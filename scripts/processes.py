@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -66,12 +66,9 @@ def checkouts(also: Sequence[str]) -> tuple[Checkout, ...]:
     for python in also:
         code = "import pathlib, tvm_split; print(pathlib.Path(tvm_split.__file__).resolve().parents[1].name)"
         with tempfile.TemporaryDirectory() as folder:  # a folder from which no package is imported by accident
-            result = subprocess.run([python, "-P", "-c", code], cwd=folder, env=_environment(""), **_CAPTURED)
-        other_checkouts.append(Checkout(result.stdout.strip(), python))
+            name = subprocess.check_output([python, "-P", "-c", code], cwd=folder, env=_environment(""), text=True)
+        other_checkouts.append(Checkout(name.strip(), python))
     return (Checkout("", sys.executable), *other_checkouts)
-
-
-_CAPTURED: dict[str, Any] = {"check": True, "stdout": subprocess.PIPE, "text": True}
 
 
 def _environment(python_path: str) -> dict[str, str]:
@@ -181,13 +178,8 @@ def _serve(module: str, factory: str, arguments: str) -> None:
         raise
 
 
-def _packages_of_this_checkout() -> Iterator[types.ModuleType]:
-    for name in ("scripts", "tests"):
-        package = types.ModuleType(name)
-        package.__path__ = [str(ROOT / name)]
-        yield package
-
-
 if __name__ == "__main__":
-    sys.modules.update({package.__name__: package for package in _packages_of_this_checkout()})
+    for name in ("scripts", "tests"):  # those of this checkout
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = [str(ROOT / name)]
     _serve(*sys.argv[1:])

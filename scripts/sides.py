@@ -37,6 +37,12 @@ def network(name: str, **sizes: int) -> tuple[nn.Module, tuple[torch.Tensor, ...
     return build(), inputs
 
 
+def loaded(name: str, **sizes: int) -> tuple[nn.Module, list[np.ndarray], tvm_split.Model]:
+    """Return a published network, its example inputs as arrays, and the model that is imported from both."""
+    module, inputs = network(name, **sizes)
+    return module, [tensor.numpy() for tensor in inputs], tvm_split.load_model(module, inputs, name=name)
+
+
 def stages_text(plan: tvm_split.Plan) -> str:
     return " | ".join(f"{', '.join(stage.machines)}: {stage.layers[0]} to {stage.layers[-1]}" for stage in plan.stages)
 

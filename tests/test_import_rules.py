@@ -52,7 +52,7 @@ FLOORS = """
     cluster
     parameters
     values worker_kit
-    outputs findings
+    outputs
     units errors progress
 """
 """What lies in `tvm_split`, packages and modules; each imports only what stands on lower lines."""

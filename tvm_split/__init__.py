@@ -36,15 +36,13 @@ def require_own_packages() -> None:
             )
 
 
-def _module_of_name() -> dict[str, str]:
-    """Return the module of each public name."""
-    body = ast.parse((_FOLDER / "__init__.pyi").read_text(encoding="utf-8")).body
-    imports = [statement for statement in body if isinstance(statement, ast.ImportFrom)]
-    return {alias.name: statement.module or "" for statement in imports for alias in statement.names}
-
-
 require_own_packages()
-_MODULE_OF_NAME = _module_of_name()
+_MODULE_OF_NAME = {
+    alias.name: statement.module or ""
+    for statement in ast.parse((_FOLDER / "__init__.pyi").read_text(encoding="utf-8")).body
+    if isinstance(statement, ast.ImportFrom)
+    for alias in statement.names
+}
 __all__ = sorted(_MODULE_OF_NAME)
 
 

@@ -120,7 +120,6 @@ def required(kind: type[Value], value: Any, error: type[TvmSplitError], hint: st
 
 
 def class_and_first_line(error: BaseException) -> str:
-    """Return the class of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

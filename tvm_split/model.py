@@ -121,73 +121,64 @@ class Model(Shown):
 
     @cached_property
     def graph(self) -> LayerGraph:
-        """The graph of layers and their dependencies."""
-        return _layer_graph(self)
+        layers, layer_names = self.layers, self.layer_names
+        function = main_function(self.module)
+        bindings = [binding for binding in bindings_of(function) if binding.var.name in layers]
+        inputs = {parameter.name for parameter in function.params}
+        returned = {getattr(field, "name", "") for field in returned_fields(function)}
+        depends_on_input = set(inputs)
+        consumers: dict[str, set[str]] = {}
+        predecessors: dict[str, set[str]] = {layer: set() for layer in layer_names}
+        for binding in bindings:
+            layer = layers[binding.var.name]
+            for used in used_variables(binding.value):
+                if used.name in depends_on_input:
+                    depends_on_input.add(binding.var.name)
+                if used.name in inputs or used.name in layers:
+                    consumers.setdefault(used.name, set()).add(layer)
+                if layers.get(used.name, layer) != layer:
+                    predecessors[layer].add(layers[used.name])
+        # A returned tensor must be made by some stage, so its layer counts even if it depends on no input.
+        dependent = {layer for name, layer in layers.items() if name in depends_on_input or name in returned}
+        independent = frozenset(layer_names) - dependent
+        return LayerGraph(
+            layers=layer_names,
+            predecessors={layer: frozenset(before - independent) for layer, before in predecessors.items()},
+            independent=independent,
+            values=tuple(
+                Value(
+                    size_bytes(binding.var.ty),
+                    layers[name],
+                    # A value that depends on no input is not transferred: each stage computes it again.
+                    frozenset(consumers.get(name, ()) if name in depends_on_input else ()),
+                    name,
+                    name in returned,
+                    isinstance(binding.var.ty, relax.TensorType),
+                )
+                for binding in bindings
+                if (name := binding.var.name) in returned or (name in depends_on_input and name in consumers)
+            ),
+            inputs=tuple(
+                Value(size_bytes(parameter.ty), CLIENT, frozenset(consumers.get(name, ())), name, name in returned)
+                for parameter in function.params
+                if (name := parameter.name)
+            ),
+            empty_layers=self.empty_layers,
+        )
 
     @cached_property
     def description(self) -> ModelDescription:
         """The layer graph with the calls and the weight bytes of each layer; plain data, since planners load no TVM."""
-        return _description(self)
-
-
-def _layer_graph(model: Model) -> LayerGraph:
-    layers, layer_names = model.layers, model.layer_names
-    function = main_function(model.module)
-    bindings = [binding for binding in bindings_of(function) if binding.var.name in layers]
-    inputs = {parameter.name for parameter in function.params}
-    returned = {getattr(field, "name", "") for field in returned_fields(function)}
-    depends_on_input = set(inputs)
-    consumers: dict[str, set[str]] = {}
-    predecessors: dict[str, set[str]] = {layer: set() for layer in layer_names}
-    for binding in bindings:
-        layer = layers[binding.var.name]
-        for used in used_variables(binding.value):
-            if used.name in depends_on_input:
-                depends_on_input.add(binding.var.name)
-            if used.name in inputs or used.name in layers:
-                consumers.setdefault(used.name, set()).add(layer)
-            if layers.get(used.name, layer) != layer:
-                predecessors[layer].add(layers[used.name])
-    # A returned tensor must be made by some stage, so its layer counts even if it depends on no input.
-    dependent = {layer for name, layer in layers.items() if name in depends_on_input or name in returned}
-    independent = frozenset(layer_names) - dependent
-    return LayerGraph(
-        layers=layer_names,
-        predecessors={layer: frozenset(before - independent) for layer, before in predecessors.items()},
-        independent=independent,
-        values=tuple(
-            Value(
-                size_bytes(binding.var.ty),
-                layers[name],
-                # A value that depends on no input is not transferred: each stage computes it again.
-                frozenset(consumers.get(name, ()) if name in depends_on_input else ()),
-                name,
-                name in returned,
-                isinstance(binding.var.ty, relax.TensorType),
-            )
-            for binding in bindings
-            if (name := binding.var.name) in returned or (name in depends_on_input and name in consumers)
-        ),
-        inputs=tuple(
-            Value(size_bytes(parameter.ty), CLIENT, frozenset(consumers.get(name, ())), name, name in returned)
-            for parameter in function.params
-            if (name := parameter.name)
-        ),
-        empty_layers=model.empty_layers,
-    )
-
-
-def _description(model: Model) -> ModelDescription:
-    costs: dict[str, list[Call]] = {layer: [] for layer in model.layer_names}
-    weights = dict.fromkeys(model.layer_names, 0)
-    for variable, work, moved in calls(model.module):
-        if variable in model.layers:
-            costs[model.layers[variable]].append(Call(work, moved))
-    for binding in bindings_of(main_function(model.module)):
-        layer = model.layers.get(binding.var.name)
-        if layer is not None and isinstance(binding.value, relax.Call):
-            constants = [operand for operand in binding.value.args if is_tensor_constant(operand)]
-            weights[layer] += sum(size_bytes(constant.ty) for constant in constants)
-    return ModelDescription(
-        model.name, model.graph, {layer: tuple(of_layer) for layer, of_layer in costs.items()}, weights
-    )
+        costs: dict[str, list[Call]] = {layer: [] for layer in self.layer_names}
+        weights = dict.fromkeys(self.layer_names, 0)
+        for variable, work, moved in calls(self.module):
+            if variable in self.layers:
+                costs[self.layers[variable]].append(Call(work, moved))
+        for binding in bindings_of(main_function(self.module)):
+            layer = self.layers.get(binding.var.name)
+            if layer is not None and isinstance(binding.value, relax.Call):
+                constants = [operand for operand in binding.value.args if is_tensor_constant(operand)]
+                weights[layer] += sum(size_bytes(constant.ty) for constant in constants)
+        return ModelDescription(
+            self.name, self.graph, {layer: tuple(of_layer) for layer, of_layer in costs.items()}, weights
+        )

@@ -2,12 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tvm
 from pydantic import InstanceOf
 from tvm import tirx
 from tvm_ffi.structural import StructuralKey
@@ -126,8 +125,10 @@ def tune(
             tuning.Measurer(
                 built_for, scratch.path, where_measured, effort, linker, gpu, own_cores().count
             ) as measurer,
-            _closed_before_end(measurer),
+            ExitStack() as until_end,
         ):
+            before_end(measurer, measurer.close)
+            until_end.callback(cleared, measurer)
             # Prepare the kernels only after a device of the right kind was found, because it takes long.
             kernels, fixed = kernels_to_tune(model, planned, [tuned.name for tuned in machines], target)
             run = tuning.Tuner(kernels, fixed, built_for, measurer, writer, seed=seed, on_progress=on_progress)
@@ -208,7 +209,9 @@ def kernels_to_tune(
     for stage, computation in whole.parts:
         if set(stage.machines) & set(machines):
             modules = compiler.lower(computation.function)
-            for name, count in _calls_of(modules["fuse"]).items():
+            bound = (binding.value for binding in bindings_of(main_function(modules["fuse"])))
+            calls = (str(value.args[0].name_hint) for value in bound if operator_name(value) == "relax.call_tir")
+            for name, count in Counter(calls).items():
                 workload = StructuralKey(without_symbol(modules["fuse"][name]))
                 counts[workload] += count
                 called.setdefault(workload, (name, modules["schedule"][name]))
@@ -222,12 +225,6 @@ def kernels_to_tune(
         elif is_safe_to_time(function):
             fixed.append(FixedKernel(function, scheduled, count))
     return tuple(tunable), tuple(fixed)
-
-
-def _calls_of(module: tvm.IRModule) -> Counter[str]:
-    """Return the number of calls of each kernel of a lowered stage, by name."""
-    calls = (binding.value for binding in bindings_of(main_function(module)))
-    return Counter(str(call.args[0].name_hint) for call in calls if operator_name(call) == "relax.call_tir")
 
 
 def _machines_to_tune(plan: Plan, machine: str | None) -> list[PlannedMachine]:
@@ -274,16 +271,6 @@ def tracker_at(address: Address, key: str, **options: float) -> tuning.Tracker:
         ]
 
     return tuning.Tracker(address.host, address.port, key, list_servers, **options)  # type: ignore[arg-type]
-
-
-@contextmanager
-def _closed_before_end(measurer: tuning.Measurer) -> Iterator[None]:
-    """Close the measurer if the process ends in this context, whatever ends it."""
-    before_end(measurer, measurer.close)
-    try:
-        yield
-    finally:
-        cleared(measurer)
 
 
 @contextmanager

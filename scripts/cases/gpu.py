@@ -19,7 +19,7 @@ from rpc_runtime.client.worker_client import describe
 from rpc_runtime.program.measurements import KernelSet, TimingEffort
 from scripts.harness import Case, Limit, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared
-from scripts.sides import RUNS, batched, by_torch, difference, network, torch_outputs
+from scripts.sides import RUNS, batched, by_torch, difference, loaded, network, torch_outputs
 from tests.helpers.relay import Relay
 from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.profiling.kernels import target_code
@@ -160,8 +160,7 @@ def device_limits(device: str) -> tuple[float, float]:
 @contextmanager
 def kernels(name: str, target: str, threads: int, **sizes: int) -> Iterator[Prepared]:
     """Measure every kernel of a network alone on the device, beside the measured roofline."""
-    module, inputs = network(name, **sizes)
-    model = tvm_split.load_model(module, inputs, name=name)
+    _, _, model = loaded(name, **sizes)
     peak, bandwidth = device_limits("cpu" if target == CPU else "cuda")
     blobs = BlobFolder.temporary()
     with workers_of([DEVICE], target, threads) as machines:

@@ -12,7 +12,7 @@ from tvm import relax
 import tvm_split
 from scripts.harness import Case, Ratio, Setup, Side
 from scripts.processes import Prepared
-from scripts.sides import by_onnxruntime, by_torch, in_process, network, timed
+from scripts.sides import by_onnxruntime, by_torch, in_process, loaded, timed
 from tests.models import torch_models
 
 OURS, TUNED, ONNXRUNTIME, TORCH, TVM = "tvm-split", "tvm-split, tuned", "onnxruntime", "torch", "TVM by default"
@@ -23,11 +23,10 @@ SMALLEST = "mobilenet_v2"
 @contextmanager
 def by_tvm(name: str, threads: int) -> Iterator[Prepared]:
     """Run the imported module, compiled by ``relax.build`` only."""
-    module, inputs = network(name)
-    model = tvm_split.load_model(module, inputs, name=name)
+    _, arrays, model = loaded(name)
     target = tvm_split.plan(model, tvm_split.Cluster.in_process(1, threads=threads)).machines[0].target
     executable = relax.build(model.module, tvm.target.Target(dict(target)))
-    tensors = [tvm.runtime.tensor(tensor.numpy()) for tensor in inputs]
+    tensors = list(map(tvm.runtime.tensor, arrays))
     machine = relax.VirtualMachine(executable, tvm.cpu())
     os.environ["TVM_NUM_THREADS"] = str(threads)
     with ThreadPoolExecutor(1) as pool:  # TVM has a thread pool per calling thread, whose size is set when it starts

@@ -22,7 +22,7 @@ import torch
 import tvm_split
 from scripts.harness import Case, Ratio, Setup, Side
 from scripts.processes import Figures, Prepared
-from scripts.sides import arrivals, rate
+from scripts.sides import arrivals, cluster_of, deployed, rate
 
 SIZES = {1_000: 8, 100_000: 8, 800_000: 8, 16_000_000: 64}
 """Bytes of a tensor to the sender's matrix products per tensor, which take longer than the transfer."""
@@ -54,19 +54,15 @@ def hop(transport: str, size_bytes: int) -> Iterator[Prepared]:
     with contextlib.ExitStack() as until_end:
         workers = until_end.enter_context(tvm_split.Cluster.local(2))
         # A cluster of the same workers whose link has the transport.
-        endpoints = workers.endpoints()
-        machines = tuple(tvm_split.Machine(name, 1, endpoint=endpoints[name]) for name in workers.machine_names)
         first, second = workers.machine_names
-        link = tvm_split.Link(first, second, transport=transport)
-        cluster = tvm_split.Cluster(machines, (link,))
+        cluster = cluster_of(workers.endpoints(), [tvm_split.Link(first, second, transport=transport)])
 
-        def deployed(products: int) -> tvm_split.Deployment:
+        def running(products: int) -> tvm_split.Deployment:
             module = torch.nn.Sequential(Sender(products), Receiver()).eval()
             model = tvm_split.load_model(module, (torch.from_numpy(x),))
-            bundle = tvm_split.compile(model, tvm_split.plan(model, cluster, split=split), verify=False)
-            return until_end.enter_context(tvm_split.deploy(bundle, cluster))
+            return deployed(model, tvm_split.plan(model, cluster, split=split), cluster, until_end)
 
-        computing, quick = deployed(SIZES[size_bytes]), deployed(0)
+        computing, quick = running(SIZES[size_bytes]), running(0)
 
         def measure(what: str, seconds: float) -> Figures:
             if what == "idle":
@@ -115,25 +111,25 @@ def _children_seconds() -> float:
 
 def hops(size_bytes: int, setup: Setup) -> Sequence[Side]:
     seconds = float(setup.options.values.get("seconds", 0.5))
-    all_sides = []
-    for transport in TRANSPORTS:
-        for checkout in setup.checkouts:
-            side = setup.side(transport, hop, checkout, transport=transport, size_bytes=size_bytes)
-            all_sides.append(replace(side, measure=partial(side.measure, what="hop", seconds=seconds)))
-    return all_sides
+    return [
+        replace(side, measure=partial(side.measure, what="hop", seconds=seconds)) for side in _sides(size_bytes, setup)
+    ]
 
 
 def idle(setup: Setup) -> Sequence[Side]:
     """Measure how many cores two idle deployments use."""
-    all_sides = []
-    for transport in TRANSPORTS:
-        for checkout in setup.checkouts:
-            process = setup.begin(hop, checkout, transport=transport, size_bytes=1_000)
-            process.ready()
-            process.measure(what="hop", seconds=0.2)
-            measure = partial(process.measure, what="idle", seconds=IDLE_SECONDS)
-            all_sides.append(Side(transport, measure, checkout=checkout.label))
-    return all_sides
+    all_sides = _sides(1_000, setup)
+    for side in all_sides:
+        side.measure(what="hop", seconds=0.2)
+    return [replace(side, measure=partial(side.measure, what="idle", seconds=IDLE_SECONDS)) for side in all_sides]
+
+
+def _sides(size_bytes: int, setup: Setup) -> list[Side]:
+    return [
+        setup.side(transport, hop, checkout, transport=transport, size_bytes=size_bytes)
+        for transport in TRANSPORTS
+        for checkout in setup.checkouts
+    ]
 
 
 CASE = Case(

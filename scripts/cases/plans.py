@@ -13,7 +13,7 @@ from torch import nn
 import tvm_split
 from scripts.harness import Case, Ratio, Setup, Side
 from scripts.processes import Figures, Prepared
-from scripts.sides import network
+from scripts.sides import loaded
 
 PLANNED, ALL_WORKERS, ONE = "planned", "planned, all workers", "one worker"
 LAYERS, PARAMETERS = "equal layers", "equal parameters"
@@ -42,8 +42,7 @@ def parameters_of(module: nn.Module, layer: str) -> float:
 
 @contextmanager
 def all_plans(name: str, workers: int) -> Iterator[Prepared]:
-    module, inputs = network(name)
-    model = tvm_split.load_model(module, inputs, name=name)
+    module, arrays, model = loaded(name)
     layers = model.layer_names
     with tvm_split.Cluster.local(workers) as cluster:
 
@@ -69,7 +68,7 @@ def all_plans(name: str, workers: int) -> Iterator[Prepared]:
             assert predicted is not None
             count = max(20, int(STREAM_SECONDS / predicted.period_seconds))
             with tvm_split.deploy(bundles[way], cluster) as deployment:
-                report = tvm_split.bench(deployment, [inputs], rounds=1, micro_batches=count)
+                report = tvm_split.bench(deployment, [arrays], rounds=1, micro_batches=count)
             period, latency = report.period.measured or 0.0, report.latency.measured or 0.0
             return {
                 "period_seconds": period,

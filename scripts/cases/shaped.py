@@ -18,7 +18,7 @@ from rpc_runtime.scratch import ScratchFolder
 from scripts.cases.shards import HALVES
 from scripts.harness import BEST, Case, Limit, Setup, Side
 from scripts.processes import Figures
-from scripts.sides import cluster_of, deployed, network, predicted_latency, stages_text, timed
+from scripts.sides import cluster_of, deployed, loaded, predicted_latency, stages_text, timed
 from tests.helpers.shaped_network import shaped_workers
 from tests.helpers.smooth_network import CUT, smooth_network
 from tvm_split import Shard
@@ -72,8 +72,7 @@ def codecs(allow_lossy: float, setup: Setup) -> Sequence[Side]:
 
 def splits(bits_per_second: float, setup: Setup) -> Sequence[Side]:
     """Return sides for one input of VGG-16: one machine, a pipeline, two ways of sharding, and the plan for latency."""
-    module, inputs = network("vgg16")
-    model = tvm_split.load_model(module, inputs)
+    _, arrays, model = loaded("vgg16")
     cluster = machines(bits_per_second, setup.until_end)
     plans = {
         "one machine": tvm_split.plan(model, cluster, split={NAMES[0]: [model.layer_names[0]]}),
@@ -81,7 +80,6 @@ def splits(bits_per_second: float, setup: Setup) -> Sequence[Side]:
         **{name: tvm_split.plan(model, cluster, shards=shards) for name, shards in SHARED.items()},
         PLANNED: tvm_split.plan(model, cluster, objective="latency"),
     }
-    arrays = [tensor.numpy() for tensor in inputs]
     return [
         Side(
             name,

@@ -11,7 +11,7 @@ from functools import partial
 import tvm_split
 from scripts.harness import Case, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared
-from scripts.sides import difference, network, predicted_latency, stages_text
+from scripts.sides import deployed, difference, loaded, predicted_latency, stages_text
 from tvm_split import Shard
 
 ONE_CORE, TWO_THREADS = "one worker of one core", "one worker of two threads"
@@ -37,9 +37,7 @@ SHARDS: dict[str, Sequence[Shard]] = {
 
 @contextmanager
 def all_ways(name: str, ways: Sequence[str]) -> Iterator[Prepared]:
-    module, inputs = network(name)
-    arrays = [tensor.numpy() for tensor in inputs]
-    model = tvm_split.load_model(module, inputs, name=name)
+    _, arrays, model = loaded(name)
     whole = {"machine-a": [model.layer_names[0]]}
     with ExitStack() as until_end:
         two_workers = until_end.enter_context(tvm_split.Cluster.local(2))
@@ -53,8 +51,7 @@ def all_ways(name: str, ways: Sequence[str]) -> Iterator[Prepared]:
         deployments, facts = {}, {}
         for way in ways:
             cluster, plan = plans[way]()
-            bundle = tvm_split.compile(model, plan, verify=False)
-            deployments[way] = until_end.enter_context(tvm_split.deploy(bundle, cluster))
+            deployments[way] = deployed(model, plan, cluster, until_end)
             off = difference(deployments[way].run(*arrays), deployments[ONE_CORE].run(*arrays))
             facts[way] = {
                 "stages": stages_text(plan),

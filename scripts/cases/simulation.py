@@ -14,7 +14,7 @@ from torch import nn
 import tvm_split
 from scripts.harness import Case, Limit, Setup, Side
 from scripts.processes import Figures
-from scripts.sides import network
+from scripts.sides import deployed, network
 from tvm_split.demo.demonstration import MICRO_BATCH
 from tvm_split.demo.network import CHANNELS as IMAGE_CHANNELS, IMAGE_SIZE, DigitNetwork
 
@@ -69,8 +69,7 @@ def sides(workers: int, name: str, are_replicas: bool, setup: Setup) -> Sequence
     assert simulated.period_seconds is not None
     assert simulated.single is not None
     period, latency = simulated.period_seconds, simulated.single.percentiles_seconds[50]
-    bundle = tvm_split.compile(model, plan, verify=False)
-    deployment = setup.until_end.enter_context(tvm_split.deploy(bundle, cluster))
+    deployment = deployed(model, plan, cluster, setup.until_end)
     count = int(setup.options.values.get("micro-batches", 200))
     facts = {"simulated_period_seconds": period, "simulated_latency_seconds": latency}
     return [Side("measured", partial(measure, deployment, x, count, period, latency), facts)]

@@ -14,7 +14,7 @@ from typing import Any
 import tvm_split
 from scripts.harness import Case, Ratio, Setup, Side, median_seconds
 from scripts.processes import Figures, Prepared, measure_together
-from scripts.sides import RUNS, arrivals, by_onnxruntime, in_process, network, rate
+from scripts.sides import RUNS, arrivals, by_onnxruntime, in_process, loaded, rate
 
 PIPELINE, ALONE, EACH_WHOLE = "pipeline of two workers", "one worker", "two workers, each the whole"
 ONE_RUN, IN_PROCESS = "one input, one worker", "one input, in process"
@@ -35,9 +35,7 @@ def streamed(deployment: tvm_split.Deployment, inputs: Sequence[Any], seconds: f
 @contextmanager
 def workers(name: str, split: Mapping[str, Sequence[str]] | None = None) -> Iterator[Prepared]:
     """Start two workers of one core each; ``split`` is the pipeline's split, by default a planned one."""
-    module, inputs = network(name)
-    arrays = [tensor.numpy() for tensor in inputs]
-    model = tvm_split.load_model(module, inputs, name=name)
+    _, arrays, model = loaded(name)
     with ExitStack() as until_end:
         cluster = until_end.enter_context(tvm_split.Cluster.local(2))
         options = {"split": split} if split else {"stages": 2, "refresh": True}

@@ -16,8 +16,8 @@ from scripts.sides import (
     cluster_of,
     deployed,
     links_with_relays,
+    loaded,
     local_workers,
-    network,
     predicted_latency,
     stages_text,
     timed,
@@ -67,7 +67,6 @@ def machines(is_slow: bool, has_slow_link: bool, until_end: ExitStack) -> tvm_sp
 
 
 def splits() -> Iterator[dict[str, list[str]]]:
-    """Yield every split of the chain."""
     for first, second in (NAMES, NAMES[::-1]):
         yield {first: ["0"]}
         for cut in range(1, len(INNER_CONVOLUTIONS)):
@@ -99,9 +98,7 @@ def all_plans(is_slow: bool, has_slow_link: bool, setup: Setup) -> Sequence[Side
 
 def shares(setup: Setup) -> Sequence[Side]:
     """Return sides for single inputs of VGG-16, sharded over both machines equally or in proportion to their speeds."""
-    module, inputs = network("vgg16")
-    arrays = [tensor.numpy() for tensor in inputs]
-    model = tvm_split.load_model(module, inputs)
+    _, arrays, model = loaded("vgg16")
     cluster = machines(True, False, setup.until_end)
     all_sides = []
     for name, parts in SHARES.items():

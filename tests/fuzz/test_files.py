@@ -38,7 +38,7 @@ from tvm_split.placement.problem import Problem, Sharding, Stage
 from tvm_split.placement.profile import Corrections
 from tvm_split.placement.read_problem import problem_to_dict, read_problem_file, read_solution_file, solution_to_dict
 from tvm_split.placement.search import solve
-from tvm_split.placement.solution import Solution
+from tvm_split.placement.solution import solution_of
 from tvm_split.placement.step_graph import StepGraph, Transfer
 from tvm_split.simulation.scenario import scenario_of_plan, with_measured_compute
 from tvm_split.simulation.simulate import simulate
@@ -62,7 +62,7 @@ def shared_plan() -> Plan:
         ),
     )
     problem = chain_problem(PROFILE, "latency")
-    prediction = predict(problem, Solution.of_graph(problem, (), parts), PROFILE)
+    prediction = predict(problem, solution_of(problem, (), graph=parts), PROFILE)
     layers = tuple(layer for stage in plan.stages for layer in stage.layers)
     stage = Stage((A, B), layers, (0.5, 0.5), "stage", Sharding("rows", "each"))
     return dataclasses.replace(plan, stages=(stage,), prediction=prediction)

@@ -27,7 +27,7 @@ from tvm_split.cluster.machine import Link, Machine
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.machine_targets import require_known_targets
 from tvm_split.compiler.targets import cannot_execute, cpu_target, target_text, unused_by
-from tvm_split.findings import Finding, Level
+from tvm_split.display.findings import Finding, Level
 from tvm_split.placement.profile import LinkProfile
 from tvm_split.profiling.link_model import LEAST_LARGEST_BYTES, SMALLEST_BYTES, are_close
 from tvm_split.profiling.link_probing import Ends, kept_links, probe_links

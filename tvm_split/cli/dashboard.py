@@ -8,7 +8,6 @@ import typer
 
 from rpc_runtime.option import option
 from tvm_split.cli import options
-from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.source import MachineOptions
 from tvm_split.cli.status import asked
 from tvm_split.display.console import STDOUT, print_note, print_unwrapped
@@ -30,12 +29,10 @@ def dashboard(
 
     Example: tvm-split dashboard --cluster lab.yaml
     """
-    if not machines.is_elsewhere:
-        raise WrongUseError("name the workers to ask", "--cluster, --tracker, --kubernetes")
+    asked(machines, timeout)  # so that a wrong location is told at once
     from tvm_split.dashboard.lab import LabPage  # imported here, since they need plotly
     from tvm_split.dashboard.server import page_server
 
-    asked(machines, timeout)  # so that a wrong location is told at once
     lab = LabPage(lambda: asked(machines, timeout)[0], deployment)
     with page_server(listen, lab.page, insecure=insecure) as server:
         print_unwrapped(f"the dashboard is at {server.url}")

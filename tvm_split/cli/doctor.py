@@ -15,9 +15,9 @@ from rpc_runtime.program.routes import CLIENT
 from tvm_split.cli import options
 from tvm_split.cli.source import MachineOptions, load_tvm
 from tvm_split.cli.status import answering
+from tvm_split.display.findings import Finding, Findings, Level
 from tvm_split.display.view import write
 from tvm_split.errors import ClusterError
-from tvm_split.findings import Finding, Findings, Level
 from tvm_split.progress import step_progress
 from tvm_split.units import bytes_text
 

@@ -55,11 +55,6 @@ def _require_trace(parameter: typer.CallbackParam, path: Path | None) -> Path | 
     return require_parent(parameter, path)
 
 
-def flag_of(group: type, name: str) -> str:
-    """Return the command-line flag of the field ``name`` of a dataclass of options."""
-    return _flags(name, next((field for field in options(group) if field.name == name), None))[0]
-
-
 def _flags(name: str, field: dataclasses.Field[Any] | None) -> list[str]:
     flag = field and field.metadata["json_schema_extra"]["flag"]
     return (flag or "--" + name.replace("_", "-")).split()
@@ -102,20 +97,17 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def with_options(**values: Any) -> None:
         for name, group in groups.items():
-            values[name] = _instance(
-                group, {field.name: _value(field, values.pop(field.name)) for field in options(group)}
-            )
+            given = {field.name: values.pop(field.name) for field in options(group)}
+            # The option of a field that is true by default sets it to false.
+            given |= {field.name: not given[field.name] for field in options(group) if default_of(field) is True}
+            with flags_named(group):
+                values[name] = group(**{field: value for field, value in given.items() if value not in (None, [])})
         command(**values)
 
     del with_options.__wrapped__  # so that typer sees the options instead
     with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return with_options
-
-
-def _value(field: dataclasses.Field[Any], given: Any) -> Any:
-    """Return a field's value from its option's; the option of a field that is true by default sets it to false."""
-    return not given if default_of(field) is True else given
 
 
 def has_hidden(command: Callable[..., None]) -> bool:
@@ -129,11 +121,6 @@ def _groups_of(hints: Mapping[str, Any]) -> dict[str, Any]:
     return {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
 
 
-def _instance(group: type, values: Mapping[str, Any]) -> Any:
-    with flags_named(group):
-        return group(**{name: value for name, value in values.items() if value not in (None, [])})
-
-
 @contextmanager
 def flags_named(group: type) -> Iterator[None]:
     """Replace errors about fields of ``group`` by a `WrongUseError` that names their command-line flags."""
@@ -143,7 +130,8 @@ def flags_named(group: type) -> Iterator[None]:
         fields = getattr(error, "fields", ())
         if not fields:
             raise
-        flags = ", ".join(flag_of(group, name) for name in fields)
+        by_name = {field.name: field for field in options(group)}
+        flags = ", ".join(_flags(name, by_name.get(name))[0] for name in fields)
         raise WrongUseError(error.problem, flags) from error  # type: ignore[attr-defined]
 
 

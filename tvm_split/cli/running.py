@@ -16,7 +16,7 @@ from rpc_runtime.program.specs import TensorSpec
 from tvm_split.cli import options
 from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
 from tvm_split.cli.options import HIDDEN, WrongUseError
-from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_on_machines, is_bundle, planned
+from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_on_machines, planned
 from tvm_split.display.console import print_json, print_note, transfer_progress
 from tvm_split.display.view import Table, print_parts, show
 from tvm_split.placement.request import PlanRequest
@@ -88,7 +88,7 @@ class RunOptions(DeployOptions):
         The inputs are those of the file, else ``default`` random ones unless their number is given. They are compared
         with the model as soon as it is imported, because planning and compiling can take minutes.
         """
-        if is_bundle(source):
+        if (Path(source) / "manifest.json").is_file():  # a bundle
             if shapes != ModelOptions() or request != PlanRequest():
                 raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")
             bundle, cluster = bundle_on_machines(source, self.rename, machines)

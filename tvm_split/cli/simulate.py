@@ -13,7 +13,6 @@ import typer
 
 import tvm_split
 from rpc_runtime.option import option
-from rpc_runtime.program.events import TraceEvent
 from tvm_split.cli import options
 from tvm_split.cli.options import WrongUseError
 from tvm_split.deployment.deployment_report import read_computing
@@ -21,7 +20,6 @@ from tvm_split.display.console import STDOUT, print_json, print_note
 from tvm_split.display.simulate import SimulatedPlan, solution_parts
 from tvm_split.display.view import print_parts, write
 from tvm_split.errors import PlanError
-from tvm_split.observing.trace import Trace
 from tvm_split.pictures.timeline import columns_in, drawn_timeline
 from tvm_split.placement.prediction import predict
 from tvm_split.placement.problem import DEFAULT_TIME_LIMIT_SECONDS
@@ -77,7 +75,10 @@ def simulate(
 
     Example: tvm-split simulate plan.json --slow box=2
     """
-    slowdowns, losses = tuple(map(_slowdown, slow or ())), tuple(map(_loss, lose or ()))
+    slower = r"(.*)=([^=@]+)(?:@([^=@]+))?", "--slow", "MACHINE=FACTOR[@SECONDS], like box=2"
+    lost = r"(.*)@([^@]+)()", "--lose", "MACHINE@SECONDS"
+    slowdowns = tuple(Slowdown(*_parsed(text, *slower)) for text in slow or ())
+    losses = tuple(Loss(*_parsed(text, *lost)[:2]) for text in lose or ())
     what_if = WhatIf(slowdowns, losses, scatter, link_scatter, seed)
     title, scenario, predicted, planned = _scenario(plan, problem, measured)
     with step_progress("simulating") as report:
@@ -95,14 +96,11 @@ def simulate(
         print_note(f"trace written to {trace}")
     write(SimulatedPlan(title, simulation, what_if, *predicted), json=json)
     if timeline and not json:
-        drawn = drawn_timeline(_first(simulation.trace), machines, columns_in(STDOUT.width, machines))
+        first = [event for event in simulation.trace if event.sequence < SHOWN_MICRO_BATCHES]
+        drawn = drawn_timeline(first, machines, columns_in(STDOUT.width, machines))
         STDOUT.print(drawn, no_wrap=True, overflow="crop")
     if simulation.results < simulation.wanted:
         raise typer.Exit(1)
-
-
-def _first(trace: Trace) -> list[TraceEvent]:
-    return [event for event in trace if event.sequence < SHOWN_MICRO_BATCHES]
 
 
 def _scenario(
@@ -122,18 +120,6 @@ def _scenario(
     prediction = loaded.prediction
     predicted = (0.0, 0.0) if prediction is None else (prediction.period_seconds, prediction.latency_seconds)
     return loaded.model, scenario, predicted, loaded.in_flight
-
-
-def _slowdown(text: str) -> Slowdown:
-    machine, factor, since = _parsed(
-        text, r"(.*)=([^=@]+)(?:@([^=@]+))?", "--slow", "MACHINE=FACTOR[@SECONDS], like box=2"
-    )
-    return Slowdown(machine, factor, since)
-
-
-def _loss(text: str) -> Loss:
-    machine, moment, _ = _parsed(text, r"(.*)@([^@]+)()", "--lose", "MACHINE@SECONDS")
-    return Loss(machine, moment)
 
 
 def _parsed(text: str, pattern: str, flag: str, form: str) -> tuple[str, float, float]:

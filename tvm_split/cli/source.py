@@ -204,11 +204,6 @@ def is_file(source: str) -> bool:
     return Path(source).suffix.lower() in file_suffixes() or Path(source).is_dir()
 
 
-def is_bundle(source: str) -> bool:
-    """Whether a text names a folder that contains a bundle."""
-    return (Path(source) / "manifest.json").is_file()
-
-
 def planned(model: tvm_split.Model, machines: AskedMachines, request: PlanRequest, **how: Any) -> tvm_split.Plan:
     """Return the plan of a model; errors in the request name the command-line options."""
     with flags_named(PlanRequest):

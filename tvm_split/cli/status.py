@@ -19,7 +19,7 @@ from tvm_split.cluster.cluster import Cluster, cluster_of
 from tvm_split.cluster.launcher import AskedMachine, ask_worker, launcher_at, worker_misfit
 from tvm_split.cluster.machine import Machine
 from tvm_split.display.console import print_error, print_note
-from tvm_split.display.status import ExpectedLink, Status
+from tvm_split.display.status import Status
 from tvm_split.display.view import write
 
 
@@ -95,11 +95,11 @@ def _misfit_of(cluster: Cluster) -> Callable[[Machine, WorkerDescription], str]:
     return misfit
 
 
-def _links(answers: Sequence[AskedMachine], settings: LinkSettings) -> list[ExpectedLink]:
+def _links(answers: Sequence[AskedMachine], settings: LinkSettings) -> list[tuple[str, str, str]]:
     """Return the transports of the links between the client and the workers that have answered, in each direction."""
     domains = {answer.name: answer.worker.memory_domain for answer in answers if answer.worker is not None}
     domains = {CLIENT: memory_domain()} | domains
     return [
-        ExpectedLink(*ends, settings.get(ends, DEFAULT).expected(domains[ends[0]], domains[ends[1]]))
+        (*ends, settings.get(ends, DEFAULT).expected(domains[ends[0]], domains[ends[1]]))
         for ends in itertools.permutations(domains, 2)
     ]

@@ -6,7 +6,6 @@ from pathlib import Path
 from rpc_runtime.client.bystander import Bystander, chosen, running_on
 from rpc_runtime.option import option
 from tvm_split.cli import options
-from tvm_split.cli.options import WrongUseError
 from tvm_split.cli.source import MachineOptions
 from tvm_split.cli.status import asked
 from tvm_split.display.console import print_note
@@ -34,8 +33,6 @@ def trace(
 
     Example: tvm-split trace --cluster lab.yaml --seconds 5 --output run.pftrace
     """
-    if not machines.is_elsewhere:
-        raise WrongUseError("name the workers to ask", "--cluster, --tracker, --kubernetes")
     answers, _ = asked(machines, timeout)
     workers = {answer.name: answer.worker for answer in answers if answer.worker is not None}
     if not workers:

@@ -1,10 +1,5 @@
 """Read a cluster from a YAML file, which is validated before any machine is contacted.
 
-    machines: [{name: desk, address: "192.0.2.10:7001", threads: 8, token_file: token, …}]
-    links: [{from: desk, to: box, bytes_per_second: 1.25e8, latency_seconds: 0.001}, …]
-    groups: {lab: [desk, box]}
-    shared_cores: [{machines: [lab, client], cores: 8}]
-
 ``docs/machines.md`` and ``docs/links.md`` describe the keys, which are those of `Machine`, `Link` and `SharedCores`. A
 link from or to a group stands for one link per machine of the group. Paths are relative to the file.
 """

@@ -138,7 +138,7 @@ class Launcher(ABC):
         return Running(endpoints_of(cluster))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Running:
     """Workers that already ran, with their endpoints by machine; `close` does not end them."""
 

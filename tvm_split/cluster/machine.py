@@ -121,6 +121,7 @@ class Link(ShownFields):
     def __post_init__(self) -> None:
         fit_fields(self, ClusterError)
         label = f"the link from {self.source!r} to {self.destination!r}"
+        is_client = CLIENT in (self.source, self.destination)
         if self.bytes_per_second and not SLOWEST <= self.bytes_per_second <= MOST_AMOUNT:
             raise ClusterError(
                 f"{label} has bytes_per_second={self.bytes_per_second}; give more than 0 ({SLOWEST:g} to "
@@ -129,14 +130,16 @@ class Link(ShownFields):
         if self.latency_seconds and not self.bytes_per_second:
             raise ClusterError(f"{label} has a latency and no bytes_per_second; give both, or neither to measure them")
         if self.address is not None:
-            if CLIENT in (self.source, self.destination):
+            if is_client:
                 raise ClusterError(f"{label} has an address; the client calls the address of the machine itself")
             try:
                 Address.callable(self.address)
             except InputError as error:
                 raise ClusterError(f"{label}: {error}") from error
-        if self.transport != AUTO:
-            self._require_transport(label)
+        if self.transport not in (AUTO, *TRANSPORTS):
+            raise ClusterError(f"{label} has transport {self.transport!r}; there are {', '.join((AUTO, *TRANSPORTS))}")
+        if is_client and self.transport != AUTO and not transport_named(self.transport).joins_client:
+            raise ClusterError(f"{label} has the transport {self.transport}, which joins no client: leave it auto")
         if self.codec not in (AUTO_CODEC, NONE) and self.codec not in CODECS:
             codecs = ", ".join((AUTO_CODEC, *CODECS))
             raise ClusterError(f"{label} has codec {self.codec!r}; there are {codecs}")
@@ -144,12 +147,6 @@ class Link(ShownFields):
             raise ClusterError(
                 f"{label} has the transport {self.transport}, by which no codec writes: leave out codec {self.codec}"
             )
-
-    def _require_transport(self, label: str) -> None:
-        if self.transport not in TRANSPORTS:
-            raise ClusterError(f"{label} has transport {self.transport!r}; there are {', '.join((AUTO, *TRANSPORTS))}")
-        if CLIENT in (self.source, self.destination) and not transport_named(self.transport).joins_client:
-            raise ClusterError(f"{label} has the transport {self.transport}, which joins no client: leave it auto")
 
     @property
     def is_closed(self) -> bool:

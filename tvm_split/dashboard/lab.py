@@ -34,7 +34,6 @@ class LabPage:
         self._asked_at = float("-inf")
 
     def page(self) -> Page:
-        """Return the page at this moment."""
         with self._lock:
             if self._live is not None:
                 self._last = self._live.page()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from tvm_split.observing.summary import (
     summary_of,
 )
 from tvm_split.observing.trace import MachineTrace, Trace, machine_order
+from tvm_split.values import adapter_of
 
 SHOWN_MICRO_BATCHES = 20
 """Micro-batches in the page's timeline: the latest ones that all machines have computed. Hundreds look like stripes."""
@@ -113,15 +113,7 @@ class Page:
 
     def as_values(self) -> dict[str, Any]:
         """Return the page as values for JSON."""
-        return {one.name: _plain(getattr(self, one.name)) for one in dataclasses.fields(self)}
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return dict(value)
-    return [_plain(part) for part in value] if isinstance(value, tuple) else value
+        return cast(dict[str, Any], adapter_of(Page).dump_python(self, mode="json"))
 
 
 def page_of(
@@ -145,6 +137,11 @@ def page_of(
     begin = trace.begin if begin is None else begin
     names = dict.fromkeys([*(part.machine for part in summary.machines), *sorted(live.gone)])
     lanes, bars = _timeline(trace, begin)
+    happened = [
+        # The first sentence of a message; the others say what to do.
+        (event.start_nanoseconds, f"{event.machine}: {event.detail.partition('. ')[0]}")
+        for event in trace.of_kind(DEPLOYMENT)
+    ]
     return Page(
         model=trace.model,
         state=live.state,
@@ -159,14 +156,9 @@ def page_of(
         rates=_rates(history, begin),
         lanes=lanes,
         bars=bars,
-        events=tuple(((at - begin) * 1e-9, text) for at, text in sorted([*_happened(trace), *noted])),
+        events=tuple(((at - begin) * 1e-9, text) for at, text in sorted([*happened, *noted])),
         refresh_seconds=refresh_seconds,
     )
-
-
-def _happened(trace: Trace) -> Iterator[tuple[int, str]]:
-    for event in trace.of_kind(DEPLOYMENT):
-        yield event.start_nanoseconds, f"{event.machine}: {first_sentence(event.detail)}"
 
 
 def _machine(name: str, trace: Trace, summary: TraceSummary, live: Live) -> ShownMachine:
@@ -190,10 +182,6 @@ def reported(worker: WorkerDescription | None) -> dict[str, Any]:
     """Return the fields of a `ShownMachine` that its worker reports."""
     names = ("cores", "memory_free_bytes", "memory_total_bytes")
     return {} if worker is None else {name: getattr(worker, name) for name in names}
-
-
-def _computed(machine: MachineTrace) -> np.ndarray[Any, Any]:
-    return machine.of_kind(COMPUTE)["sequence"]
 
 
 def _link(link: LinkSummary, about: About) -> ShownLink:
@@ -227,8 +215,8 @@ def _rates(results: Spans, begin: int) -> tuple[tuple[float, float], ...]:
 
 def _timeline(trace: Trace, begin: int) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
     """Return the names of the lanes, and the bars of the latest micro-batches that all machines have computed."""
-    latest = [int(rows.max()) for machine in trace.machines.values() if len(rows := _computed(machine))]
-    last = min(latest, default=0)
+    computed = [machine.of_kind(COMPUTE)["sequence"] for machine in trace.machines.values()]
+    last = min((int(numbers.max()) for numbers in computed if len(numbers)), default=0)
     lanes: dict[str, int] = {}
     bars = []
     for name in machine_order(trace):
@@ -250,8 +238,3 @@ def _bar(lane: int, row: Sequence[int], machine: MachineTrace, begin: int) -> tu
     _, start, duration, sequence, _, track, _ = row
     own = machine.tracks[track]
     return lane, own.kind, (start - begin) * 1e-9, duration * 1e-9, sequence, own.stage, own.peer
-
-
-def first_sentence(text: str) -> str:
-    """Return the first sentence of a message, whose others say what to do."""
-    return text.partition(". ")[0]

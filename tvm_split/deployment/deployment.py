@@ -104,7 +104,7 @@ class Deployment(Closing, Shown):
             WorkerUnavailableError, StageError, DeadlineError: a failure in the pipeline; names machine and stage.
         """
         with self._times.run():
-            return self._runner.run(self._arranged(inputs, named))
+            return self._runner.run(inputs_of_call(self.program.inputs, inputs, named))
 
     def submit(self, *inputs: Any, **named: Any) -> Future[Outputs]:
         """Run one micro-batch in the background; the inputs are copied, so the caller may reuse them.
@@ -116,7 +116,8 @@ class Deployment(Closing, Shown):
             InputError: as `run`.
             WorkerError: the deployment is closed.
         """
-        arrays = [array.copy() for array in checked_inputs(self.program, self._arranged(inputs, named))]
+        listed = inputs_of_call(self.program.inputs, inputs, named)
+        arrays = [array.copy() for array in checked_inputs(self.program, listed)]
         return self._times.call(self._runner.submit(arrays))
 
     async def run_async(self, *inputs: Any, **named: Any) -> Outputs:
@@ -148,9 +149,6 @@ class Deployment(Closing, Shown):
             except InputError as error:
                 raise InputError(f"micro-batch {position} of the stream: {error}") from error
             yield inputs
-
-    def _arranged(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
-        return inputs_of_call(self.program.inputs, inputs, named)
 
     def stats(self) -> DeploymentStatistics:
         """Counts and seconds per stage, and per replica of a stage, since the deployment was opened.

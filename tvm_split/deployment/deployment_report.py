@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from rpc_runtime.program.codecs import NONE
 from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, TraceEvent
@@ -39,7 +39,7 @@ from tvm_split.placement.prediction import LinkPrediction, MachinePrediction
 from tvm_split.placement.problem import CoresLoad
 from tvm_split.placement.profile import Corrections
 from tvm_split.units import Shown
-from tvm_split.values import read
+from tvm_split.values import adapter_of, read
 
 CLOCK_ERROR = 5_000_000
 """Largest apparent difference between the clocks of two machines, in nanoseconds: half a round trip of a slow link."""
@@ -73,10 +73,8 @@ class DeploymentReport(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as values for JSON; each comparison also has its ratio, measured by predicted."""
-        return cast(dict[str, Any], _REPORT.dump_python(self, mode="json", by_alias=True))
-
-
-_REPORT = TypeAdapter(DeploymentReport)
+        values: dict[str, Any] = adapter_of(DeploymentReport).dump_python(self, mode="json", by_alias=True)
+        return values
 
 
 def report_of(

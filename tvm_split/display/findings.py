@@ -1,14 +1,46 @@
-"""Show what `tvm-split doctor` found: a row for each check, with the remedy where there is one."""
+"""What `tvm-split doctor` finds, shown as a row for each check, with the remedy where there is one."""
 
 from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
 from rich.text import Text
 
 from tvm_split.display.view import Row, Table, View, as_json, view
-from tvm_split.findings import Finding, Findings, Level
-from tvm_split.units import NAME_LETTERS, clipped, count_text
+from tvm_split.units import NAME_LETTERS, Shown, clipped, count_text
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check of a machine: what was found and, unless it is ok, what that means and what to do."""
+
+    machine: str
+    check: str
+    level: Level
+    found: str
+    meaning: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Findings(Shown):
+    """Findings in the order of their machines."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether no finding is a problem; warnings do not count as problems."""
+        return not any(finding.level is Level.PROBLEM for finding in self.findings)
+
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 TEXT_LETTERS = 400

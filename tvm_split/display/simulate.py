@@ -9,7 +9,7 @@ from typing import Any
 from tvm_split.display.performance import performance
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.observing.trace import Trace
-from tvm_split.placement.problem import MachineLoad, Problem
+from tvm_split.placement.problem import Problem
 from tvm_split.placement.solution import Solution
 from tvm_split.simulation.scenario import AS_PLANNED, Loss, WhatIf
 from tvm_split.simulation.simulate import Latencies, Simulation
@@ -132,7 +132,8 @@ def solution_parts(name: str, problem: Problem, solution: Solution) -> View:
         for machine, share in zip(stage.machines, stage.shares, strict=True):
             load = loads[machine]
             times = map(seconds_text, (load.compute_seconds, load.receive_seconds, load.send_seconds))
-            memory = _memory_text(load, limits[machine])
+            limit = limits[machine]
+            memory = bytes_text(load.memory_bytes) + ("" if limit == math.inf else f" of {bytes_text(limit)}")
             rows.append((machine, short_list(stage.layers), str(len(stage.layers)), f"{share:.0%}", *times, memory))
     title = f"{name}: {count_text(len(solution.stages), 'stage')} for {problem.objective}"
     numbers = ("pieces", "share", "compute", "receive", "send", "memory")
@@ -146,7 +147,3 @@ def solution_parts(name: str, problem: Problem, solution: Solution) -> View:
         *filter(None, solution.why_no_more_machines.split("; ")),
         *(f"instead, {alternative.name}: {alternative.why}" for alternative in solution.alternatives),
     ]
-
-
-def _memory_text(load: MachineLoad, limit: float) -> str:
-    return bytes_text(load.memory_bytes) + ("" if limit == math.inf else f" of {bytes_text(limit)}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.text import Text
 
@@ -14,20 +14,12 @@ from tvm_split.display.view import Row, Table, View, as_json, view
 from tvm_split.units import NAME_LETTERS, Shown, bytes_text, clipped, count_text, number_text, short_list
 
 
-class ExpectedLink(NamedTuple):
-    """The transport that a link between two ends will use; one end may be the client."""
-
-    source: str
-    destination: str
-    transport: str
-
-
 @dataclass(frozen=True, repr=False)
 class Status(Shown):
-    """What the workers of a cluster answer, and what will carry the links between them."""
+    """What the workers of a cluster answer, and the links between them: source, destination and expected transport."""
 
     answers: Sequence[AskedMachine]
-    links: Sequence[ExpectedLink]
+    links: Sequence[tuple[str, str, str]]
 
 
 @view.register
@@ -40,7 +32,8 @@ def view_of_status(status: Status, *, details: bool = False) -> View:
 
 @as_json.register
 def status_as_json(status: Status) -> dict[str, Any]:
-    return {"workers": list(map(_content, status.answers)), "links": [link._asdict() for link in status.links]}
+    links = [dict(zip(("source", "destination", "transport"), link, strict=True)) for link in status.links]
+    return {"workers": list(map(_content, status.answers)), "links": links}
 
 
 def _content(answer: AskedMachine) -> dict[str, Any]:

@@ -23,7 +23,6 @@ MODULES = {
     "tvm_split.placement": "plan",
     "tvm_split.compiler": "bundle",
     "tvm_split.deployment": "report",
-    "tvm_split.findings": "findings",
     "tvm_split.profiling": "profile",
     "tvm_split.model": "bundle",
     "tvm_split.observing": "trace",
@@ -84,12 +83,10 @@ def title_of(value: Any) -> str:
 
 
 def show(value: Any, console: Console = STDOUT, *, details: bool = False) -> None:
-    """Print a value's tables and sentences."""
     print_parts(view(value, details=details), console)
 
 
 def print_parts(parts: View, console: Console = STDOUT) -> None:
-    """Print tables and sentences."""
     for part in parts:
         # A sentence in a file or pipe is one line, to be searched for.
         is_line = console is STDOUT and not console.is_terminal and not isinstance(part, Table)

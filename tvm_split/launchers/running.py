@@ -21,7 +21,7 @@ from rpc_runtime.wire.text import cleaned
 from rpc_runtime.wire.tracker import ListedServer, listed_servers
 from tvm_split.cluster.cluster import Cluster, cluster_of
 from tvm_split.cluster.cluster_file import read_cluster_file
-from tvm_split.cluster.launcher import AskedMachine, Launcher, Started, WithAccess, ask_worker, endpoints_of
+from tvm_split.cluster.launcher import AskedMachine, Launcher, Running, Started, WithAccess, ask_worker, endpoints_of
 from tvm_split.cluster.machine import Machine
 from tvm_split.errors import ClusterError
 
@@ -142,21 +142,18 @@ def _ask_listed(listed: AskedMachine, timeout_seconds: float) -> AskedMachine:
     return replace(answer, reason=reason, is_fault=True)
 
 
-class ListedWorkers:
+class ListedWorkers(Running):
     """Workers that a service lists. If one does not accept connections, `endpoints` reads all addresses again."""
 
     def __init__(self, launcher: Launcher, cluster: Cluster) -> None:
+        super().__init__(endpoints_of(cluster))
         self._launcher = launcher
-        self._endpoints = endpoints_of(cluster)
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
-        if not all(on_every_machine(self._endpoints.values(), _listens).values()):
+        if not all(on_every_machine(self.by_machine.values(), _listens).values()):
             current = endpoints_of(cluster_of(self._launcher))
-            self._endpoints = {name: current.get(name, endpoint) for name, endpoint in self._endpoints.items()}
-        return self._endpoints
-
-    def close(self) -> None:
-        pass
+            self.by_machine = {name: current.get(name, endpoint) for name, endpoint in self.by_machine.items()}
+        return self.by_machine
 
 
 def _listens(endpoint: WorkerEndpoint) -> bool:

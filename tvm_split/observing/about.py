@@ -68,7 +68,6 @@ class About:
 
 
 def about_of(bundle: Bundle) -> About:
-    """Return what a deployment of a bundle is."""
     from tvm_split.compiler.bundle import kernels_key  # imported here, since it loads TVM
 
     stages = tuple(

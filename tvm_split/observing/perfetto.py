@@ -25,7 +25,6 @@ Layers = Mapping[tuple[str, str, str], Sequence[str]]
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Write the trace to a file."""
     with path.open("wb") as file:
         for packet in _packets(trace):
             packet.trusted_packet_sequence_id = SEQUENCE

@@ -100,7 +100,6 @@ class TraceSummary:
 
 
 def summary_of(trace: Trace) -> TraceSummary:
-    """Return the summary of a trace."""
     computing = {name: spans_of(machine.of_kind(COMPUTE)) for name, machine in trace.machines.items()}
     first = min((int(spans[0, 0]) for spans in computing.values() if len(spans)), default=0)
     last = max((int(spans[-1, 1]) for spans in computing.values() if len(spans)), default=0)
@@ -209,16 +208,13 @@ def _limit(machines: Iterable[MachineSummary], links: Iterable[LinkSummary]) -> 
         why = f"{slow.destination} waits for it and {slow.source} is blocked {stalled:.0%} of the time"
         names = (slow.source, slow.destination)
         return f"Limited by the link {slow.source} → {slow.destination}: {why}.", names
-    feeds = "The client feeds too few micro-batches at once, p" if not _is_blocked(machines) else "P"
+    # Where a machine is often blocked by the next one, the client submits enough micro-batches.
+    is_blocked = any(_share(part.block_seconds, part.wall_seconds) >= STALLED_SHARE / 2 for part in machines)
+    feeds = "P" if is_blocked else "The client feeds too few micro-batches at once, p"
     return (
         f"Nothing is busy all the time: {name} is most, it {does} {share:.0%} of it. {feeds}rocesses share cores, or "
         "stages are so short that the runtime's own work counts."
     ), ()
-
-
-def _is_blocked(machines: Iterable[MachineSummary]) -> bool:
-    """Whether any machine is often blocked by the next one, so that the client submits enough micro-batches."""
-    return any(_share(part.block_seconds, part.wall_seconds) >= STALLED_SHARE / 2 for part in machines)
 
 
 def spans_of(rows: Rows) -> Spans:

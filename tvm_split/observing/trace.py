@@ -60,9 +60,6 @@ class MachineTrace:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MachineTrace) and self._content == other._content
 
-    def __hash__(self) -> int:
-        return hash(self._content)
-
     @property
     def _content(self) -> tuple[object, ...]:
         return self.tracks, self.rows.tobytes(), self.clock_error_nanoseconds, self.lost

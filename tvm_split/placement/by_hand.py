@@ -158,7 +158,10 @@ def assign_layers(graph: LayerGraph, split: Split, machine_names: Sequence[str])
             _places(graph, name, f"split gives machine {machine!r} the")
             if owner_of_name.setdefault(name, machine) != machine:
                 raise PlanError(f"split gives layer {name!r} to both {owner_of_name[name]!r} and {machine!r}")
-    fitting = {layer: _longest_match(layer, owner_of_name) for layer in graph.layers}
+    fitting = {
+        layer: max((name for name in owner_of_name if covers(name, layer)), key=len, default=None)
+        for layer in graph.layers
+    }
     current = next(owner_of_name[name] for name in fitting.values() if name is not None)
     machine_of: dict[str, str] = {}
     for layer, match in fitting.items():
@@ -195,11 +198,6 @@ def completed(graph: LayerGraph, stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """Return the stages, named by `named`, and add each layer that depends on no input to the nearest stage."""
     groups = with_independent_layers(graph, [list(stage.layers) for stage in stages])
     return named(replace(stage, layers=tuple(group)) for stage, group in zip(stages, groups, strict=True))
-
-
-def _longest_match(layer: str, names: Mapping[str, str]) -> str | None:
-    fitting = [name for name in names if covers(name, layer)]
-    return max(fitting, key=len) if fitting else None
 
 
 def covers(name: str, layer: str) -> bool:

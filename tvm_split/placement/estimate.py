@@ -20,11 +20,6 @@ from tvm_split.placement.profile import (
     StreamingCost,
 )
 
-OPERATIONS_PER_SECOND = 50e9
-"""Peak of one present-day CPU core."""
-BYTES_PER_SECOND = 10e9
-"""Memory bandwidth of the same core. Only the ratio of the two peaks matters for balance: operations per byte. 5 lies
-between cores with and without wide vectors."""
 LINK_BYTES_PER_SECOND = 125e6
 """Bandwidth of a lab's gigabit Ethernet."""
 LINK_LATENCY_SECONDS = 0.5e-3
@@ -46,7 +41,9 @@ class Roofline:
         return max(operations / self.operations_per_second, moved_bytes / self.bytes_per_second) + self.call_seconds
 
 
-CORE = Roofline(OPERATIONS_PER_SECOND, BYTES_PER_SECOND)
+CORE = Roofline(50e9, 10e9)
+"""A present-day CPU core. Only the ratio of the two peaks matters for balance: 5 operations per byte lie between cores
+with and without wide vectors."""
 GPU = Roofline(10e12, 500e9, 5e-6)
 """A typical present-day GPU in float32, with the time to launch a kernel; for plans made without access to one."""
 

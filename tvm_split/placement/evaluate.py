@@ -1,18 +1,9 @@
 """Evaluate a plan: period, latency and loads of any graph of steps. Every search here optimises this cost model.
 
-- The period is the largest over machines of compute, receive and send, each summed over all of a machine's steps: with
-  enough micro-batches in flight, one is computed while another waits for an exchange. Compute is the steps' seconds
-  times the machine's contention, plus ``transfer_seconds + bytes × transfer_seconds_per_byte`` for each tensor that
-  is received or sent. If several steps of a machine take a tensor, the first of them has that cost. Receive is the sum
-  over sources of bytes / bandwidth, send the same over destinations; a link's latency does not limit a stream.
-- Machines that share cores (`Problem.shared_cores`) compute together at most cores × period, each on its ``cores``.
-  The client counts too if it shares them, with the time that its sending and receiving take.
-- The latency is that of the `timetable`: a single micro-batch, where each step takes its ``contended_seconds``.
-- Replicas have the shares of their step. Without shares they get micro-batches in proportion to their speeds: if
-  replica m alone takes tₘ, the set computes one every 1 / Σ(1/tₘ). A link to or from a set has the longest latency and
-  the least bandwidth of its members' links, and every member is charged all that the step receives and sends: replicas
-  make computing faster, never a link. The latency counts the slowest replica.
-- Memory of every replica: the sum of weights, the largest activation, and ``buffers`` times the bytes over links.
+The model is described in docs/planner.md, for machines that have one stage. With several steps of a machine, each of
+its times is summed over all of them: with enough micro-batches in flight, one is computed while another waits for an
+exchange. If several of its steps take a tensor, the first of them has the cost of receiving it. The latency is that of
+the `timetable`, where each step takes its ``contended_seconds``.
 """
 
 from __future__ import annotations
@@ -248,7 +239,6 @@ class Flow:
 
     @cached_property
     def loads(self) -> tuple[MachineLoad, ...]:
-        """The load of each machine."""
         return tuple(
             MachineLoad(
                 machine=self.problem.machines[machine].name,
@@ -298,7 +288,6 @@ class Flow:
 
     @cached_property
     def evaluation(self) -> Evaluation:
-        """All values, with the names of machines."""
         return Evaluation(self.period_seconds, self.latency_seconds, self.loads, self.limiting, self.shared_cores)
 
 
@@ -313,23 +302,18 @@ def shares_by_speed(seconds: Sequence[float]) -> tuple[float, ...]:
 
 def violations(problem: Problem, stages: Sequence[Stage], evaluation: Evaluation) -> tuple[str, ...]:
     """Messages for the problem's demands that a plan of pieces breaks: memory, pins, counts and limits."""
-    return (
-        *_memory_violations(problem, evaluation),
-        *pin_violations(problem, stages),
-        *limit_violations(problem, stages, evaluation),
+    limits = ((load, problem.memory_limits.get(load.machine, math.inf)) for load in evaluation.loads)
+    short = (
+        f"{load.machine} needs {bytes_text(load.memory_bytes)} of memory and has {bytes_text(limit)}"
+        for load, limit in limits
+        if load.memory_bytes > limit * (1 + TOLERANCE)
     )
+    return (*short, *pin_violations(problem, stages), *limit_violations(problem, stages, evaluation))
 
 
 def keeps_demands(problem: Problem, stages: Sequence[Stage], evaluation: Timed) -> bool:
     """Whether a plan keeps to pins, counts and limits; memory is not checked."""
     return not any((*pin_violations(problem, stages), *limit_violations(problem, stages, evaluation)))
-
-
-def _memory_violations(problem: Problem, evaluation: Evaluation) -> Iterator[str]:
-    for load in evaluation.loads:
-        limit = problem.memory_limits.get(load.machine, math.inf)
-        if load.memory_bytes > limit * (1 + TOLERANCE):
-            yield f"{load.machine} needs {bytes_text(load.memory_bytes)} of memory and has {bytes_text(limit)}"
 
 
 def memory_shortage(problem: Problem, evaluation: Evaluation | Flow) -> float:

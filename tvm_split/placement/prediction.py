@@ -19,7 +19,6 @@ from tvm_split.placement.evaluate import CLIENT_SET, Flow, flow_of, memory_short
 from tvm_split.placement.problem import (
     Amount,
     CoresLoad,
-    Evaluation,
     MachineLoad,
     Problem,
     Share,
@@ -181,7 +180,6 @@ class Prediction:
 
     @property
     def micro_batches_per_second(self) -> float:
-        """Micro-batches per second."""
         return 1.0 / self.period_seconds if self.period_seconds > 0 else math.inf
 
 
@@ -236,11 +234,12 @@ def predict(
     period, latency = evaluation.period_seconds, evaluation.latency_seconds
     value = objective_seconds(problem.objective, evaluation)
     bound = min(solution.lower_bound_seconds, value)
-    links = tuple(_links(used, flow, profile))
+    links = tuple(_links(used, flow, profile, coded))
+    computing = sum(load.compute_seconds for load in evaluation.loads)
     return Prediction(
         period_seconds=period,
         latency_seconds=latency,
-        bubble=_bubble(evaluation),
+        bubble=max(0.0, 1.0 - computing / (len(evaluation.loads) * period)) if period > 0 else 0.0,
         in_flight=(math.ceil(latency / period) if period > 0 else 1) + len(evaluation.loads),
         lower_bound_seconds=bound,
         gap=gap_of(value, bound),
@@ -252,7 +251,7 @@ def predict(
             _machine(used, number, load, graph, flow, links)
             for number, load in zip(flow.machines, evaluation.loads, strict=True)
         ),
-        links=tuple(_with_coded_bytes(link, coded) for link in links),
+        links=links,
         baselines=_baselines(problem, profile.layer_counts) if profile else (),
         alternatives=tuple(
             ComparedPlan.of(other.name, other.stages, other, other.why) for other in solution.alternatives
@@ -275,18 +274,6 @@ def _coded_problem(problem: Problem, coded: Coded) -> Problem:
         for link in problem.links
     )
     return replace(problem, links=links)
-
-
-def _with_coded_bytes(link: LinkPrediction, coded: Coded) -> LinkPrediction:
-    codec = coded.get((link.source, link.destination))
-    return link if codec is None else replace(link, bytes=link.bytes * codec.bytes)
-
-
-def _bubble(evaluation: Evaluation) -> float:
-    """The share of the machines' time in which they wait, once the pipeline is full."""
-    period, used = evaluation.period_seconds, len(evaluation.loads)
-    busy = sum(load.compute_seconds for load in evaluation.loads) / (used * period) if period > 0 else 1.0
-    return max(0.0, 1.0 - busy)
 
 
 def _baselines(problem: Problem, layers_of: Mapping[str, int]) -> tuple[ComparedPlan, ...]:
@@ -348,7 +335,7 @@ def _machine(
     )
 
 
-def _links(problem: Problem, flow: Flow, profile: ClusterProfile | None) -> Iterator[LinkPrediction]:
+def _links(problem: Problem, flow: Flow, profile: ClusterProfile | None, coded: Coded) -> Iterator[LinkPrediction]:
     """One prediction for each pair of machines that transfer; for replicas it follows their round-robin schedules."""
     carried = {(link.source, link.destination): link.transport for link in profile.links} if profile else {}
     shares = {step.machines: shares for step, shares in zip(flow.steps, flow.shares, strict=True)}
@@ -362,8 +349,10 @@ def _links(problem: Problem, flow: Flow, profile: ClusterProfile | None) -> Iter
                 link = problem.link_of[source, target]
                 seconds = size / link.bytes_per_second
                 single = link.latency_seconds + seconds
+                encoded = coded[source, target].bytes if (source, target) in coded else 1.0
                 transport = carried.get((source, target), "")
-                yield LinkPrediction(source, target, size * when.share, single, seconds * when.share, transport)
+                sent = size * when.share * encoded
+                yield LinkPrediction(source, target, sent, single, seconds * when.share, transport)
 
 
 def _micro_batches(problem: Problem, machines: MachineSet, shares: Sequence[float]) -> list[tuple[str, Recurrence]]:

@@ -1,13 +1,6 @@
 """Planning problems and their solutions as JSON files, for replaying profiles and for what-if questions.
 
-    {"objective": "throughput", "replicas": false,
-     "machines": [{"name": "machine-0", "memory_bytes": 4e9}],
-     "links":    [{"from": "machine-0", "to": "machine-1", "bytes_per_second": 1.25e8, "latency_seconds": 0.001}],
-     "pieces":   [{"name": "layer-0", "seconds": {"machine-0": 0.01, "machine-1": 0.02}, "weight_bytes": 4000}],
-     "edges":    [{"from": "layer-0", "to": "layer-1", "bytes": 4000}]}
-
-All other fields are optional. They are the fields of the classes in `tvm_split.placement.problem`, under the same
-names, such as ``"pins": [{"piece": "layer-0", "on": "machine-0"}]``.
+The fields are those of the classes in `tvm_split.placement.problem`; docs/planner.md has an example.
 """
 
 import math

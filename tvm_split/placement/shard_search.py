@@ -77,7 +77,9 @@ def blocks_of(graph: LayerGraph, profile: ClusterProfile, forbidden: Mapping[str
         blocks.append(Block(tuple(order[first:end]), seconds, float(sum(alive.get(end, [])))))
     while len(blocks) > MOST_BLOCKS:
         pairs = [_merged(*pair) for pair in pairwise(blocks)]
-        shortest = min(range(len(pairs)), key=lambda place: _least(pairs[place]))
+        # A block that no machine may compute takes for ever.
+        least = [min(block.seconds.values(), default=math.inf) for block in pairs]
+        shortest = least.index(min(least))
         blocks[shortest : shortest + 2] = [pairs[shortest]]
     return tuple(blocks)
 
@@ -94,10 +96,6 @@ def _valleys(places: Sequence[int], heights: Sequence[int]) -> list[int]:
                 valleys += places[first:end]
             first = end
     return valleys
-
-
-def _least(block: Block) -> float:
-    return min(block.seconds.values(), default=math.inf)  # no machine may have it
 
 
 def _merged(first: Block, second: Block) -> Block:

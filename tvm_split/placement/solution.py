@@ -44,14 +44,6 @@ class Solution:
     name: str = ""
     why: str = ""
 
-    @classmethod
-    def of_graph(
-        cls, problem: Problem, stages: Sequence[Stage], graph: StepGraph, lower_bound_seconds: float = 0.0
-    ) -> Solution:
-        """Return the solution of stages whose steps are known; raises a `PlanError` as `evaluate`."""
-        solution = cls(problem.objective, tuple(stages), graph, evaluate(problem, graph))
-        return solution.bounded(lower_bound_seconds)
-
     @property
     def period_seconds(self) -> float:
         return self.evaluation.period_seconds
@@ -94,11 +86,19 @@ class Solution:
 
 
 def solution_of(
-    problem: Problem, stages: Sequence[Stage], lower_bound_seconds: float = 0.0, method: str = ""
+    problem: Problem,
+    stages: Sequence[Stage],
+    lower_bound_seconds: float = 0.0,
+    method: str = "",
+    graph: StepGraph | None = None,
 ) -> Solution:
-    """Return the solution that consists of these stages of pieces; a lower bound of 0 means that none is known.
+    """Return the solution that consists of these stages; a lower bound of 0 means that none is known.
+
+    ``graph`` has the steps of the stages; without it they are stages of pieces, each a step.
 
     Raises:
         PlanError: the stages are no plan for the problem.
     """
-    return replace(Solution.of_graph(problem, stages, lower(problem, stages), lower_bound_seconds), method=method)
+    graph = graph or lower(problem, stages)
+    solution = Solution(problem.objective, tuple(stages), graph, evaluate(problem, graph), method=method)
+    return solution.bounded(lower_bound_seconds)

@@ -37,11 +37,6 @@ STRATEGIES: Registry[type[Strategy]] = Registry(
 )
 
 
-def require_strategy(name: str) -> None:
-    """Raise a `PlanError` if there is no strategy of this name, and a `PluginError` if its package is broken."""
-    STRATEGIES[name]
-
-
 def solve_by(strategy: str, problem: Problem, time_limit_seconds: float) -> Solution:
     """The solution of the strategy of this name, evaluated and validated here, so that no strategy misreports its plan.
 

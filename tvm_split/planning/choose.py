@@ -36,14 +36,14 @@ def with_fewest_machines(problem: Problem, solution: Solution) -> Solution:
     fewer = [
         alternative
         for alternative in solution.alternatives
-        if _machine_count(alternative) < _machine_count(solution)
+        if len(alternative.machines) < len(solution.machines)
         and alternative.value_seconds <= solution.value_seconds * (1 + _margin(solution, alternative))
         and keeps_demands(problem, alternative.stages, alternative)
     ]
     if not fewer:
         return solution
-    chosen = min(fewer, key=lambda alternative: (_machine_count(alternative), alternative.value_seconds))
-    seconds, count = solution.value_seconds, _machine_count(solution)
+    chosen = min(fewer, key=lambda alternative: (len(alternative.machines), alternative.value_seconds))
+    seconds, count = solution.value_seconds, len(solution.machines)
     gain, margin = chosen.value_seconds / seconds - 1 if seconds > 0 else 0.0, _margin(solution, chosen)
     latencies = " instead of ".join(seconds_text(plan.latency_seconds) for plan in (solution, chosen))
     rejected = replace(solution, name=MORE_MACHINES, why=_compared(solution, chosen), alternatives=())
@@ -65,7 +65,7 @@ def _compared(other: Solution, chosen: Solution) -> str:
     text = f"has a {kind} of {seconds_text(other.value_seconds)}, this one {seconds_text(chosen.value_seconds)}"
     if other.value_seconds < chosen.value_seconds:
         gain = chosen.value_seconds / other.value_seconds - 1 if other.value_seconds > 0 else math.inf
-        return f"{text}: gains {gain:.1%} with {count_text(_machine_count(other), 'machine')}"
+        return f"{text}: gains {gain:.1%} with {count_text(len(other.machines), 'machine')}"
     return f"{text}, limited by {other.evaluation.limiting}" if kind == "period" else text
 
 
@@ -92,10 +92,6 @@ def _margin(solution: Solution, alternative: Solution) -> float:
     if solution.objective == "latency" or latency_ratio <= 1.0:
         return MARGIN
     return min(MARGIN + MARGIN_PER_DOUBLING * math.log2(latency_ratio), LARGEST_MARGIN)
-
-
-def _machine_count(solution: Solution) -> int:
-    return sum(len(stage.machines) for stage in solution.stages)
 
 
 def cannot_gain(whole: Solution, relaxed_seconds: float) -> bool:

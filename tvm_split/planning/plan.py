@@ -23,7 +23,7 @@ from tvm_split.placement.prediction import predict
 from tvm_split.placement.problem import Objective, Problem, Stage
 from tvm_split.placement.request import PlanRequest, split_by_position
 from tvm_split.placement.solution import Solution
-from tvm_split.placement.strategy import require_strategy
+from tvm_split.placement.strategy import STRATEGIES
 from tvm_split.planning.codecs import with_codecs
 from tvm_split.planning.planner import Planner
 from tvm_split.planning.problem_from_profile import require_known_pins
@@ -71,7 +71,7 @@ def plan(
     """
     cluster = as_cluster(cluster)
     request = request_for(cluster, request, fields, objective=objective, stages=stages, split=split)
-    require_strategy(request.strategy)
+    STRATEGIES[request.strategy]  # refuses unknown names and broken packages
     require_known_targets(cluster)
     if isinstance(model, Model):  # report wrong names before asking workers and importing the file
         require_known_pins(model.graph, request, cluster.machine_names)

@@ -97,7 +97,6 @@ class Planner:
 
     @cached_property
     def sharding(self) -> ShardSearch:
-        """The search of plans with sharded layers."""
         workers = self.workers if self._measures else None
         return ShardSearch(
             self.model, self.profile, self.problem, self.request, self.plan_of, workers, self.on_progress
@@ -139,10 +138,7 @@ class Planner:
         """
         seconds = share * SEARCHING_SHARE * self.request.time_limit_seconds
         solution = solve_by(self.request.strategy, self.problem, seconds)
-        return self._in_layers(with_fewest_machines(self.problem, solution))
-
-    def _in_layers(self, solution: Solution) -> Solution:
-        return in_layers(self.model.graph, self.profile, self.problem, solution)
+        return in_layers(self.model.graph, self.profile, self.problem, with_fewest_machines(self.problem, solution))
 
     def by_hand(self, stages: tuple[Stage, ...]) -> Solution:
         """Return the solution of a plan by hand, with the lower bound of the best plan of whole layers, if any."""
@@ -171,7 +167,8 @@ class Planner:
             solution, bound = self.sharding.of_stages(stages), division_bound(self.problem)
             bound = min(bound, math.inf if best is None else best.lower_bound_seconds)
             return replace(solution.bounded(bound), method=f"{what}; lower bound: {RELAXATION}")
-        return replace(beside(self._in_layers(solution_of(self.problem, pieces)), best, what), stages=stages)
+        solution = in_layers(self.model.graph, self.profile, self.problem, solution_of(self.problem, pieces))
+        return replace(beside(solution, best, what), stages=stages)
 
     def plan_of(self, stages: tuple[Stage, ...], origin: str = "") -> Plan:
         """Return the plan of these stages of layers, with the targets of their machines."""

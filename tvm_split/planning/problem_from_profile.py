@@ -36,7 +36,9 @@ def model_problem(
     Raises:
         PlanError: a pin names a layer or machine that does not exist.
     """
-    client_costs = _beside_client(profile)
+    near = {name for shared in profile.shared_cores if CLIENT in shared.machines for name in shared.machines}
+    # Only machines that share cores with the client say what transfers cost it there; without any, they cost nothing.
+    client_costs = [machine.streaming for machine in profile.machines if machine.machine in near] or [StreamingCost()]
     buses = {machine.machine: machine.bus for machine in profile.machines if machine.bus is not None}
     return Problem(
         objective=request.objective,
@@ -81,12 +83,6 @@ def _link(link: LinkProfile, buses: Mapping[str, Bus]) -> ProblemLink:
         bytes_per_second = 1 / (1 / bytes_per_second + 1 / bus.bytes_per_second)
         latency_seconds += bus.latency_seconds
     return ProblemLink(link.source, link.destination, bytes_per_second, latency_seconds)
-
-
-def _beside_client(profile: ClusterProfile) -> list[StreamingCost]:
-    """Return the streaming costs of the machines that share cores with the client; a single zero cost if none does."""
-    near = {name for shared in profile.shared_cores if CLIENT in shared.machines for name in shared.machines}
-    return [machine.streaming for machine in profile.machines if machine.machine in near] or [StreamingCost()]
 
 
 def _machine(machine: MachineProfile, limit: int | None) -> ProblemMachine:

@@ -19,7 +19,7 @@ from tvm_split.placement.plan import Plan
 from tvm_split.placement.problem import Stage
 from tvm_split.placement.request import SPLITTING, PlanRequest
 from tvm_split.placement.solution import Solution
-from tvm_split.placement.strategy import require_strategy
+from tvm_split.placement.strategy import STRATEGIES
 from tvm_split.planning.plan import finished
 from tvm_split.planning.planner import Planner
 from tvm_split.planning.problem_from_profile import require_known_pins, stages_of_pieces, whole_layers
@@ -67,7 +67,7 @@ def replan(
     request.require_default("new measurements need no correction; use tvm_split.plan", ["refresh"])
     several = request.stages is not None and request.stages > len(cluster.machines)  # of which no search has plans
     request = replace(request, precision=current.precision, stages=None if several else request.stages)
-    require_strategy(request.strategy)
+    STRATEGIES[request.strategy]  # refuses unknown names and broken packages
     with cluster.start() as workers:
         described = described or reached_workers(workers, request)
         model = as_model(model)

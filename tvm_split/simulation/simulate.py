@@ -22,7 +22,7 @@ from tvm_split.placement.plan import Plan
 from tvm_split.progress import StepProgress
 from tvm_split.simulation.actors import ACTIVITIES, Client, Clock, Link, Records, Worker
 from tvm_split.simulation.processors import Processors
-from tvm_split.simulation.scenario import AS_PLANNED, NO_TIME, Loss, MachineTimes, Scenario, WhatIf, scenario_of_plan
+from tvm_split.simulation.scenario import AS_PLANNED, NO_TIME, MachineTimes, Scenario, WhatIf, scenario_of_plan
 from tvm_split.units import Shown
 
 MICRO_BATCHES = 300
@@ -220,7 +220,10 @@ class _Run:
         losses = sorted(self._what_if.losses, key=lambda loss: -loss.at_seconds)
         while len(self._client.done) < results and (moment := self._environment.peek()) < math.inf:
             while losses and losses[-1].at_seconds <= moment:
-                self._lose(losses.pop())
+                loss = losses.pop()
+                self.workers[loss.machine].lose(loss.at_seconds)
+                for ends, link in self.links.items():
+                    link.is_cut |= loss.machine in ends
             self._environment.step()
 
     def latencies(self, first: int = 0) -> list[float]:
@@ -286,12 +289,6 @@ class _Run:
             )
 
         return at
-
-    def _lose(self, loss: Loss) -> None:
-        self.workers[loss.machine].lose(loss.at_seconds)
-        for ends, link in self.links.items():
-            if loss.machine in ends:
-                link.is_cut = True
 
 
 def _cycle(program: Program) -> int:

@@ -10,7 +10,7 @@ import pytest
 from tvm_split.placement.problem import Problem
 from tvm_split.placement.search import Budget
 from tvm_split.placement.search.instance import instance_of
-from tvm_split.placement.search.search import RESOLVED, Search, SearchResult
+from tvm_split.placement.search.search import RESOLVED, Search
 
 Assignment = list[tuple[tuple[str, ...], list[str]]]
 """Stages as (machines, pieces)."""
@@ -163,7 +163,7 @@ WORK = 4.0e8
 """The work limit of a search: enough for every problem that is also searched exhaustively."""
 
 
-def best_of_any_shares(problem: Problem) -> SearchResult | None:
+def best_of_any_shares(problem: Problem) -> Search | None:
     """The result for shares of any size, for which tables are exact; None if a piece can run nowhere."""
     instance = instance_of(problem)
     if np.isinf(instance.seconds).all(axis=1).any():

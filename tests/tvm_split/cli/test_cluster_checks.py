@@ -22,8 +22,8 @@ from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cli.cluster_checks import machine_findings
 from tvm_split.cluster.launcher import AskedMachine, ask_worker
 from tvm_split.cluster.machine import Machine
+from tvm_split.display.findings import Finding, Findings, Level
 from tvm_split.display.view import as_json, view
-from tvm_split.findings import Finding, Findings, Level
 from tvm_split.profiling.link_probing import probe_links
 from tvm_split.profiling.store import default_folder
 

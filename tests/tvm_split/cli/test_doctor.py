@@ -7,7 +7,7 @@ import pytest
 from rpc_runtime.hardware import cpu_features
 from tvm_split.cli.doctor import all_checks
 from tvm_split.compiler.targets import host_target, target_text
-from tvm_split.findings import Level
+from tvm_split.display.findings import Level
 from tvm_split.profiling.machine_times import CachedTime
 from tvm_split.profiling.store import Store, default_folder
 

@@ -64,7 +64,7 @@ WHOLE = dataclasses.replace(solution_of(PROBLEM, [Stage((A,), ("layer_0", "layer
 def sharded(seconds: float, axis: str = "rows") -> Solution:
     """A solution in which both machines compute one stage together, in so many seconds, without transfers."""
     stage = Stage((A, B), ("layer_0", "layer_1"), (0.5, 0.5), sharding=Sharding(axis, "fused"))
-    return Solution.of_graph(PROBLEM, (stage,), StepGraph((step("a", A, seconds), step("b", B, seconds)), ()))
+    return solution_of(PROBLEM, (stage,), graph=StepGraph((step("a", A, seconds), step("b", B, seconds)), ()))
 
 
 def test_a_sharded_plan_that_gains_is_chosen_and_the_others_are_listed() -> None:
@@ -112,6 +112,6 @@ def test_each_hand_over_counts() -> None:
     steps = [step(f"{machine}{number}", machine, 0.0055) for number in (0, 1) for machine in (A, B)]
     exchange = (Transfer("x", f"{A}0", (f"{B}1",), 0.0), Transfer("y", f"{B}0", (f"{A}1",), 0.0))
     stages = sharded(1.0).stages
-    handing_over = Solution.of_graph(PROBLEM, stages, StepGraph(tuple(steps), exchange))
+    handing_over = solution_of(PROBLEM, stages, graph=StepGraph(tuple(steps), exchange))
     assert handing_over.compared_seconds == pytest.approx(handing_over.value_seconds + STAGE_SECONDS)
     assert sharded(0.01).compared_seconds == sharded(0.01).value_seconds

@@ -21,7 +21,7 @@ from tvm_split.placement.prediction import CodedLink, predict
 from tvm_split.placement.problem import Sharding, Stage
 from tvm_split.placement.profile import StreamingCost
 from tvm_split.placement.request import PlanRequest
-from tvm_split.placement.solution import Solution
+from tvm_split.placement.solution import solution_of
 from tvm_split.placement.step_graph import StepGraph, Transfer
 from tvm_split.simulation.scenario import Scenario, scenario_of_plan, with_measured_compute
 from tvm_split.simulation.simulate import Simulation, simulate
@@ -52,7 +52,7 @@ def planned(
     streaming = StreamingCost(transfer_seconds, client_transfer_seconds=transfer_seconds)
     profile = replace(profile, machines=tuple(replace(machine, streaming=streaming) for machine in profile.machines))
     problem = chain_problem(profile, "latency")
-    prediction = predict(problem, Solution.of_graph(problem, (), parts), profile, coded)
+    prediction = predict(problem, solution_of(problem, (), graph=parts), profile, coded)
     machines = tuple(PlannedMachine(name, {"kind": "llvm"}, 1) for name in (A, B, C))
     used = tuple(dict.fromkeys(part.machines[0] for part in parts.steps))
     sharding = Sharding("rows", "each") if len(used) > 1 else None

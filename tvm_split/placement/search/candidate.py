@@ -165,21 +165,6 @@ class Candidate:
         return tuple(stages)
 
 
-@dataclass(frozen=True)
-class SearchResult:
-    """Result of a search: the best plan with replica shares of any size, all plans, and the lower bound.
-
-    ``chosen`` is None if no plan was found. ``plans`` are all plans found within the limits. ``exact``: it is proven
-    that no better plan exists, or no plan at all if ``chosen`` is None.
-    """
-
-    chosen: Candidate | None
-    plans: tuple[Candidate, ...]
-    lower_bound_seconds: float
-    method: str
-    exact: bool
-
-
 def candidate(
     instance: Instance, stages: Sequence[Placement], share_of: Mapping[int, float] | None = None
 ) -> Candidate:

@@ -14,7 +14,7 @@ from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import NoPlanError
 from tvm_split.placement.evaluate import memory_shortage
 from tvm_split.placement.problem import TOLERANCE, Problem, ProblemLink
-from tvm_split.placement.search.candidate import Candidate, SearchResult, scheduled
+from tvm_split.placement.search.candidate import Candidate, best_of, scheduled
 from tvm_split.placement.search.instance import Instance, instance_of
 from tvm_split.placement.solution import Solution, solution_of
 from tvm_split.units import count_text, names_of, precise_bytes_text, seconds_text
@@ -22,8 +22,8 @@ from tvm_split.units import count_text, names_of, precise_bytes_text, seconds_te
 MOST_ALTERNATIVES = 4
 MOST_IDLE = 12
 """Most idle machines that get a reason each; the others are only counted."""
-Find = Callable[[Problem], SearchResult]
-"""Function that searches a problem in which a demand is left out."""
+Find = Callable[[Problem], Sequence[Candidate]]
+"""Function that returns the plans of a problem in which a demand is left out."""
 
 
 def require_places(instance: Instance) -> None:
@@ -34,7 +34,8 @@ def require_places(instance: Instance) -> None:
     """
     for piece, name in enumerate(instance.pieces):
         if all(math.isinf(value) for value in instance.seconds[piece]):
-            raise NoPlanError(_why_nowhere(instance, name))
+            reasons = (f"not on {machine}, {_why_not(instance, name, machine)}" for machine in instance.machines)
+            raise NoPlanError(f"piece {name!r} can run on no machine: {'; '.join(reasons)}")
 
 
 def why_impossible(problem: Problem, find: Find) -> str:
@@ -43,29 +44,28 @@ def why_impossible(problem: Problem, find: Find) -> str:
     if problem.stages and able < problem.stages:
         return f"no plan has {problem.stages} stages: only {able} machines have seconds for a piece"
     free = dataclasses.replace(problem, maximum_period_seconds=math.inf, maximum_latency_seconds=math.inf)
-    if free != problem and find(free).chosen:
+    if free != problem and find(free):
         return _why_over_limits(problem, find)
     unlimited = dataclasses.replace(
         free, machines=tuple(dataclasses.replace(machine, memory_bytes=math.inf) for machine in problem.machines)
     )
-    result = find(unlimited)
-    if result.chosen:
-        return _why_too_large(instance_of(free), result.plans)
+    if plans := find(unlimited):
+        return _why_too_large(instance_of(free), plans)
     ends = itertools.permutations([*(machine.name for machine in problem.machines), CLIENT], 2)
     linked = dataclasses.replace(free, links=tuple(ProblemLink(*pair, math.inf) for pair in ends))
     unlimited = dataclasses.replace(linked, machines=unlimited.machines)
     for relaxed in (linked, unlimited):
-        chosen = find(relaxed).chosen
+        chosen = best_of(find(relaxed))
         if chosen:
             return _missing_links(problem, relaxed, chosen)
-    if find(dataclasses.replace(unlimited, pins=())).chosen:
+    if find(dataclasses.replace(unlimited, pins=())):
         pins = (f"{pin.piece!r} {'not on' if pin.forbidden else 'on'} {pin.machine}" for pin in problem.pins[:6])
         return (
             f"no plan keeps to the pins: with them, a machine depends on its own results in a cycle, or more "
             f"machines are needed than are allowed; the pins are {', '.join(pins)}"
         )
     if (problem.stages, problem.maximum_machines) != (None, None):
-        chosen = find(dataclasses.replace(unlimited, pins=(), stages=None, maximum_machines=None)).chosen
+        chosen = best_of(find(dataclasses.replace(unlimited, pins=(), stages=None, maximum_machines=None)))
         if chosen:
             demand = f"{problem.stages} stages" if problem.stages else f"at most {problem.maximum_machines} machines"
             return (
@@ -96,12 +96,12 @@ def _why_too_large(instance: Instance, plans: Sequence[Candidate]) -> str:
 
 def _why_over_limits(problem: Problem, find: Find) -> str:
     period, latency = problem.maximum_period_seconds, problem.maximum_latency_seconds
-    fastest = find(dataclasses.replace(problem, objective="latency", maximum_latency_seconds=math.inf)).chosen
+    fastest = best_of(find(dataclasses.replace(problem, objective="latency", maximum_latency_seconds=math.inf)))
     if fastest is None:
         free = dataclasses.replace(
             problem, objective="throughput", maximum_period_seconds=math.inf, maximum_latency_seconds=math.inf
         )
-        best = find(free).chosen
+        best = best_of(find(free))
         reachable = "" if best is None else f"; the least found is {seconds_text(best.flow.period_seconds)}"
         return f"no plan has a period of at most {seconds_text(period)}{reachable}"
     least = seconds_text(fastest.flow.latency_seconds)
@@ -127,11 +127,6 @@ def _missing_links(problem: Problem, relaxed: Problem, plan: Candidate) -> str:
         f"no plan fits the links: one on {names_of([instance.machines[machine] for machine in plan.machines])} would, "
         f"but there is no link {names_of(missing)}; links are one-way, so name both directions"
     )
-
-
-def _why_nowhere(instance: Instance, name: str) -> str:
-    reasons = (f"not on {machine}, {_why_not(instance, name, machine)}" for machine in instance.machines)
-    return f"piece {name!r} can run on no machine: {'; '.join(reasons)}"
 
 
 def _why_not(instance: Instance, name: str, machine: str) -> str:

@@ -1,21 +1,13 @@
 """Search of one problem: simple plans, tables, beams and local search, until a plan is within 1 % of a lower bound.
 
-`Search.run` is the order of the methods. Plans on one machine and simple plans are always evaluated. Then:
-
-========== ===== ================= ============================= =======================================
-objective  shape unlike machines   methods                       lower bound
-========== ===== ================= ============================= =======================================
-throughput chain about 10 at most  tables                        the tables' least period: exact
-throughput graph about 10 at most  tables, local search          the tables' least period, or relaxation
-throughput any   more              beams, local search           relaxation, prices, the client's links
-latency    chain about 10 at most  tables                        the tables' least latency: exact
-latency    any   any               tables if few, local search   the longest path
-========== ===== ================= ============================= =======================================
-
-Tables (`stage_table`) are filled if `is_affordable`; a graph needs at most 1,200 ideals. With replicas, 8 machines are
-affordable; up to 10, tables without replicas still give plans, but no bound. Beams (`priced_search`) have one or two
-replicas per stage, local search any number. The relaxation is `period_bound`.
+`Search.run` is the order of the methods, after plans on one machine and simple plans. Which of them a problem needs, by
+objective, graph and number of machines, is in a table of docs/planner.md. Tables (`stage_table`) are filled if
+`is_affordable`; a graph needs at most 1,200 ideals. With replicas, 8 machines are affordable; up to 10, tables without
+replicas still give plans, but no bound. Beams (`priced_search`) have one or two replicas per stage, local search any
+number. The relaxation is `period_bound`.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Iterable
@@ -41,7 +33,6 @@ from tvm_split.placement.search.budget import EVALUATION_WORK, WORK_PER_SECOND, 
 from tvm_split.placement.search.candidate import (
     Candidate,
     Placement,
-    SearchResult,
     best_of,
     best_scheduled,
     candidate,
@@ -94,23 +85,40 @@ class Search:
         self._single_suffice = not problem.replicas or only_latency
         self._instance, self._problem, self._budget = instance, problem, budget
         self._alone = one_machine_candidates(instance)
-        self._plans: list[Candidate] = []  # plans that keep to all limits
+        self.plans: list[Candidate] = []
+        """All plans so far that keep to the limits."""
         self._local_search = LocalSearch(instance, replicas=not self._single_suffice)
         self._has_tables = False  # of all groups of machines
         self._spread_bound, self._source = 0.0, ""
 
-    def run(self) -> SearchResult:
-        """Return the best plan; ends when it reaches the lower bound or the budget is used up."""
+    def run(self) -> Search:
+        """Search until the best plan reaches the lower bound or the budget is used up; return the search."""
         self._keep([*self._alone, *simple_plans(self._instance)])
         for method in (self._search_tables, self._raise_bounds, self._search_beams, self._search_locally):
             method()
             if self._is_finished():
                 break
-        chosen, bound, exact = self._best(), self._bound(), self._is_finished(CLOSED)
-        if chosen is not None:
-            bound = chosen.value if chosen.value <= bound * (1 + ROUNDING) else bound
-        text = (REACHED if exact else BEST_FOUND) + (f"; bound: {self._source}" if self._source else "")
-        return SearchResult(chosen, tuple(self._plans), bound, text, exact)
+        return self
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The best plan, with replica shares of any size; None if none was found."""
+        return best_of(self.plans)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is proven that there is no better plan, or no plan at all."""
+        return self._is_finished(CLOSED)
+
+    @property
+    def lower_bound_seconds(self) -> float:
+        chosen, bound = self.chosen, self._bound()
+        return chosen.value if chosen is not None and chosen.value <= bound * (1 + ROUNDING) else bound
+
+    @property
+    def method(self) -> str:
+        """How plan and bound were found."""
+        return (REACHED if self.is_exact else BEST_FOUND) + (f"; bound: {self._source}" if self._source else "")
 
     def _search_tables(self) -> None:
         """Search tables over ideals (see `stage_costs`) that are affordable; their least value is a lower bound."""
@@ -137,7 +145,7 @@ class Search:
         least = self._evaluate_table(self._table(costs, LATENCY, self._problem.maximum_period_seconds))
         if not self._instance.is_line:
             return least if math.isinf(least) else 0.0
-        best = self._best()
+        best = self.chosen
         if best is not None and best.flow.latency_seconds <= least * (1 + TOLERANCE):
             period = self._period_within(costs, least)  # of equal plans, the one of least period
             self._evaluate_table(self._table(costs, LATENCY, period))
@@ -161,7 +169,7 @@ class Search:
 
         It is at most that of the best plan: stages and links of better plans keep to this period.
         """
-        best, instance = self._best(), self._instance
+        best, instance = self.chosen, self._instance
         limit = math.inf if best is None else best.flow.period_seconds
         least = 0.0
         for number, (sharing, cores) in enumerate(instance.core_sets):
@@ -194,7 +202,7 @@ class Search:
         return float(periods[low]) if low < len(periods) else math.inf
 
     def _table(self, costs: StageCosts, objective: TableObjective, period_limit: float = math.inf) -> StageTable:
-        budget = self._budget.until(TABLES_SHARE) if self._plans else Budget()
+        budget = self._budget.until(TABLES_SHARE) if self.plans else Budget()
         return StageTable(costs, objective, self._instance.machine_limit, self._problem.stages, budget, period_limit)
 
     def _evaluate_table(self, table: StageTable) -> float:
@@ -226,7 +234,7 @@ class Search:
         """For throughput without tables, search plans whose stages follow the order of the pieces."""
         if self._has_tables or self._problem.objective == "latency":
             return
-        search = PricedSearch(self._instance, self._budget.until(0.6), known=self._plans)
+        search = PricedSearch(self._instance, self._budget.until(0.6), known=self.plans)
         self._raise_bound(search.bound, "machine prices, the dual of a linear relaxation")
         for width in WIDTHS:
             known = len(search.plans)
@@ -238,7 +246,7 @@ class Search:
     def _search_locally(self) -> None:
         """Run local searches from the best few plans on different machines; half the budget is for the best result."""
         budget = self._budget
-        ranked = sorted(self._plans, key=lambda plan: plan.rank)
+        ranked = sorted(self.plans, key=lambda plan: plan.rank)
         different = {frozenset(plan.machines): plan for plan in reversed(ranked)}
         starts = sorted(different.values(), key=lambda plan: plan.rank)[:MOST_STARTS]
         changed = []
@@ -262,10 +270,7 @@ class Search:
         return plan
 
     def _keep(self, plans: Iterable[Candidate]) -> None:
-        self._plans += (plan for plan in plans if fits(self._instance, plan) and plan.is_within_limits)
-
-    def _best(self) -> Candidate | None:
-        return best_of(self._plans)
+        self.plans += (plan for plan in plans if fits(self._instance, plan) and plan.is_within_limits)
 
     def _bound(self) -> float:
         """Return the lower bound in seconds over plans on one machine, which are all known, and on several."""
@@ -278,7 +283,7 @@ class Search:
 
     def _is_finished(self, gap: float = RESOLVED) -> bool:
         """Whether the best plan is within a relative gap of the lower bound, or no plan exists."""
-        best = self._best()
+        best = self.chosen
         return self._bound() == math.inf if best is None else best.value <= self._bound() * (1 + gap)
 
 
@@ -317,11 +322,11 @@ def solve(
     problem = as_problem(problem)
     instance = instance_of(problem)
     require_places(instance)
-    result = Search(instance, budget or Budget(time_limit_seconds)).run()
-    chosen = result.chosen
+    search = Search(instance, budget or Budget(time_limit_seconds)).run()
+    chosen = search.chosen
     if chosen is None:
-        raise NoPlanError(_why_impossible(problem, is_proven=result.exact))
-    best = best_scheduled(instance, result.plans)
+        raise NoPlanError(_why_impossible(problem, is_proven=search.is_exact))
+    best = best_scheduled(instance, search.plans)
     if best is None:
         period = scheduled(instance, chosen).flow.period_seconds
         raise NoPlanError(
@@ -331,20 +336,20 @@ def solve(
         )
     # The bound is for shares by speed; on oversubscribed cores those of a schedule may happen to be better.
     is_worse = best.value > chosen.value * (1 + TOLERANCE)
-    method = result.method + (SCHEDULED_AFTERWARDS if is_worse else "")
+    method = search.method + (SCHEDULED_AFTERWARDS if is_worse else "")
     return replace(
-        solution_of(problem, best.named(instance), result.lower_bound_seconds, method),
-        why_no_more_machines=why_no_more_machines(instance, best, result.plans),
-        alternatives=alternatives(instance, best, result.plans),
+        solution_of(problem, best.named(instance), search.lower_bound_seconds, method),
+        why_no_more_machines=why_no_more_machines(instance, best, search.plans),
+        alternatives=alternatives(instance, best, search.plans),
     )
 
 
 def _why_impossible(problem: Problem, *, is_proven: bool) -> str:
     budget = Budget(work=2 * DIAGNOSIS_WORK)
 
-    def search(relaxed: Problem) -> SearchResult:
+    def search(relaxed: Problem) -> list[Candidate]:
         budget.require()
-        return Search(instance_of(relaxed), budget.rest(0.5)).run()
+        return Search(instance_of(relaxed), budget.rest(0.5)).run().plans
 
     try:
         reason = why_impossible(problem, search)

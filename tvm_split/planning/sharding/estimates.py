@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from relay_passes.ir import (
     returned_fields,
     used_variables,
 )
-from relay_passes.partition import Computation
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.partition import Partition
@@ -28,7 +27,6 @@ from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.model import Model
 from tvm_split.placement.estimate import CORE
 from tvm_split.placement.plan import Plan
-from tvm_split.placement.problem import Stage
 from tvm_split.placement.profile import ClusterProfile, PieceTime
 from tvm_split.placement.step_graph import Step, StepGraph, Transfer
 from tvm_split.planning.sharding.attempts import Attempts
@@ -275,7 +273,7 @@ def profile_parts(
         deadline=deadline,
         on_progress=on_progress,
     )
-    used = {machine for plan in scheduled for machine in plan.machines()}
+    used = {machine for plan in scheduled for machine in plan.machines}
     seconds = {time.machine.name: CallSeconds(time) for time in times if time.machine.name in used}
     return tuple(
         None
@@ -291,31 +289,18 @@ def profile_parts(
     )
 
 
-_Scheduled = tuple[tuple[KernelCall, ...], Mapping[str, tirx.PrimFunc]]
-"""Kernel calls of a stage, and its distinct kernels by digest."""
-
-
 class _ScheduledPlan:
     """A plan whose stages are partitioned, and their kernels scheduled for their machines."""
 
     def __init__(self, model: Model, plan: Plan, database: schedules.TunedKernels | None) -> None:
         self.plan = plan
         self.placed = partition(model, plan)
-        self._database = database
-        self._scheduled = {placed.name: self._schedule(placed, part) for placed, part in self.placed.parts}
-
-    def machines(self) -> Iterable[str]:
-        return dict.fromkeys(stage.machine for stage in self.placed.plan.stages)
-
-    def calls_on(self, machine: str) -> list[_Scheduled]:
-        return [self.calls_of(stage.name) for stage in self.placed.plan.stages if stage.machine == machine]
-
-    def calls_of(self, stage: str) -> _Scheduled:
-        return self._scheduled[stage]
-
-    def _schedule(self, placed: Stage, computation: Computation) -> _Scheduled:
-        layers, target = computation.layers(self.placed.model.layers), self.plan.machine(placed.machine).target
-        return scheduled_calls(computation.function, target, layers, self._database)
+        self.machines = tuple(dict.fromkeys(stage.machine for stage in self.placed.plan.stages))
+        self.stages: dict[str, tuple[tuple[KernelCall, ...], Mapping[str, tirx.PrimFunc]]] = {}
+        """By stage, its kernel calls, and its distinct kernels by digest."""
+        for stage, part in self.placed.parts:
+            layers, target = part.layers(self.placed.model.layers), plan.machine(stage.machine).target
+            self.stages[stage.name] = scheduled_calls(part.function, target, layers, database)
 
 
 def _code(plans: Sequence[_ScheduledPlan], facts: MachineFacts) -> TargetCode:
@@ -324,9 +309,9 @@ def _code(plans: Sequence[_ScheduledPlan], facts: MachineFacts) -> TargetCode:
     functions: dict[str, tirx.PrimFunc] = {}
     weight_bytes = 0
     for plan in plans:
-        for machine in plan.machines():
+        for machine in plan.machines:
             if plan.plan.machine(machine).target == facts.target:
-                parts = plan.calls_on(machine)
+                parts = [plan.stages[stage.name] for stage in plan.placed.plan.stages if stage.machine == machine]
                 weight_bytes = max(weight_bytes, sum(shared_weight_bytes(part_calls) for part_calls, _ in parts))
                 for part_calls, part_functions in parts:
                     calls += part_calls
@@ -335,7 +320,7 @@ def _code(plans: Sequence[_ScheduledPlan], facts: MachineFacts) -> TargetCode:
 
 
 def _timed(scheduled: _ScheduledPlan, step: Step, seconds: CallSeconds, estimates: PartEstimates, origin: int) -> Step:
-    calls, _ = scheduled.calls_of(step.name)
+    calls, _ = scheduled.stages[step.name]
     piece_time, correction = seconds.of(calls), estimates.corrections.get(step.machines[0], 1.0)
     together = estimates.is_contended(scheduled.plan, origin, step.machines[0])
     contended = piece_time.contended_seconds * estimates.oversubscription.get(step.machines[0], 1.0)

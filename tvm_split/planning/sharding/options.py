@@ -182,13 +182,12 @@ class ShardOptions:
                 sizes[block, level][machine_of[transfer.source], machine_of[consumer]] += transfer.bytes
         seconds_of_block: defaultdict[int, float] = defaultdict(float)
         for (block, _), sent in sizes.items():
-            sending = (self._link_seconds(*ends, size) for ends, size in sent.items())
+            links = [(self._links.get(ends), size) for ends, size in sent.items()]
+            sending = (
+                link.latency_seconds + size / link.bytes_per_second if link else math.inf for link, size in links
+            )
             seconds_of_block[block] += STAGE_SECONDS + max(sending)
         return seconds_of_block
-
-    def _link_seconds(self, source: str, end: str, size: float) -> float:
-        link = self._links.get((source, end))
-        return float("inf") if link is None else link.latency_seconds + size / link.bytes_per_second
 
 
 def plan_to_rewrite(model: Model, problem: Problem, stages: tuple[Stage, ...]) -> Plan:

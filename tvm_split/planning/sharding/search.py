@@ -19,7 +19,7 @@ from tvm_split.placement.problem import Problem, Stage
 from tvm_split.placement.profile import ClusterProfile
 from tvm_split.placement.request import PlanRequest
 from tvm_split.placement.shard_search import ShardOption, cheapest, lightened, rebalanced
-from tvm_split.placement.solution import Solution
+from tvm_split.placement.solution import Solution, solution_of
 from tvm_split.planning.sharding.attempts import Attempts
 from tvm_split.planning.sharding.estimates import PartEstimates, profile_parts
 from tvm_split.planning.sharding.options import ShardOptions, forbidden_machines, plan_to_rewrite
@@ -88,7 +88,7 @@ class ShardSearch:
             PlanError: the stages cannot be sharded so, or a link is missing.
         """
         graph = self._estimates.steps_of(plan_to_rewrite(self._model, self._problem, stages))
-        return Solution.of_graph(self._problem, stages, graph)
+        return solution_of(self._problem, stages, graph=graph)
 
     def best_few(self, deadline: float, value_to_beat: float) -> Sequence[Solution]:
         """Return the best plans that satisfy the demands, measured if possible; if none is worth it, the best estimate.
@@ -134,7 +134,7 @@ class ShardSearch:
             attempts=attempts,
         )
         return [
-            Solution.of_graph(self._problem, solution.stages, graph)
+            solution_of(self._problem, solution.stages, graph=graph)
             for solution, graph in zip(solutions, graphs, strict=True)
             if graph is not None
         ]
