@@ -13,8 +13,9 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from tvm import s_tir, tirx
-from tvm.s_tir import SBlock, SBlockRealize
+from tvm.s_tir import SBlockRealize
 from tvm.s_tir.schedule import LoopRV
+from tvm_ffi import structural_map
 
 MARK = "tvm_split.prefetch"
 """Loop annotation: the fields of a `Region`."""
@@ -47,32 +48,25 @@ def mark_for_prefetch(schedule: s_tir.Schedule, loop: LoopRV, region: Region) ->
 def prefetch_weights(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Insert prefetches into every marked loop; return the function itself if no loop is marked."""
     parameters = [parameter for parameter in function.params if hasattr(parameter, "shape")]
-    body = _rewritten(function.body, [], parameters)
-    return function if body.same_as(function.body) else function.with_body(body)
+    marked = _marked_loops(function.body, [])
+    rewritten = {hash(loop): _with_prefetches(loop, around, parameters) for loop, around in marked}
+    return structural_map(function, [(tirx.For, lambda loop: rewritten.get(hash(loop), loop))])
 
 
-def _rewritten(node: Any, around: list[tirx.For], parameters: list[Any]) -> Any:
-    """Return the statement with its marked loops rewritten; ``around`` holds the loops around it."""
-    if isinstance(node, tirx.For):
-        if MARK in node.annotations:
-            return _with_prefetches(node, around, parameters)
-        body = _rewritten(node.body, [*around, node], parameters)
-        return node if body.same_as(node.body) else _loop(node, body, node.annotations)
-    if isinstance(node, tirx.SeqStmt):
-        parts = [_rewritten(part, around, parameters) for part in node.seq]
-        unchanged = all(new.same_as(old) for new, old in zip(parts, node.seq, strict=True))
-        return node if unchanged else tirx.SeqStmt(parts)
-    if isinstance(node, SBlockRealize):
-        block = node.block
-        body = _rewritten(block.body, around, parameters)
-        if body.same_as(block.body):
-            return node
-        changed = SBlock(
-            block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
-            block.alloc_buffers, block.match_buffers, block.annotations,
-        )  # fmt: skip
-        return SBlockRealize(node.iter_values, node.predicate, changed)
-    return node
+def _marked_loops(node: Any, around: list[tirx.For]) -> Iterator[tuple[tirx.For, list[tirx.For]]]:
+    """Yield the marked loops of a statement, each with the loops around it; ``around`` are those around the statement.
+
+    No marked loop is inside of another one.
+    """
+    if isinstance(node, tirx.For) and MARK in node.annotations:
+        yield node, around
+    elif isinstance(node, tirx.For):
+        yield from _marked_loops(node.body, [*around, node])
+    elif isinstance(node, tirx.SeqStmt):
+        for part in node.seq:
+            yield from _marked_loops(part, around)
+    elif isinstance(node, SBlockRealize):
+        yield from _marked_loops(node.block.body, around)
 
 
 def _with_prefetches(loop: tirx.For, around: list[tirx.For], parameters: list[Any]) -> tirx.For:

@@ -1,13 +1,11 @@
 """Lay out, lower and schedule relax.matmul with its right operand in column blocks, ``[N / lanes, K, lanes]``."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax, te, tirx
-from tvm.relax import BlockBuilder
 from tvm.relax.expr_functor import mutator
 
 from schedules.blocks import ANCHOR
@@ -20,7 +18,6 @@ from schedules.relax_tools import (
     array_of,
     broadcast_index,
     constant,
-    default_legalization,
     operator_of,
     static_shape,
 )
@@ -117,17 +114,8 @@ class PackMatmul(TraitsMutator):
         return self._packed[key]
 
 
-def legalize_matmul(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
-    """Lower a product and pack its right operand at run time; vectors and symbolic shapes are left to TVM."""
-    shapes = [static_shape(argument) for argument in call.args]
-    if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
-        return default_legalization(builder, call)
-    compute = partial(matmul_with_packing, out_dtype=str(call.ty.dtype), traits=traits)
-    return builder.call_te(compute, *call.args, primfunc_name_hint="matmul", primfunc_attrs=FUSABLE)
-
-
 def matmul_with_packing(left: te.Tensor, right: te.Tensor, out_dtype: str, traits: Traits) -> te.Tensor:
-    """Return the product of left [..., M, K] and right [..., K, N], which is packed first; batch axes are broadcast."""
+    """Return the product of left [..., M, K] and right [..., K, N], packed at run time; batch axes are broadcast."""
     batch = [int(extent) for extent in right.shape[:-2]]
     depth, columns = int(right.shape[-2]), int(right.shape[-1])
     lanes = traits.lanes

@@ -124,10 +124,10 @@ def _use_instructions(
     schedule: s_tir.Schedule, pieces: list[LoopRV], initial: SBlockRV, product: SBlockRV, dtype: str
 ) -> None:
     fragments = fragments_of(dtype)
-    for piece, name in zip(pieces, (fragments.load_left, fragments.load_right, fragments.store), strict=True):
-        schedule.tensorize(piece, name)
-    schedule.tensorize(schedule.get_loops(initial)[-2], fragments.clear)
-    schedule.tensorize(schedule.get_loops(product)[-3], fragments.multiply)
+    for piece, kind in zip(pieces, ("load_left", "load_right", "store"), strict=True):
+        schedule.tensorize(piece, fragments[kind])
+    schedule.tensorize(schedule.get_loops(initial)[-2], fragments["clear"])
+    schedule.tensorize(schedule.get_loops(product)[-3], fragments["multiply"])
 
 
 # CUDA C++ Programming Guide, technical specifications per compute capability: these are equal from sm_50 on.

@@ -17,7 +17,7 @@ from tvm import relax
 from relay_passes.fold_constants import folded
 from relay_passes.ir import Builder, bindings_of, constant, convolution_like, operator_name, shape_of
 from rpc_runtime.program.specs import TensorSpec
-from schedules.functions import FUNCTIONS
+from schedules.cpu.elementary import FUNCTIONS
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier
 from tvm_split.frontends.operators import Operators, is_float, numbers_of
