@@ -136,7 +136,6 @@ def changed_parameters(function: relax.Function) -> list[bool]:
 
 
 def count_changes(function: relax.Function) -> int:
-    """Return the number of layout changes in the function."""
     return sum(_is_change(binding.value) for binding in bindings_of(function))
 
 

@@ -22,14 +22,8 @@ from relay_passes.ir import constant, is_tensor_constant, operator_name, rewrite
 
 Array = np.ndarray[Any, Any]
 _ELEMENTWISE: dict[str, Callable[..., Array]] = {
-    "relax.add": np.add,
-    "relax.subtract": np.subtract,
-    "relax.multiply": np.multiply,
-    "relax.divide": np.divide,
-    "relax.maximum": np.maximum,
-    "relax.minimum": np.minimum,
-    "relax.negative": np.negative,
-    "relax.sqrt": np.sqrt,
+    **{f"relax.{name}": getattr(np, name) for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum")},
+    **{f"relax.{name}": getattr(np, name) for name in ("negative", "sqrt")},
     "relax.rsqrt": lambda x: np.reciprocal(np.sqrt(x)),
 }
 _VIEWS = frozenset(
@@ -68,12 +62,10 @@ MOST_ELEMENTS = 1 << 20
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldConstants")
-class FoldConstants:
+@tvm.transform.module_pass(opt_level=0, name="FoldConstants")  # type: ignore[untyped-decorator]
+def fold_constants(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
     """Fold arithmetic and views of constants in the function ``main``."""
-
-    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-        return rewrite_main(module, _replacement)
+    return rewrite_main(module, _replacement)
 
 
 def _replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:

@@ -15,16 +15,14 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from relay_passes.ir import free_name, main_function, names_of, with_main
 
 
-@tvm.transform.module_pass(opt_level=0, name="UniqueNames")
-class UniqueNames:
+@tvm.transform.module_pass(opt_level=0, name="UniqueNames")  # type: ignore[untyped-decorator]
+def unique_names(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
     """Rename variables of ``main`` that share a name."""
-
-    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-        function = main_function(module)
-        names = names_of(function)
-        if len(set(names)) == len(names):
-            return module
-        return with_main(module, _Renamer(set()).visit_expr(function))
+    function = main_function(module)
+    names = names_of(function)
+    if len(set(names)) == len(names):
+        return module
+    return with_main(module, _Renamer(set()).visit_expr(function))
 
 
 @mutator
