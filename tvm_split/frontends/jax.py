@@ -223,7 +223,7 @@ def function_of(source: Any) -> Function:
 
 def _check_evaluation_mode(module: Any, nnx: Any) -> None:
     training = [
-        _shown(path) or type(part).__name__
+        "/".join(map(str, path)) or type(part).__name__
         for path, part in nnx.iter_modules(module)
         if getattr(part, "use_running_average", True) is False
         or (getattr(part, "deterministic", True) is False and _drops(part))
@@ -298,7 +298,3 @@ def _naming(paths: dict[int, tuple[Any, ...]], classes: set[type]) -> Iterator[N
     finally:
         for cls, call in methods.items():
             type.__setattr__(cls, "__call__", call)
-
-
-def _shown(path: tuple[Any, ...]) -> str:
-    return "/".join(map(str, path))

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from rpc_runtime.program.specs import TensorSpec
+from rpc_runtime.program.specs import Array, TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import QUANTIZED_TOLERANCE, Built
@@ -24,8 +24,6 @@ from tvm_split.frontends.onnx.nodes import order_nodes
 from tvm_split.frontends.onnx.reference import OnnxReference
 from tvm_split.frontends.reference import InChildProcess
 from tvm_split.model import Model
-
-Array = np.ndarray[Any, Any]
 
 
 def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportRequest) -> Model:

@@ -138,7 +138,7 @@ class _Flattening:
             return self._branch(operation, operands, Frame(words, frame, "branch", True), values)
         elif kind == "stablehlo.optimization_barrier":
             return operands
-        elif kind == "stablehlo.custom_call" and _target(operation) in _WITHOUT_EFFECT:
+        elif kind == "stablehlo.custom_call" and _called(operation) in _WITHOUT_EFFECT:
             return operands[: len(operation.results)]
         return self._cloned(operation, operands, self._origin(operation, words, frame), values)
 
@@ -224,10 +224,6 @@ class _Flattening:
             operation.erase()
         del self.operations[operations:], self.origins[operations:], self.problems[problems:]
         return arrays
-
-
-def _target(operation: ir.Operation) -> str:
-    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
 
 
 def _give_outer_values(operation: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:

@@ -24,5 +24,4 @@ class HloCall(Call):
         return numbers_of(self.operands[place])
 
     def shape_of(self, place: int) -> list[int]:
-        """The shape of an operand."""
         return list(ir.RankedTensorType(self.source.operands[place].type).shape)

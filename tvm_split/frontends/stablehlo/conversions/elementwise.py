@@ -84,8 +84,7 @@ def _half_away_from_zero(op: Operators, operand: relax.Expr) -> relax.Expr:
 def _cube_root(op: Operators, operand: relax.Expr) -> relax.Expr:
     dtype = dtype_of(operand)
     wider = op.cast(operand, wide(dtype))
-    third = constant(1 / 3, wide(dtype))
-    return op.cast(op.multiply(op.sign(wider), op.power(op.abs(wider), third)), dtype)
+    return op.cast(op.multiply(op.sign(wider), op.power(op.abs(wider), 1 / 3)), dtype)
 
 
 def _erf_inverse(op: Operators, operand: relax.Expr) -> relax.Expr:
@@ -100,7 +99,7 @@ def _erf_inverse(op: Operators, operand: relax.Expr) -> relax.Expr:
     centre = op.subtract(w, 2.5)
     tail = op.subtract(op.sqrt(w), 3)
     result = op.where(is_central, polynomial(op, centre, _CENTRE), polynomial(op, tail, _TAIL))
-    ends = op.multiply(op.sign(x), constant(math.inf, wide(dtype)))
+    ends = op.multiply(op.sign(x), math.inf)
     return op.cast(op.where(op.equal(op.abs(x), 1), ends, op.multiply(result, x)), dtype)
 
 
@@ -116,10 +115,6 @@ _TAIL = (
 
 def _is_infinite(op: Operators, operand: relax.Expr, of_sign: float = 0) -> relax.Expr:
     return op.equal(operand, of_sign * math.inf) if of_sign else is_infinite(op, operand)
-
-
-def _finite(op: Operators, operand: relax.Expr) -> relax.Expr:
-    return op.less(op.abs(operand), constant(math.inf, dtype_of(operand)))
 
 
 def _divided(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
@@ -171,19 +166,13 @@ def _converted(op: Operators, operand: relax.Expr, dtype: str) -> relax.Expr:
 
 
 _UNARY: dict[str, Elementwise] = {
-    "abs": _named("abs"),
+    **{name: _named(name) for name in ("abs", "log", "tanh", "sqrt", "rsqrt", "floor", "ceil")},
     "negate": _named("negative"),
     "exponential": _named("exp"),
-    "log": _named("log"),
-    "tanh": _named("tanh"),
     "logistic": _named("sigmoid"),
-    "sqrt": _named("sqrt"),
-    "rsqrt": _named("rsqrt"),
     "sine": _named("sin"),
     "cosine": _named("cos"),
     "tan": _in_float32("tan"),
-    "floor": _named("floor"),
-    "ceil": _named("ceil"),
     "sign": sign,
     "round_nearest_afz": _half_away_from_zero,
     "round_nearest_even": half_to_even,
@@ -191,8 +180,7 @@ _UNARY: dict[str, Elementwise] = {
     "cbrt": _cube_root,
     "exponential_minus_one": exp_minus_one,
     "log_plus_one": log_one_plus,
-    "is_finite": _finite,
-    "chlo.erf": _in_float32("erf"),
+    "is_finite": lambda op, x: op.less(op.abs(x), math.inf),
     "chlo.erfc": erfc,
     "chlo.erf_inv": _erf_inverse,
     "chlo.square": lambda op, x: op.multiply(x, x),
@@ -201,7 +189,7 @@ _UNARY: dict[str, Elementwise] = {
     "chlo.is_neg_inf": partial(_is_infinite, of_sign=-1),
     **{
         f"chlo.{name}": _in_float32(name)
-        for name in ("acos", "asin", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "tan")
+        for name in ("acos", "asin", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "tan", "erf")
     },
 }
 

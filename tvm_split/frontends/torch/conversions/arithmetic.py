@@ -112,11 +112,6 @@ _UNARY: dict[str, str | Unary] = {
 }
 
 
-def _atan2(op: Operators, call: TorchCall) -> relax.Expr:
-    # TVM's importer keeps integers, which torch promotes.
-    return op.cast(op.atan2(*_promoted(op, call, wide(call.dtype))), call.dtype)
-
-
 def _copysign(op: Operators, call: TorchCall) -> relax.Expr:
     left, right = _promoted(op, call, call.dtype)
     size = op.abs(left)
@@ -185,7 +180,8 @@ CONVERSIONS: dict[str, Conversion] = {
     "clamp.Tensor": _clamp,
     "round.default": _round,
     "round.decimals": _round,
-    "atan2.default": _atan2,
+    # TVM's importer keeps integers, which torch promotes.
+    "atan2.default": lambda op, call: op.cast(op.atan2(*_promoted(op, call, wide(call.dtype))), call.dtype),
     "copysign.Tensor": _copysign,
     "hypot.default": lambda op, call: hypotenuse(op, *_promoted(op, call)),
     "maximum.default": partial(_binary, operator="maximum"),
