@@ -32,10 +32,6 @@ _VIEWS = frozenset(
 )
 
 
-def _flipped(call: relax.Call, data: Array) -> Array:
-    return np.ascontiguousarray(np.flip(data, int(call.attrs.axis)))
-
-
 def _dequantized(call: relax.Call, data: Array, scale: Array, zero_point: Array) -> Array:
     shape = [1] * data.ndim
     if scale.ndim and data.ndim:
@@ -53,7 +49,7 @@ def _taken(call: relax.Call, data: Array, places: Array) -> Array | None:
 
 
 _OTHERS: dict[str, Callable[..., Array | None]] = {
-    "relax.flip": _flipped,
+    "relax.flip": lambda call, data: np.ascontiguousarray(np.flip(data, int(call.attrs.axis))),
     "relax.dequantize": _dequantized,
     "relax.take": _taken,
 }

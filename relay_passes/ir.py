@@ -80,6 +80,17 @@ def dependent_names(function: relax.Function) -> set[str]:
     return dependent
 
 
+def reached(names: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:
+    """Return ``names`` and all names that can be reached from them; ``step`` returns a name's neighbours."""
+    found = set(names)
+    waiting = list(found)
+    while waiting:
+        new = set(step(waiting.pop())) - found
+        found |= new
+        waiting += new
+    return found
+
+
 def require_whole_graph(module: tvm.IRModule) -> None:
     """Check that a model has the form that the passes require.
 

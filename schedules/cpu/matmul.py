@@ -102,15 +102,10 @@ class PackMatmul(TraitsMutator):
     def _pack(self, matrix: Any) -> relax.Expr:
         key = (matrix.__array_interface__["data"][0], matrix.shape, matrix.strides)
         if key not in self._packed:
-            depth, columns = matrix.shape
-            lanes = self.traits.lanes
-            blocks = -(-columns // lanes)
-            packed = np.zeros((blocks, depth, lanes), matrix.dtype)
-            whole = columns // lanes
-            packed[:whole] = matrix[:, : whole * lanes].reshape(depth, whole, lanes).transpose(1, 0, 2)
-            if whole < blocks:
-                packed[whole, :, : columns - whole * lanes] = matrix[:, whole * lanes :]
-            self._packed[key] = constant(packed)
+            (depth, columns), lanes = matrix.shape, self.traits.lanes
+            padded = np.pad(matrix, ((0, 0), (0, -columns % lanes))) if columns % lanes else matrix
+            packed = padded.reshape(depth, -1, lanes).transpose(1, 0, 2)
+            self._packed[key] = constant(np.ascontiguousarray(packed))
         return self._packed[key]
 
 

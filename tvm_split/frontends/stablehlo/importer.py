@@ -65,19 +65,13 @@ class FlatProgram:
     known: Mapping[ir.Value, Array]
 
 
-def flattened(module: ir.Module, weights: Mapping[int, Array], naming: Naming = as_they_are) -> FlatProgram:
-    """Flatten ``module`` (static sizes); ``weights`` are the known arguments of its main function, by position.
-
-    ``naming`` converts paths of operations to names of layers. Raises ModelImportError for loops and branches that
-    depend on data, each with its layer.
-    """
-    with in_context():
-        return _Flattening(module, weights, naming).run()
-
-
 @dataclass
 class _Flattening:
-    """The state of `flattened`: ``operations`` with their ``origins``, and ``problems``: what is refused, and where."""
+    """The flattening of ``source`` (static sizes); ``weights`` are known arguments of its main function, by position.
+
+    ``naming`` converts paths of operations to names of layers. ``operations`` are those so far, with their ``origins``,
+    and ``problems`` what is refused, and where.
+    """
 
     source: ir.Module
     weights: Mapping[int, Array]
@@ -88,6 +82,7 @@ class _Flattening:
     problems: list[tuple[str, Origin]] = field(default_factory=list)
 
     def run(self) -> FlatProgram:
+        """Raise ModelImportError for loops and branches that depend on data, each with its layer."""
         self.functions = functions(self.source)
         main = main_of(self.source)
         kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
@@ -255,8 +250,8 @@ def model_of(
         StableHloReference,  # it loads JAX, which the import can do without
     )
 
-    program = flattened(module, weights, naming)
     with in_context():
+        program = _Flattening(module, weights, naming).run()
         built = channels_first(import_program(program, inputs))
         codes = bytecode(module), bytecode(program.module)
     reference = StableHloReference(*codes, weights, tuple(inputs), built.held)

@@ -22,7 +22,7 @@ from tvm_split.frontends.compositions import (
     sign,
 )
 from tvm_split.frontends.convert import Conversion
-from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, wide
+from tvm_split.frontends.operators import COMPARISONS, Operators, constant, dtype_of, is_float, numbers_of, wide
 from tvm_split.frontends.stablehlo.conversions import HloCall
 from tvm_split.frontends.stablehlo.modules import comparison, integer
 
@@ -221,8 +221,7 @@ def _compare(op: Operators, call: HloCall) -> relax.Expr:
         # JAX tests for NaN by x != x, but TVM simplifies x == x to true.
         is_nan = op.isnan(op.cast(left_value, wide(dtype_of(left_value))))
         return is_nan if direction == "NE" else op.logical_not(is_nan)
-    names = {"EQ": "equal", "NE": "not_equal", "LT": "less", "LE": "less_equal", "GT": "greater", "GE": "greater_equal"}
-    return getattr(op, names[direction])(left_value, right_value)
+    return getattr(op, COMPARISONS[direction.lower()])(left_value, right_value)
 
 
 def _reduce_precision(op: Operators, call: HloCall) -> relax.Expr:

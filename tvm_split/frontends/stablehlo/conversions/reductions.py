@@ -88,7 +88,7 @@ def _extreme_and_place(op: Operators, call: HloCall, axes: Sequence[int]) -> lis
         is_largest is None
         or counted is None
         or len(axes) != 1
-        or not _counts(counted, axes[0], shape_of(value)[axes[0]])
+        or not (np.moveaxis(counted, axes[0], -1) == np.arange(shape_of(value)[axes[0]])).all()  # 0, 1, 2, …
     ):
         raise ModelImportError("it reduces two tensors in a way of its own; of these only argmax and argmin are known")
     extreme = reduced(op, value, axes, "maximum" if is_largest else "minimum")
@@ -109,11 +109,6 @@ def _keeps_the_larger(block: Any) -> bool | None:
             if direction[0] in "GL":
                 return bool((direction[0] == "G") == (operation.operands[0] == first))
     return None
-
-
-def _counts(places: Array, axis: int, size: int) -> bool:
-    """Whether ``places`` are 0, 1, 2, … along an axis of this size."""
-    return bool((np.moveaxis(places, axis, -1) == np.arange(size)).all())
 
 
 def _reduce_window(op: Operators, call: HloCall) -> relax.Expr:

@@ -20,7 +20,7 @@ from tvm_split.frontends.compositions import (
     shifted,
 )
 from tvm_split.frontends.convert import Conversion
-from tvm_split.frontends.operators import Operators, dtype_of, is_float, wide
+from tvm_split.frontends.operators import COMPARISONS, Operators, dtype_of, is_float, wide
 from tvm_split.frontends.torch.conversions import TorchCall, float_dtype
 
 Unary = Callable[[Operators, relax.Expr], relax.Expr]
@@ -155,12 +155,7 @@ _BINARY: dict[str, Conversion] = {
     "remainder": _remainder,
     "__lshift__": _shift,
     "__rshift__": _shift,
-    "gt": partial(_binary, operator="greater"),
-    "ge": partial(_binary, operator="greater_equal"),
-    "lt": partial(_binary, operator="less"),
-    "le": partial(_binary, operator="less_equal"),
-    "eq": partial(_binary, operator="equal"),
-    "ne": partial(_binary, operator="not_equal"),
+    **{name: partial(_binary, operator=operator) for name, operator in COMPARISONS.items()},
 }
 
 CONVERSIONS: dict[str, Conversion] = {
