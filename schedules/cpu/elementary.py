@@ -121,7 +121,6 @@ ELEMENTARY: dict[str, Elementary] = {
     "relax.nn.gelu": gelu,
     "relax.nn.gelu_tanh": gelu_tanh,
 }
-_OF_C = ("relax.erf", "relax.tanh")
 
 
 _SUFFIXES = {"float32": "f", "float64": ""}
@@ -146,7 +145,7 @@ def legalize_function(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
 
 def legalize_elementary(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     """Lower one of `ELEMENTARY` elementwise; float64 and integers are left to the C library or TVM."""
-    if call.op.name in _OF_C and str(call.ty.dtype) == "float64":
+    if call.op.name in ("relax.erf", "relax.tanh") and str(call.ty.dtype) == "float64":
         return legalize_function(builder, call)
     if str(call.ty.dtype) not in ("float32", "float16", "bfloat16") or str(call.args[0].ty.dtype) != str(call.ty.dtype):
         return default_legalization(builder, call)

@@ -246,9 +246,8 @@ def model_of(
 
     ``naming`` converts paths of operations to names of layers. Raises ModelImportError.
     """
-    from tvm_split.frontends.stablehlo.reference import (
-        StableHloReference,  # it loads JAX, which the import can do without
-    )
+    # It loads JAX, which the import can do without.
+    from tvm_split.frontends.stablehlo.reference import StableHloReference
 
     with in_context():
         program = _Flattening(module, weights, naming).run()

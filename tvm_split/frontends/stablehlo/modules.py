@@ -211,16 +211,6 @@ def pairs(operation: ir.Operation, name: str, count: int) -> list[tuple[int, int
     return [(int(low), int(high)) for low, high in array_of(operation.attributes[name]).reshape(-1, 2)]
 
 
-def word(operation: ir.Operation, name: str) -> str:
-    """An enumeration's value (``LT`` of ``#stablehlo<comparison_direction LT>``) or a string; "" if it is absent."""
-    if name not in operation.attributes:
-        return ""
-    attribute = operation.attributes[name]
-    if isinstance(attribute, ir.StringAttr):
-        return str(attribute.value)
-    return str(attribute).rstrip(">").rpartition(" ")[2]
-
-
 def comparison(operation: ir.Operation) -> str:
-    """The direction of a comparison: ``LT``, ``EQ`` and so on."""
-    return word(operation, "comparison_direction")
+    """The direction of a comparison: ``LT`` of ``#stablehlo<comparison_direction LT>``."""
+    return str(operation.attributes["comparison_direction"]).rstrip(">").rpartition(" ")[2]

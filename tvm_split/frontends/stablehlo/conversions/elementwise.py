@@ -48,19 +48,11 @@ def _in_float32(name: str) -> Elementwise:
     return change
 
 
-def _bitwise(name: str) -> Elementwise:
-    def change(op: Operators, *operands: relax.Expr) -> relax.Expr:
-        kind = "logical" if dtype_of(operands[0]) == "bool" else "bitwise"
-        return getattr(op, f"{kind}_{name}")(*operands)
-
-    return change
-
-
 def _of_numbers(name: str, of_booleans: str) -> Elementwise:
     """Return operator ``name``, but ``of_booleans`` for booleans, which StableHLO also adds and multiplies."""
 
-    def change(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
-        return getattr(op, of_booleans if dtype_of(left) == "bool" else name)(left, right)
+    def change(op: Operators, *operands: relax.Expr) -> relax.Expr:
+        return getattr(op, of_booleans if dtype_of(operands[0]) == "bool" else name)(*operands)
 
     return change
 
@@ -176,7 +168,7 @@ _UNARY: dict[str, Elementwise] = {
     "sign": sign,
     "round_nearest_afz": _half_away_from_zero,
     "round_nearest_even": half_to_even,
-    "not": _bitwise("not"),
+    "not": _of_numbers("bitwise_not", "logical_not"),
     "cbrt": _cube_root,
     "exponential_minus_one": exp_minus_one,
     "log_plus_one": log_one_plus,
@@ -203,9 +195,7 @@ _BINARY: dict[str, Elementwise] = {
     "minimum": _of_numbers("minimum", "logical_and"),
     "power": lambda op, base, exponent: power(op, base, exponent, dtype_of(base)),
     "atan2": _named("atan2"),
-    "and": _bitwise("and"),
-    "or": _bitwise("or"),
-    "xor": _bitwise("xor"),
+    **{name: _of_numbers(f"bitwise_{name}", f"logical_{name}") for name in ("and", "or", "xor")},
     "shift_left": partial(_shift, to_the_left=True),
     "shift_right_arithmetic": _shift,
     "shift_right_logical": partial(_shift, logical=True),
