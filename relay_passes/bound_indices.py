@@ -32,8 +32,6 @@ Bounds = tuple[Any, Any]
 
 @tvm.transform.module_pass(opt_level=0, name="BoundIndices")  # type: ignore[untyped-decorator]
 def bound_indices(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-    """Bound the indices of the function ``main``."""
-
     def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
         bounded = _bounded(expression, builder)
         return None if bounded is None else builder.emit(bounded, name_hint=name)

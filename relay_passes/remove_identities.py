@@ -13,8 +13,6 @@ from relay_passes.ir import operator_name, rewrite_main, shape_of
 
 @tvm.transform.module_pass(opt_level=0, name="RemoveIdentities")  # type: ignore[untyped-decorator]
 def remove_identities(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-    """Remove identities from the function ``main``."""
-
     def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
         if operator_name(expression) not in ("relax.broadcast_to", "relax.reshape"):
             return None

@@ -138,7 +138,6 @@ class Importer:
         self.values: dict[Hashable, Any] = {}
 
     def call(self, operation: Operation) -> Call:
-        """Return the argument of a conversion."""
         operands = [None if key is None else self.values[key] for key in operation.inputs]
         return Call(operation, operands, operation.attributes, self)
 

@@ -11,7 +11,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from tvm_split.frontends.stablehlo.modules import Array, array_of, integers, result_kind
+from rpc_runtime.program.specs import Array
+from tvm_split.frontends.stablehlo.modules import array_of, integers, result_kind
 
 LARGEST = 1 << 16
 """The most elements of a computed result; repeated elements count once. The interpreter takes 2 µs for each."""

@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 from tvm import relax
 
-from rpc_runtime.program.specs import TensorSpec
+from rpc_runtime.program.specs import Array, TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.building import Built
 from tvm_split.frontends.channels_first import channels_first
@@ -24,7 +24,6 @@ from tvm_split.frontends.stablehlo.conversions import HloCall, contractions, ele
 from tvm_split.frontends.stablehlo.folding import folded, without_repeats
 from tvm_split.frontends.stablehlo.layer_names import Frame, Naming, Origin, as_they_are, layers_of, words_of
 from tvm_split.frontends.stablehlo.modules import (
-    Array,
     block_of,
     bytecode,
     functions,

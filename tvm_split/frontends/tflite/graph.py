@@ -14,9 +14,10 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
+from rpc_runtime.program.specs import Array
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.convert import Kind
-from tvm_split.frontends.dimensions import Array, Specs
+from tvm_split.frontends.dimensions import Specs
 from tvm_split.frontends.names import UniqueNames
 from tvm_split.frontends.tflite.reference import interpreter_of
 
@@ -37,7 +38,9 @@ _NEVER_FOLDED = frozenset(
 OPERATORS = {number: name for name, number in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
 
 _NUMBERS = re.compile(r"BOOL|U?INT(8|16|32|64)|FLOAT(16|32|64)")
-DTYPES = {number: name.lower() for name, number in vars(schema.TensorType).items() if _NUMBERS.fullmatch(name)}
+DTYPES: dict[int, str] = {
+    number: name.lower() for name, number in vars(schema.TensorType).items() if _NUMBERS.fullmatch(name)
+}
 """numpy's names of the types of tensors that can be imported."""
 
 

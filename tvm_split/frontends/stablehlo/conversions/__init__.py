@@ -3,9 +3,9 @@
 from jaxlib.mlir import ir
 from tvm import relax
 
+from rpc_runtime.program.specs import Array
 from tvm_split.frontends.convert import Call
 from tvm_split.frontends.operators import numbers_of
-from tvm_split.frontends.stablehlo.modules import Array
 
 
 class HloCall(Call):

@@ -8,6 +8,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from tvm import relax
 
+from rpc_runtime.program.specs import Array
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.building import result_of_nothing
 from tvm_split.frontends.compositions import sorted_elements, sorted_places
@@ -15,7 +16,7 @@ from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
 from tvm_split.frontends.stablehlo.conversions import HloCall
 from tvm_split.frontends.stablehlo.conversions.shapes import padded, reversed_along
-from tvm_split.frontends.stablehlo.modules import Array, comparison, integer, integers, pairs
+from tvm_split.frontends.stablehlo.modules import comparison, integer, integers, pairs
 
 _OVER_AXES = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "and": "min", "or": "max"}
 
