@@ -22,7 +22,7 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from relay_passes.ir import constant, is_tensor_constant, operator_name, rewrite_main, shape_of
+from relay_passes.ir import call_like, constant, is_tensor_constant, operator_name, rewrite_main, shape_of
 
 Lengths = Sequence[int]
 """The lengths of the axes of the tensor that the indices address."""
@@ -30,16 +30,13 @@ Bounds = tuple[Any, Any]
 """The lowest and the highest index: numbers, or an array of one number for each coordinate or each index of a tuple."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="BoundIndices")
-class BoundIndices:
-    """Bound the indices of the function ``main``."""
+@tvm.transform.module_pass(opt_level=0, name="BoundIndices")  # type: ignore[untyped-decorator]
+def bound_indices(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
+    def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
+        bounded = _bounded(expression, builder)
+        return None if bounded is None else builder.emit(bounded, name_hint=name)
 
-    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-        def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
-            bounded = _bounded(expression, builder)
-            return None if bounded is None else builder.emit(bounded, name_hint=name)
-
-        return rewrite_main(module, replacement)
+    return rewrite_main(module, replacement)
 
 
 def _bounded(call: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
@@ -55,7 +52,7 @@ def _bounded(call: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None
         mode = "nan" if str(data.ty.dtype.dtype).startswith("float") else "clip"
         return relax.op.take(data, index, call.attrs.axis, mode)
     inside = _limited(index, *bounds, builder)
-    return None if inside is index else relax.Call(call.op, [data, inside, *rest], call.attrs, call.ty_args)
+    return None if inside is index else call_like(call, [data, inside, *rest])
 
 
 def _along(attribute: str, *, from_the_end: bool = False) -> Callable[[Lengths, relax.Call], Bounds]:

@@ -29,6 +29,7 @@ from relay_passes.ir import (
     new_function,
     operations_of,
     operator_name,
+    reached,
     returned_fields,
     shape_of,
     substitute,
@@ -136,7 +137,6 @@ def changed_parameters(function: relax.Function) -> list[bool]:
 
 
 def count_changes(function: relax.Function) -> int:
-    """Return the number of layout changes in the function."""
     return sum(_is_change(binding.value) for binding in bindings_of(function))
 
 
@@ -222,7 +222,7 @@ class _Graph:
     def before(self, names: Iterable[str]) -> set[str]:
         """Return these values and the values that they depend on, back to the nearest convolutions."""
         values = self.bindings.keys()
-        return _reached(values & {*names}, lambda name: values & {*self.operands_before(name)})
+        return reached(values & {*names}, lambda name: values & {*self.operands_before(name)})
 
     def after(self, names: Iterable[str]) -> set[str]:
         """Return the values computed from these values; stop at convolutions and at tensors that are not images."""
@@ -238,7 +238,7 @@ class _Graph:
             )
             return () if is_end else users.get(name, ())
 
-        return self.bindings.keys() & _reached(names, onwards)
+        return self.bindings.keys() & reached(names, onwards)
 
     def part(self, contents: set[str], results: Mapping[str, relax.Expr]) -> Computation:
         """Return a stage that computes the values in ``contents`` and returns ``results``.
@@ -251,24 +251,13 @@ class _Graph:
             operands = (operand for operand in self.operands[name] if operand in self.bindings)
             return (name for name in operands if name not in dependent or not _is_tensor(self.bindings[name].var))
 
-        contents = _reached(contents, inside)
+        contents = reached(contents, inside)
         read = {operand for name in contents for operand in self.operands[name]}.union(_names_in(*results.values()))
         parameters = {parameter.name: parameter for parameter in function.params if parameter.name in read}
         received = {name: binding.var for name, binding in self.bindings.items() if name in read - contents}
         parameters |= {name: relax.Var(name, variable.ty) for name, variable in received.items()}
         operations = [binding for name, binding in self.bindings.items() if name in contents]
         return computation_of(self._computation.name, parameters, operations, results)
-
-
-def _reached(names: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:
-    """Return ``names`` and all names that can be reached from them; ``step`` returns a name's neighbours."""
-    reached = set(names)
-    waiting = list(reached)
-    while waiting:
-        new = set(step(waiting.pop())) - reached
-        reached |= new
-        waiting += new
-    return reached
 
 
 def _names_in(*expressions: relax.Expr) -> tuple[str, ...]:

@@ -28,10 +28,8 @@ def operations(operator: str, operands: Sequence[tuple[int, ...]], result: tuple
     A multiply-add counts as two.
     """
     size = math.prod(result)
-    if operator.startswith("relax.nn.conv") and "transpose" not in operator:
-        return 2.0 * size * math.prod(operands[1][1:])
     if operator.startswith("relax.nn.conv"):
-        return 2.0 * math.prod(operands[0]) * math.prod(operands[1][1:])
+        return 2.0 * (math.prod(operands[0]) if "transpose" in operator else size) * math.prod(operands[1][1:])
     if operator == "relax.matmul":
         return 2.0 * size * operands[0][-1]
     if operator.startswith("relax.nn.attention"):

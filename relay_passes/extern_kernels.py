@@ -9,20 +9,18 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm_ffi import structural_map
 
 from relay_passes.ir import main_function, operator_name
 
 
 def with_extern_kernels(module: tvm.IRModule, libraries: Sequence[Any]) -> tvm.IRModule:
     """Return the module without its kernels; ``libraries`` are modules of TVM that have these, under the same names."""
-    main = _Caller().visit_expr(main_function(module))
-    return tvm.IRModule({"main": main}, global_infos=module.global_infos).with_attr("external_mods", list(libraries))
 
-
-@mutator
-class _Caller(PyExprMutator):  # type: ignore[misc]
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
+    def extern(call: relax.Call) -> relax.Expr:
         if operator_name(call) != "relax.call_tir":
-            return super().visit_call_(call)
+            return call
         return relax.call_dps_packed(str(call.args[0].name_hint), call.args[1], out_ty=call.ty_args[0])
+
+    main = structural_map(main_function(module), (relax.Call, extern))
+    return tvm.IRModule({"main": main}, global_infos=module.global_infos).with_attr("external_mods", list(libraries))

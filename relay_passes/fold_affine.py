@@ -19,8 +19,10 @@ from tvm import relax
 from tvm.ir.transform import PassContext
 
 from relay_passes.ir import (
+    PLAIN_LAYOUTS,
     array_in,
     bindings_of,
+    call_like,
     constant,
     is_tensor_constant,
     main_function,
@@ -33,34 +35,27 @@ from relay_passes.ir import (
 
 # Operator → (axis of the output's channels from the end, axis of the weight's output channels)
 _PRODUCTS = {"relax.nn.conv1d": (2, 0), "relax.nn.conv2d": (3, 0), "relax.nn.conv3d": (4, 0), "relax.matmul": (1, -1)}
-_LAYOUTS = {
-    "relax.nn.conv1d": ("NCW", "OIW"),
-    "relax.nn.conv2d": ("NCHW", "OIHW"),
-    "relax.nn.conv3d": ("NCDHW", "OIDHW"),
-}
 _FOLDED_TYPES = ("float32", "float64")
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldAffine")
-class FoldAffine:
+@tvm.transform.module_pass(opt_level=0, name="FoldAffine")  # type: ignore[untyped-decorator]
+def fold_affine(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
     """Fold scales and shifts into the weights before them, in the function ``main``."""
+    function = main_function(module)
+    chains = _find_chains(function)
+    if not chains:
+        return module
+    starts = {chain.members[0]: chain for chain in chains.values()}
+    products: dict[str, relax.Var] = {}
 
-    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-        function = main_function(module)
-        chains = _find_chains(function)
-        if not chains:
-            return module
-        starts = {chain.members[0]: chain for chain in chains.values()}
-        products: dict[str, relax.Var] = {}
+    def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
+        if name in starts:
+            products[name] = builder.emit(_scaled(expression, starts[name]), name_hint=name)
+            return products[name]
+        # Operations inside a chain are emitted unchanged and removed later as dead code.
+        return _shifted(name, products[chains[name].members[0]], chains[name], builder) if name in chains else None
 
-        def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
-            if name in starts:
-                products[name] = builder.emit(_scaled(expression, starts[name]), name_hint=name)
-                return products[name]
-            # Operations inside a chain are emitted unchanged and removed later as dead code.
-            return _shifted(name, products[chains[name].members[0]], chains[name], builder) if name in chains else None
-
-        return relax.transform.DeadCodeElimination(["main"])(rewrite_main(module, replacement))
+    return relax.transform.DeadCodeElimination(["main"])(rewrite_main(module, replacement))
 
 
 @dataclass
@@ -78,7 +73,8 @@ class _Chain:
 
 def _find_chains(function: relax.Function) -> dict[str, _Chain]:
     """Return the chains that save an operation or have a scale, by the name of their last variable."""
-    uses = _use_counts(function)
+    values = [*(binding.value for binding in bindings_of(function)), *returned_fields(function)]
+    uses = Counter(used.name for value in values for used in used_variables(value))
     ends: dict[str, _Chain] = {}
     for binding in bindings_of(function):
         value = binding.value
@@ -102,7 +98,7 @@ def _is_foldable(call: relax.Call, operator: str) -> bool:
         return False
     if operator == "relax.matmul":
         return len(call.args[1].ty.shape.values) == 2
-    data, kernel = _LAYOUTS[operator]
+    data, kernel = PLAIN_LAYOUTS[operator]
     return (str(call.attrs.data_layout), str(call.attrs.kernel_layout)) == (data, kernel) and str(
         call.attrs.out_layout
     ) in ("", data)
@@ -152,7 +148,7 @@ def _scaled(call: relax.Call, chain: _Chain) -> relax.Call:
     along = [1] * weight.ndim
     along[_PRODUCTS[chain.operator][1]] = -1
     scaled = (weight.astype(np.float64) * chain.scale.reshape(along)).astype(weight.dtype)
-    return relax.Call(call.op, [call.args[0], constant(scaled)], call.attrs, call.ty_args)
+    return call_like(call, [call.args[0], constant(scaled)])
 
 
 def _shifted(name: str, product: relax.Var, chain: _Chain, builder: relax.BlockBuilder) -> relax.Expr:
@@ -163,8 +159,3 @@ def _shifted(name: str, product: relax.Var, chain: _Chain, builder: relax.BlockB
     shape = [1, -1] + [1] * trailing if trailing else [-1]
     shift = chain.shift.astype(str(product.ty.dtype)).reshape(shape)
     return builder.emit(relax.op.add(product, constant(shift)), name_hint=name)
-
-
-def _use_counts(function: relax.Function) -> Counter[str]:
-    values = [*(binding.value for binding in bindings_of(function)), *returned_fields(function)]
-    return Counter(used.name for value in values for used in used_variables(value))

@@ -5,7 +5,7 @@ Ensures: calls of the operators below whose operands are all constants have beco
 
 TVM's own `FoldConstant` compiles a kernel for every call that it folds, which takes tens of milliseconds. In ResNet-50
 the decomposed batch norms alone are about three hundred calls, which took 17 of the 24 seconds of its compilation.
-`FoldRemaining` folds the operators that are not named here by TVM's pass. That pass lowers every operator of the
+`fold_remaining` folds the operators that are not named here by TVM's pass. That pass lowers every operator of the
 network, so it only runs if there is something to fold.
 """
 
@@ -33,24 +33,14 @@ from relay_passes.ir import (
 
 Array = np.ndarray[Any, Any]
 _ELEMENTWISE: dict[str, Callable[..., Array]] = {
-    "relax.add": np.add,
-    "relax.subtract": np.subtract,
-    "relax.multiply": np.multiply,
-    "relax.divide": np.divide,
-    "relax.maximum": np.maximum,
-    "relax.minimum": np.minimum,
-    "relax.negative": np.negative,
-    "relax.sqrt": np.sqrt,
+    **{f"relax.{name}": getattr(np, name) for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum")},
+    **{f"relax.{name}": getattr(np, name) for name in ("negative", "sqrt")},
     "relax.rsqrt": lambda x: np.reciprocal(np.sqrt(x)),
 }
 _VIEWS = frozenset(
     f"relax.{name}"
     for name in ("reshape", "expand_dims", "squeeze", "flatten", "broadcast_to", "permute_dims", "astype")
 )
-
-
-def _flipped(call: relax.Call, data: Array) -> Array:
-    return np.ascontiguousarray(np.flip(data, int(call.attrs.axis)))
 
 
 def _dequantized(call: relax.Call, data: Array, scale: Array, zero_point: Array) -> Array:
@@ -70,7 +60,7 @@ def _taken(call: relax.Call, data: Array, places: Array) -> Array | None:
 
 
 _OTHERS: dict[str, Callable[..., Array | None]] = {
-    "relax.flip": _flipped,
+    "relax.flip": lambda call, data: np.ascontiguousarray(np.flip(data, int(call.attrs.axis))),
     "relax.dequantize": _dequantized,
     "relax.take": _taken,
 }
@@ -79,23 +69,19 @@ MOST_ELEMENTS = 1 << 20
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldConstants")
-class FoldConstants:
+@tvm.transform.module_pass(opt_level=0, name="FoldConstants")  # type: ignore[untyped-decorator]
+def fold_constants(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
     """Fold arithmetic and views of constants in the function ``main``."""
-
-    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-        return rewrite_main(module, _replacement)
+    return rewrite_main(module, _replacement)
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldRemaining")
-class FoldRemaining:
+@tvm.transform.module_pass(opt_level=0, name="FoldRemaining")  # type: ignore[untyped-decorator]
+def fold_remaining(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
     """Fold calls of any operator on constants in ``main``, and remove unused values."""
-
-    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-        values = (binding.value for binding in bindings_of(main_function(module)))
-        if any(isinstance(value, relax.Call) and not used_variables(value) for value in values):
-            module = relax.transform.FoldConstant()(module)
-        return relax.transform.DeadCodeElimination(["main"])(module)
+    values = (binding.value for binding in bindings_of(main_function(module)))
+    if any(isinstance(value, relax.Call) and not used_variables(value) for value in values):
+        module = relax.transform.FoldConstant()(module)
+    return relax.transform.DeadCodeElimination(["main"])(module)
 
 
 def _replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:

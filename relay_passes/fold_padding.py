@@ -12,29 +12,25 @@ import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from relay_passes.ir import convolution_like, operator_name, rewrite_main
-
-_CONVOLUTIONS = {"relax.nn.conv1d": "NCW", "relax.nn.conv2d": "NCHW", "relax.nn.conv3d": "NCDHW"}
+from relay_passes.ir import PLAIN_LAYOUTS, call_like, operator_name, rewrite_main
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldPadding")
-class FoldPadding:
+@tvm.transform.module_pass(opt_level=0, name="FoldPadding")  # type: ignore[untyped-decorator]
+def fold_padding(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
     """Fold borders of zeros into the convolutions behind them, in the function ``main``."""
+    bordered: dict[str, tuple[relax.Expr, list[int]]] = {}
 
-    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-        bordered: dict[str, tuple[relax.Expr, list[int]]] = {}
+    def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
+        widths = _border(expression)
+        if widths is not None:
+            variable = builder.emit(expression, name_hint=name)
+            bordered[variable.name] = (expression.args[0], widths)
+            return variable
+        data = getattr(expression.args[0], "name", "") if operator_name(expression) in PLAIN_LAYOUTS else ""
+        folded = _folded(expression, *bordered[data]) if data in bordered else None
+        return None if folded is None else builder.emit(folded, name_hint=name)
 
-        def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
-            widths = _border(expression)
-            if widths is not None:
-                variable = builder.emit(expression, name_hint=name)
-                bordered[variable.name] = (expression.args[0], widths)
-                return variable
-            data = getattr(expression.args[0], "name", "") if operator_name(expression) in _CONVOLUTIONS else ""
-            folded = _folded(expression, *bordered[data]) if data in bordered else None
-            return None if folded is None else builder.emit(folded, name_hint=name)
-
-        return relax.transform.DeadCodeElimination(["main"])(rewrite_main(module, replacement))
+    return relax.transform.DeadCodeElimination(["main"])(rewrite_main(module, replacement))
 
 
 def _border(expression: relax.Expr) -> list[int] | None:
@@ -49,9 +45,9 @@ def _border(expression: relax.Expr) -> list[int] | None:
 
 def _folded(call: relax.Call, data: relax.Expr, widths: list[int]) -> relax.Call | None:
     attributes = call.attrs
-    if str(attributes.data_layout) != _CONVOLUTIONS[operator_name(call)]:
+    if str(attributes.data_layout) != PLAIN_LAYOUTS[operator_name(call)][0]:
         return None
     border = [*widths[::2], *widths[1::2]]
     call_padding = [int(width) for width in attributes.padding]
     padding = [width + extra for width, extra in zip(call_padding, border, strict=True)]
-    return convolution_like(call, (data, call.args[1]), padding=padding)
+    return call_like(call, (data, call.args[1]), padding=padding)

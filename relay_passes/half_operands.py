@@ -12,24 +12,15 @@ Ensures: the operations of `MULTIPLYING` with two float32 operands have operands
 result types are unchanged. New variables are named after the value that they round. `OTHERS` stay in float32.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import tvm
 from tvm import relax
 from tvm.ir.transform import PassContext
 
-from relay_passes.ir import (
-    CONVOLUTIONS,
-    convolution_like,
-    free_name,
-    main_function,
-    names_of,
-    operator_name,
-    rewrite_main,
-)
+from relay_passes.ir import call_like, free_name, main_function, names_of, operator_name, rewrite_main
 
-MULTIPLYING = ("relax.matmul", *CONVOLUTIONS)
+MULTIPLYING = ("relax.matmul", *(f"relax.nn.conv{axes}d{end}" for axes in (1, 2, 3) for end in ("", "_transpose")))
 OTHERS = ("relax.einsum", "relax.nn.attention", "relax.nn.attention_bias")
 """Multiplying operators that are left in float32, because they accumulate in the type of their operands."""
 
@@ -59,23 +50,14 @@ class HalfOperands:
             return halves[key]
 
         def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
-            if operator_name(expression) not in MULTIPLYING or any(map(_is_no_float32, expression.args)):
+            if operator_name(expression) not in MULTIPLYING:
+                return None
+            if any(str(getattr(operand.ty, "dtype", "")) != "float32" for operand in expression.args):
                 return None
             operands = [
                 half_of(operand, name, place, builder)
                 for operand, place in zip(expression.args, ("left", "right"), strict=True)
             ]
-            return builder.emit(_multiplied(expression, operands), name_hint=name)
+            return builder.emit(call_like(expression, operands, out_dtype="float32"), name_hint=name)
 
         return rewrite_main(module, replacement)
-
-
-def _multiplied(call: relax.Call, operands: Sequence[relax.Var]) -> relax.Expr:
-    """Return the same operation on other operands, with a float32 result."""
-    if operator_name(call) == "relax.matmul":
-        return relax.op.matmul(*operands, out_dtype="float32")
-    return convolution_like(call, operands, out_dtype="float32")
-
-
-def _is_no_float32(operand: relax.Expr) -> bool:
-    return str(getattr(operand.ty, "dtype", "")) != "float32"

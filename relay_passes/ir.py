@@ -14,20 +14,16 @@ import tvm
 from tvm import relax
 from tvm_ffi import register_error
 
-from relay_passes.one_at_a_time import one_at_a_time
+from relay_passes.one_at_a_time import ONE_AT_A_TIME
 
 Replace = Callable[[str, relax.Expr, relax.BlockBuilder], relax.Expr | None]
 """Maps a variable's name and expression to its replacement; None to bind it unchanged.
 
 The expression already contains earlier replacements. The builder may emit further bindings.
 """
-CONVOLUTIONS = {
-    f"relax.nn.{name}": getattr(relax.op.nn, name)
-    for name in ("conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose", "conv3d_transpose")
-}
-_ATTRIBUTES = (
-    "strides", "padding", "dilation", "groups", "data_layout", "kernel_layout", "out_layout", "out_dtype",
-)  # fmt: skip
+
+PLAIN_LAYOUTS = {f"relax.nn.conv{len(axes)}d": (f"NC{axes}", f"OI{axes}") for axes in ("W", "HW", "DHW")}
+"""Convolution → the layouts of its data and weights in the form that importers write."""
 
 
 @register_error
@@ -84,6 +80,17 @@ def dependent_names(function: relax.Function) -> set[str]:
     return dependent
 
 
+def reached(names: Iterable[str], step: Callable[[str], Iterable[str]]) -> set[str]:
+    """Return ``names`` and all names that can be reached from them; ``step`` returns a name's neighbours."""
+    found = set(names)
+    waiting = list(found)
+    while waiting:
+        new = set(step(waiting.pop())) - found
+        found |= new
+        waiting += new
+    return found
+
+
 def require_whole_graph(module: tvm.IRModule) -> None:
     """Check that a model has the form that the passes require.
 
@@ -125,7 +132,7 @@ class Builder(relax.BlockBuilder):  # type: ignore[misc]
         super()._exit_function_scope(kind, error, trace)
 
 
-@one_at_a_time
+@ONE_AT_A_TIME
 def rewrite_main(module: tvm.IRModule, replace: Replace) -> tvm.IRModule:
     """Return the module with variables of ``main`` replaced by ``replace``.
 
@@ -159,7 +166,7 @@ def with_main(module: tvm.IRModule, rewritten: relax.Function) -> tvm.IRModule:
     return updated
 
 
-@one_at_a_time
+@ONE_AT_A_TIME
 def new_function(
     name: str, parameters: Iterable[relax.Var], emit: Callable[[relax.BlockBuilder], Iterable[relax.Expr]]
 ) -> relax.Function:
@@ -274,8 +281,11 @@ def with_leaves(value: relax.Expr, leaves: Sequence[relax.Expr]) -> relax.Expr:
     return rebuilt(value)
 
 
-def convolution_like(call: relax.Call, operands: Sequence[relax.Expr], **changed: Any) -> relax.Expr:
-    """Return the same convolution on other operands, with the attributes in ``changed``."""
-    operator = operator_name(call)
-    names = (*_ATTRIBUTES, *["output_padding"] * operator.endswith("_transpose"))
-    return CONVOLUTIONS[operator](*operands, **{name: getattr(call.attrs, name) for name in names} | changed)
+def call_like(call: relax.Call, operands: Sequence[relax.Expr], **changed: Any) -> relax.Call:
+    """Return the same operation on other operands, with the attributes in ``changed``; the builder infers its type."""
+    attributes = call.attrs
+    if changed:
+        info = type(attributes).__tvm_ffi_type_info__
+        values = {entry.name: getattr(attributes, entry.name) for entry in info.fields}
+        attributes = tvm.ir.make_node(info.type_key, **{**values, **changed})
+    return relax.Call(call.op, list(operands), attributes, call.ty_args)

@@ -4,24 +4,20 @@ TVM keeps its current builder and its current tag in class variables, and torch.
 methods of classes while they trace. Such code fails in several threads at once, or loses layer names without an error.
 """
 
-import functools
 import threading
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-ONE_AT_A_TIME = threading.RLock()
-"""Held by the only thread that may import, rewrite or compile a network."""
+from contextlib import ContextDecorator
 
 
-def one_at_a_time(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Return the function, wrapped so that it holds `ONE_AT_A_TIME` while it runs."""
+class _Lock(ContextDecorator):
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
 
-    @functools.wraps(function)
-    def call(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-        with ONE_AT_A_TIME:
-            return function(*arguments, **named)
+    def __enter__(self) -> None:
+        self._lock.acquire()
 
-    return call
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+ONE_AT_A_TIME = _Lock()
+"""Held by the only thread that may import, rewrite or compile a network: in a block, or as a function's decorator."""

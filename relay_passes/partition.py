@@ -23,6 +23,7 @@ from relay_passes.ir import (
     main_function,
     new_function,
     operations_of,
+    reached,
     require_whole_graph,
     returned_fields,
     substitute,
@@ -100,16 +101,15 @@ def _contents(
 ) -> Iterator[list[str]]:
     """Yield the names of the variables that each stage binds, in the graph's order."""
     dependent = dependent_names(function)
+
+    def again(name: str) -> set[str]:
+        return {variable.name for variable in used_variables(bindings[name].value)} - dependent
+
     for index, stage in enumerate(stages):
         waiting = [name for name in bindings if stage_of[name] == index and (name in dependent or name in returned)]
         if not waiting:
             raise ContractError(f"{stage!r} has no operation that depends on an input")
-        content = set(waiting)
-        while waiting:
-            used = {variable.name for variable in used_variables(bindings[waiting.pop()].value)}
-            again = used - dependent - content
-            content |= again
-            waiting += again
+        content = reached(waiting, again)
         yield [name for name in bindings if name in content]
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from tvm import relax
 
-from relay_passes.bound_indices import BoundIndices
-from relay_passes.content_names import ContentNames
-from relay_passes.fold_affine import FoldAffine
-from relay_passes.fold_constants import FoldConstants, FoldRemaining
-from relay_passes.fold_padding import FoldPadding
-from relay_passes.remove_identities import RemoveIdentities
-from relay_passes.unique_names import UniqueNames
+from relay_passes.bound_indices import bound_indices
+from relay_passes.content_names import content_names
+from relay_passes.fold_affine import fold_affine
+from relay_passes.fold_constants import fold_constants, fold_remaining
+from relay_passes.fold_padding import fold_padding
+from relay_passes.remove_identities import remove_identities
+from relay_passes.unique_names import unique_names
 
 ModulePass = Any
 """A callable from module to module, such as TVM's pass objects, which have no type annotations."""
@@ -37,30 +37,30 @@ def stage_phases(
     transform = relax.transform
     return {
         "simplify": (
-            RemoveIdentities(),
-            BoundIndices(),
+            remove_identities,
+            bound_indices,
             transform.DecomposeOpsForInference(),
             transform.CanonicalizeBindings(),
             transform.EliminateCommonSubexpr(),
-            UniqueNames(),
-            FoldConstants(),
-            FoldRemaining(),
-            UniqueNames(),
-            FoldAffine(),
-            FoldPadding(),
+            unique_names,
+            fold_constants,
+            fold_remaining,
+            unique_names,
+            fold_affine,
+            fold_padding,
             transform.DeadCodeElimination(["main"]),
         ),
-        "layout": (*layout_passes, FoldRemaining()),
+        "layout": (*layout_passes, fold_remaining),
         "lower": (
             transform.LegalizeOps(dict(legalizations)),
             transform.AnnotateTIROpPattern(),
             # Layout changes of weights are plain kernels now; folding them prepacks the weights.
-            FoldRemaining(),
-            UniqueNames(),
+            fold_remaining,
+            unique_names,
         ),
         # The unique names map each kernel to the layers it came from (`relay_passes.kernel_sources`).
-        "group": (transform.FuseOps(), UniqueNames()),
+        "group": (transform.FuseOps(), unique_names),
         "fuse": (transform.FuseTIR(), transform.DeadCodeElimination(["main"])),
         "schedule": (schedule,),
-        "name": (ContentNames(),),
+        "name": (content_names,),
     }

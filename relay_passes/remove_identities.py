@@ -11,15 +11,12 @@ from tvm.ir.transform import PassContext
 from relay_passes.ir import operator_name, rewrite_main, shape_of
 
 
-@tvm.transform.module_pass(opt_level=0, name="RemoveIdentities")
-class RemoveIdentities:
-    """Remove identities from the function ``main``."""
+@tvm.transform.module_pass(opt_level=0, name="RemoveIdentities")  # type: ignore[untyped-decorator]
+def remove_identities(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
+    def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
+        if operator_name(expression) not in ("relax.broadcast_to", "relax.reshape"):
+            return None
+        operand = expression.args[0]
+        return operand if shape_of(expression) == shape_of(operand) else None
 
-    def transform_module(self, module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-        def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
-            if operator_name(expression) not in ("relax.broadcast_to", "relax.reshape"):
-                return None
-            operand = expression.args[0]
-            return operand if shape_of(expression) == shape_of(operand) else None
-
-        return rewrite_main(module, replacement)
+    return rewrite_main(module, replacement)

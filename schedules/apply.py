@@ -55,7 +55,8 @@ def apply(
             if workload not in done:
                 default = without_pragma_scope(_schedule(workload.key, rules, variable.name_hint))
                 done[workload] = default if database is None else _tuned(workload.key, default, target, database)
-            functions[variable] = _keep_symbol(done[workload], function)
+            scheduled, symbol = without_symbol(done[workload]), function.attrs.get("global_symbol", None)
+            functions[variable] = scheduled if symbol is None else scheduled.with_attr("global_symbol", symbol)
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 
@@ -96,10 +97,3 @@ def _tuned(function: tirx.PrimFunc, default: tirx.PrimFunc, target: Target, data
     return tuned.with_attr(SCHEDULE_ATTRIBUTE, f"{default.attrs[SCHEDULE_ATTRIBUTE]}{TUNED}").with_attr(
         IS_SCHEDULED, True
     )
-
-
-def _keep_symbol(scheduled: tirx.PrimFunc, original: tirx.PrimFunc) -> tirx.PrimFunc:
-    symbol = original.attrs.get("global_symbol", None)
-    if symbol is None:
-        return without_symbol(scheduled)
-    return scheduled.with_attr("global_symbol", symbol)

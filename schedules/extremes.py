@@ -13,6 +13,7 @@ from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 
 from schedules.relax_tools import (
+    Legalization,
     accumulator_dtype,
     array_of,
     broadcast_index,
@@ -22,9 +23,6 @@ from schedules.relax_tools import (
 )
 
 EXTREMES = ("relax.max", "relax.min")
-POOLS = tuple(f"relax.nn.max_pool{axes}d" for axes in (1, 2, 3))
-PLACES = ("relax.argmax", "relax.argmin")
-BOUNDS = ("relax.clip", "relax.nn.relu", "relax.nn.relu6", "relax.maximum", "relax.minimum")
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
@@ -197,3 +195,12 @@ def _bounded(call: relax.Call, name: str) -> tuple[relax.Expr, Sequence[Any]] | 
         if array is not None and array.size == 1 and not np.isnan(array).any() and static_shape(tensor) == shape:
             return tensor, [array.item(), None] if name == "maximum" else [None, array.item()]
     return None
+
+
+LOWERINGS: dict[str, Legalization] = {
+    **dict.fromkeys(EXTREMES, legalize_extreme),
+    **dict.fromkeys(("relax.argmax", "relax.argmin"), legalize_place),
+    **{f"relax.nn.max_pool{axes}d": legalize_pool for axes in (1, 2, 3)},
+    **{f"relax.{name}": legalize_bounds for name in ("clip", "nn.relu", "nn.relu6", "maximum", "minimum")},
+}
+"""The lowerings of this module by operator name."""

@@ -13,8 +13,9 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from tvm import s_tir, tirx
-from tvm.s_tir import SBlock, SBlockRealize
+from tvm.s_tir import SBlockRealize
 from tvm.s_tir.schedule import LoopRV
+from tvm_ffi import structural_map
 
 MARK = "tvm_split.prefetch"
 """Loop annotation: the fields of a `Region`."""
@@ -47,32 +48,25 @@ def mark_for_prefetch(schedule: s_tir.Schedule, loop: LoopRV, region: Region) ->
 def prefetch_weights(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Insert prefetches into every marked loop; return the function itself if no loop is marked."""
     parameters = [parameter for parameter in function.params if hasattr(parameter, "shape")]
-    body = _rewritten(function.body, [], parameters)
-    return function if body.same_as(function.body) else function.with_body(body)
+    rewritten = {
+        hash(loop): _with_prefetches(loop, around, parameters)
+        for loop, around in _loops_and_blocks(function.body, [])
+        if isinstance(loop, tirx.For) and MARK in loop.annotations
+    }
+    return structural_map(function, [(tirx.For, lambda loop: rewritten.get(hash(loop), loop))])
 
 
-def _rewritten(node: Any, around: list[tirx.For], parameters: list[Any]) -> Any:
-    """Return the statement with its marked loops rewritten; ``around`` holds the loops around it."""
-    if isinstance(node, tirx.For):
-        if MARK in node.annotations:
-            return _with_prefetches(node, around, parameters)
-        body = _rewritten(node.body, [*around, node], parameters)
-        return node if body.same_as(node.body) else _loop(node, body, node.annotations)
+def _loops_and_blocks(node: Any, around: list[tirx.For]) -> Iterator[tuple[tirx.For | SBlockRealize, list[tirx.For]]]:
+    """Yield the loops and blocks of a statement, each with the loops around it, and ``around`` the statement."""
     if isinstance(node, tirx.SeqStmt):
-        parts = [_rewritten(part, around, parameters) for part in node.seq]
-        unchanged = all(new.same_as(old) for new, old in zip(parts, node.seq, strict=True))
-        return node if unchanged else tirx.SeqStmt(parts)
-    if isinstance(node, SBlockRealize):
-        block = node.block
-        body = _rewritten(block.body, around, parameters)
-        if body.same_as(block.body):
-            return node
-        changed = SBlock(
-            block.iter_vars, block.reads, block.writes, block.name_hint, body, block.init,
-            block.alloc_buffers, block.match_buffers, block.annotations,
-        )  # fmt: skip
-        return SBlockRealize(node.iter_values, node.predicate, changed)
-    return node
+        for part in node.seq:
+            yield from _loops_and_blocks(part, around)
+    elif isinstance(node, tirx.For):
+        yield node, around
+        yield from _loops_and_blocks(node.body, [*around, node])
+    elif isinstance(node, SBlockRealize):
+        yield node, around
+        yield from _loops_and_blocks(node.block.body, around)
 
 
 def _with_prefetches(loop: tirx.For, around: list[tirx.For], parameters: list[Any]) -> tirx.For:
@@ -125,7 +119,10 @@ def _next_region(beyond: Sequence[tirx.For]) -> dict[int, Any]:
 
 def _weight_load(body: Any, parameters: list[Any]) -> tuple[Any, list[Any]] | None:
     """Return the weights, the parameter that a reduction reads vector by vector, and its indices; None without one."""
-    for realize, vectorized in _blocks_in(body, None):
+    for realize, around in _loops_and_blocks(body, []):
+        if not isinstance(realize, SBlockRealize):
+            continue
+        vectorized = next((loop.loop_var for loop in around[::-1] if loop.kind == tirx.ForKind.VECTORIZED), None)
         iterators = realize.block.iter_vars
         bound = {hash(iterator.var): value for iterator, value in zip(iterators, realize.iter_values, strict=True)}
         if all(iterator.iter_type != tirx.IterVar.CommReduce for iterator in iterators):
@@ -137,17 +134,6 @@ def _weight_load(body: Any, parameters: list[Any]) -> tuple[Any, list[Any]] | No
             if of_a_parameter and isinstance(lane, tirx.Var) and lane.same_as(vectorized):
                 return read.source, [_replaced(bounds.min, bound) for bounds in read.region]
     return None
-
-
-def _blocks_in(node: Any, vectorized: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the blocks of a statement, each with the variable of its vectorized loop, None without one."""
-    if isinstance(node, tirx.For):
-        yield from _blocks_in(node.body, node.loop_var if node.kind == tirx.ForKind.VECTORIZED else vectorized)
-    elif isinstance(node, tirx.SeqStmt):
-        for part in node.seq:
-            yield from _blocks_in(part, vectorized)
-    elif isinstance(node, SBlockRealize):
-        yield node, vectorized
 
 
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {

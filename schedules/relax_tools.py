@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -130,6 +131,15 @@ def default_convolution(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     options = {name: getattr(call.attrs, name) for name in [*signature(operator).parameters][2:]}
     wide = operator(*call.args, **{**options, "out_dtype": accumulator_dtype(dtype)})
     return builder.call_te(topi.cast, builder.emit(default_legalization(builder, builder.normalize(wide))), dtype)
+
+
+def legalize_matmul(builder: BlockBuilder, call: relax.Call, compute: Callable[..., te.Tensor]) -> relax.Expr:
+    """Lower a product by ``compute``, which also takes ``out_dtype``; vectors and symbolic shapes are left to TVM."""
+    shapes = [static_shape(argument) for argument in call.args]
+    if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
+        return default_legalization(builder, call)
+    product = partial(compute, out_dtype=str(call.ty.dtype))
+    return builder.call_te(product, *call.args, primfunc_name_hint="matmul", primfunc_attrs=FUSABLE)
 
 
 def _legalize_take(builder: BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -8,7 +8,6 @@ kernel, tuning and its database.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Generic, TypeVar
 
 from tvm import s_tir, tirx
@@ -43,11 +42,6 @@ class Space:
     def __post_init__(self) -> None:
         if not self.contains(self.default):
             raise ValueError(f"the default {text_of(self.default)!r} is not in its own space {dict(self.axes)}")
-
-    @property
-    def largest_size(self) -> int:
-        """The number of combinations, including those that are not allowed."""
-        return prod(len(values) for values in self.axes.values())
 
     def contains(self, choices: Choices) -> bool:
         return (

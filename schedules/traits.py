@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from tvm.target import Target
 from tvm.target.codegen import target_has_features
 
-LLVM_KINDS = ("llvm", "c")
-
 
 @dataclass(frozen=True)
 class Traits:
@@ -36,7 +34,7 @@ def threads_of(target: Target) -> int:
 
 
 def is_cpu(target: Target) -> bool:
-    return str(target.kind.name) in LLVM_KINDS
+    return str(target.kind.name) in ("llvm", "c")
 
 
 def channel_block(channels: int, traits: Traits) -> int | None:

@@ -115,9 +115,7 @@ def _sliced(call: relax.Call, before: Sequence[int], after: Sequence[int]) -> St
         return None
     start, stride_of = [0] * len(before), [1] * len(before)
     for axis, begin, stride in zip(axes, begins, strides, strict=True):
-        extent = before[axis % len(before)]
-        # As in Python: a negative begin counts from the end, and indices outside the axis are clamped.
-        start[axis % len(before)] = min(max(begin + extent if begin < 0 else begin, 0), extent)
+        start[axis % len(before)] = slice(begin, None).indices(before[axis % len(before)])[0]
         stride_of[axis % len(before)] = stride
     return lambda indices: [start[axis] + index * stride_of[axis] for axis, index in enumerate(indices)]
 

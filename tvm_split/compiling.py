@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import tvm
 
-from relay_passes.one_at_a_time import one_at_a_time
+from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from rpc_runtime.program.program import Program, RouteCodec
 from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.scratch import ScratchFolder
@@ -36,7 +36,7 @@ from tvm_split.values import content_of
 
 
 @says_progress("compiling")
-@one_at_a_time
+@ONE_AT_A_TIME
 def compile(
     model: ModelLike,
     plan: PlanLike,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relay_passes.ir import constant, convolution_like
+from relay_passes.ir import call_like, constant
 from relay_passes.sharding.region import Range
 from relay_passes.sharding.resampling_rules import interpolation
 from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, Write, same_range
@@ -219,6 +219,6 @@ def channel_convolution(operation: Operation) -> Rule:
 
     def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
         part_groups = groups * (result_range[1] - result_range[0]) // outputs.length
-        return convolution_like(operation.expression, parts, groups=part_groups)
+        return call_like(operation.expression, parts, groups=part_groups)
 
     return Rule((inputs, outputs), (outputs.at(1),), write=write, blocks=groups // axis.outer)

@@ -67,21 +67,14 @@ class Place:
     level: int = 0
 
 
-def with_direct_gathers(
-    module: tvm.IRModule, places: Mapping[str, Place], holders: Mapping[str, Place], of_inputs: Collection[str]
-) -> tuple[tvm.IRModule, Mapping[str, Place], Mapping[str, str]]:
-    """Return the graph in which every place computes the gathers that it uses, in the first of its stages that does.
-
-    Also return the place of each of its operations, and the original variable of those that are new.
+class DirectGathers:
+    """The rewrite after which every place computes the gathers that it uses, in the first of its stages that does.
 
     ``places`` has every operation except slices and gathers, and ``holders`` the places that compute returned gathers.
     ``of_inputs`` are slices of parameters that become parameters, so that a client sends a machine only the slice that
     it needs. A parameter whose readers are all among them is removed. Other slices are computed where their operand is.
     """
-    return _DirectGathers(module, places, holders, of_inputs).run()
 
-
-class _DirectGathers:
     _builder: relax.BlockBuilder
 
     def __init__(
@@ -114,6 +107,7 @@ class _DirectGathers:
         self._source_of: dict[str, str] = {}
 
     def run(self) -> tuple[tvm.IRModule, Mapping[str, Place], Mapping[str, str]]:
+        """Return the graph, the place of each of its operations, and the original variable of those that are new."""
         readers = (read.name for binding in self._bindings.values() for read in used_variables(binding.value))
         used, sliced_inputs = {*self._returned, *readers}, {binding.value.args[0].name for binding in self._of_inputs}
         remaining = [param for param in self._function.params if param.name in used or param.name not in sliced_inputs]

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 
-import numpy as np
 from tvm import relax
 
 from relay_passes.fold_constants import folded
@@ -24,7 +23,6 @@ from relay_passes.ir import (
     dependent_names,
     is_tensor_constant,
     leaves_of,
-    operator_name,
     shape_of,
     with_leaves,
 )
@@ -325,11 +323,5 @@ def _value_of(value: relax.Expr, leaf_values: Sequence[relax.Expr | None]) -> re
     """Return the value of an operation on constants: arithmetic, a view, or rows of a table; None for any other."""
     if not isinstance(value, relax.Call):
         return None
-    if operator_name(value) != "relax.take":
-        result = folded(relax.BlockBuilder().normalize(with_leaves(value, leaf_values)))
-        return None if result is None else constant(result)
-    table, indices = (leaf.value.numpy() for leaf in leaf_values if leaf is not None)
-    axis = value.attrs.axis
-    if axis is None or indices.min(initial=0) < 0 or indices.max(initial=0) >= table.shape[int(axis)]:
-        return None
-    return constant(np.take(table, indices, int(axis)))
+    result = folded(relax.BlockBuilder().normalize(with_leaves(value, leaf_values)))
+    return None if result is None else constant(result)

@@ -51,15 +51,6 @@ def _exchanged_values(steps: Steps) -> frozenset[str]:
     return frozenset(in_parts.intersection(read))
 
 
-def _owned_by_bounds(steps: Steps, contents: Contents) -> Owned:
-    """Return the ranges of values whose machines have common bounds."""
-    return {
-        name: step.bounds.ranges(contents.region.shares, step.rule.axis.length)
-        for name, step in steps.items()
-        if step.bounds is not None and step.rule is not None
-    }
-
-
 def _owned_by_results(steps: Steps, contents: Contents, axis_name: str) -> Owned:
     """Return the ranges of values that follow from the shares of the region's results.
 
@@ -234,7 +225,12 @@ def layout_of(module: tvm.IRModule, region: Region, axis: ShardAxis, exchange: E
     else:
         propagated = ChannelSteps(contents, axis, fused=exchange == "fused")
         steps, literals = propagated.steps, propagated.literals
-        owned, exchanged = _owned_by_bounds(steps, contents), frozenset[str]()
+        owned = {
+            name: step.bounds.ranges(region.shares, step.axis.length)
+            for name, step in steps.items()
+            if step.bounds is not None
+        }
+        exchanged = frozenset[str]()
     needs = _needs_of(steps, contents, owned, exchanged, literals)
     return RangeLayout(contents, steps, literals, owned, exchanged, needs)
 

@@ -116,7 +116,6 @@ def contents_of(module: tvm.IRModule, region: Region) -> Contents:
 
 
 def part_name(name: str, machine: str) -> str:
-    """Return the name of a machine's part of a variable."""
     return f"{name}_{machine.replace('-', '_')}"
 
 
@@ -144,7 +143,6 @@ def bounds(total: int, shares: Sequence[float], unit: int = 1) -> tuple[Range, .
 
 
 def has_empty(parts: Sequence[Range]) -> bool:
-    """Return whether one of the parts has no index."""
     return any(begin >= end for begin, end in parts)
 
 

@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import constant, is_tensor_constant, new_function
-from relay_passes.one_at_a_time import one_at_a_time
+from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from relay_passes.sharding.region import Range
 from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, replaced_at, same_range
 
@@ -107,7 +107,7 @@ def resize(operation: Operation) -> Rule:
 
 
 @cache
-@one_at_a_time
+@ONE_AT_A_TIME
 def _weights(length: int, size: int, method: str, mode: str, rounding: str, cubic_alpha: float) -> Table:
     """Return the matrix [size, length] by which a resize multiplies an axis: TVM's kernel applied to an identity."""
     image = relax.Var("image", relax.TensorType((length, 1, length, 2), "float32"))

@@ -199,7 +199,6 @@ def same_range(operation: Operation, axis: Axis, result: Axis | None = None) -> 
 
 
 def sliced(tensor: relax.Expr, axis: int, part: Range) -> relax.Expr:
-    """Return a slice of a tensor along an axis."""
     return relax.op.strided_slice(tensor, [axis], [part[0]], [part[1]], assume_inbound=True)
 
 

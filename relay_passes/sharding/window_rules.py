@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from tvm import relax
 
-from relay_passes.ir import constant, convolution_like, shape_of
+from relay_passes.ir import call_like, constant, shape_of
 from relay_passes.sharding.compute_rules import channel_convolution
 from relay_passes.sharding.region import Range
 from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, Write, replaced_at, same_range
@@ -45,7 +45,7 @@ def convolution(operation: Operation) -> Rule:
     def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
         first, end = window_range(result_range, stride, before, reach)
         one_sided = _one_sided(padding, place, max(0, -first), max(0, end - axis.length))
-        return convolution_like(operation.expression, parts, padding=one_sided)
+        return call_like(operation.expression, parts, padding=one_sided)
 
     return _windowed(operation, axis, lambda result_range: window_range(result_range, stride, before, reach), write)
 
@@ -68,7 +68,7 @@ def transposed_convolution(operation: Operation) -> Rule:
         covered = first * stride, (end - 1) * stride + reach
         cut_before, cut_after = result_range[0] + before - covered[0], covered[1] - result_range[1] - before
         output_padding = [int(width) for width in attributes.output_padding]
-        return convolution_like(
+        return call_like(
             operation.expression,
             parts,
             padding=_one_sided(padding, place, cut_before, max(0, cut_after)),
@@ -88,19 +88,6 @@ def pool(operation: Operation) -> Rule:
     before, after = padding[place], padding[place + len(kernel)]
     reach = (kernel[place] - 1) * int(attributes.dilation[place]) + 1
 
-    def written(part: relax.Expr, size: list[int], pads: list[int]) -> relax.Expr:
-        return _POOLS[operation.operator](
-            part,
-            pool_size=size,
-            strides=attributes.strides,
-            padding=pads,
-            dilation=attributes.dilation,
-            ceil_mode=attributes.ceil_mode,
-            count_include_pad=attributes.count_include_pad,
-            layout=attributes.layout,
-            out_layout=attributes.out_layout,
-        )
-
     first, end = window_range((0, 1), stride, before, reach)
     covers_all = operation.shape[axis.index] == 1 and first <= 0 and end >= length and reach == kernel[place]
     if covers_all and operation.operator.startswith("relax.nn.avg"):
@@ -109,7 +96,8 @@ def pool(operation: Operation) -> Rule:
 
         def weighted(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
             rows = shape_of(parts[0])[axis.index]
-            mean = emit(written(parts[0], replaced_at(kernel, place, rows), _one_sided(padding, place, 0, 0)))
+            size, one_sided = replaced_at(kernel, place, rows), _one_sided(padding, place, 0, 0)
+            mean = emit(call_like(operation.expression, parts, pool_size=size, padding=one_sided))
             return relax.op.multiply(mean, constant(np.array(rows / counted, str(mean.ty.dtype.dtype))))
 
         return Rule((axis,), (None,), "sum", write=weighted)
@@ -117,7 +105,8 @@ def pool(operation: Operation) -> Rule:
     def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
         first, end = window_range(result_range, stride, before, reach)
         # With ``ceil_mode`` a window may end behind the padding; an average does not count the indices there.
-        return written(parts[0], kernel, _one_sided(padding, place, max(0, -first), max(0, min(end - length, after))))
+        one_sided = _one_sided(padding, place, max(0, -first), max(0, min(end - length, after)))
+        return call_like(operation.expression, parts, padding=one_sided)
 
     if (reach, stride, before, after) == (1, 1, 0, 0):
         return same_range(operation, axis)
@@ -192,10 +181,3 @@ def _inside(operation: Operation, needed: Range, length: int) -> Range:
 
 def _one_sided(padding: Sequence[int], place: int, before: int, after: int) -> list[int]:
     return replaced_at(replaced_at(padding, place, before), place + len(padding) // 2, after)
-
-
-_POOLS = {
-    f"relax.nn.{kind}_pool{rank}d": getattr(relax.op.nn, f"{kind}_pool{rank}d")
-    for kind in ("avg", "max")
-    for rank in (1, 2, 3)
-}

@@ -261,7 +261,6 @@ def aligned(rows: Rows, clock: MachineClock) -> Rows:
 
 
 def events_of(machine: str, tracks: Sequence[Track], rows: Rows) -> list[TraceEvent]:
-    """Return the rows of a machine as events."""
     return [
         TraceEvent(
             machine,

@@ -30,7 +30,3 @@ def metrics_server(listen: Address, collect: Callable[[], Iterable[Metric]], tls
 class _Collector:
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self.collect = collect
-
-    def describe(self) -> Iterable[Metric]:
-        """Return (): the metrics depend on what runs."""
-        return ()

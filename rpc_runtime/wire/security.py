@@ -128,8 +128,9 @@ class Token:
     def shown_in(self, metadata: Metadata) -> bool:
         """Return whether a caller's metadata has the token; compares in constant time."""
         expected = self.metadata[0][1].encode()
-        tokens = (value for key, value in metadata if key == _METADATA_KEY)
-        return any(hmac.compare_digest(_as_bytes(value), expected) for value in tokens)
+        values = (value for key, value in metadata if key == _METADATA_KEY)
+        tokens = (value.encode(errors="replace") if isinstance(value, str) else bytes(value) for value in values)
+        return any(hmac.compare_digest(token, expected) for token in tokens)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -153,10 +154,6 @@ def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -
             raise InputError(f"the token file {file} is not a text file") from error
     text = environment.get(TOKEN_VARIABLE, "").strip()
     return Token(text) if text else None
-
-
-def _as_bytes(value: str | bytes) -> bytes:
-    return value.encode(errors="replace") if isinstance(value, str) else bytes(value)
 
 
 def new_token() -> Token:

@@ -39,8 +39,6 @@ _LENGTH = struct.Struct("<i")
 
 
 class Code(IntEnum):
-    """Codes of requests to the tracker."""
-
     PING = 1
     PUT = 3
     UPDATE_INFO = 5

@@ -142,13 +142,18 @@ class LoadedProgram:
         cache: WeightCache = {}
         stages: list[LoadedStage] = []
         transfers = overlapping_transfers(program.stages)
+        overlap = () if transfers is None else (transfers.begin, transfers.end)
         for stage in program.stages:
             if not caller_waits():
                 raise WorkerError(
                     f"machine {program.machine!r} had loaded {len(stages)} of {len(program.stages)} stages when the "
                     "caller's time was over"
                 )
-            stages.append(self._load_stage(stage, cache, deadline, caller_waits, transfers))
+            self._check_open()
+            library = self._store.read(stage.library)
+            self._trials.stage(stage, deadline, caller_waits)
+            weights = (self._store.read(weight.blob) for weight in stage.weights)
+            stages.append(LoadedStage(stage, library, weights, cache, *overlap))
         with self._lock:
             self._check_open_locked()
             self._stages, self._transfers, self._link_secrets = stages, transfers, link_secrets
@@ -157,21 +162,6 @@ class LoadedProgram:
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], program.machine, names)
         self._weight_bytes = sum(map(size_of, cache.values()))
         return self._weight_bytes
-
-    def _load_stage(
-        self,
-        stage: StageSpec,
-        cache: WeightCache,
-        deadline: float,
-        caller_waits: Callable[[], bool],
-        transfers: DeviceTransfers | None,
-    ) -> LoadedStage:
-        self._check_open()
-        library = self._store.read(stage.library)
-        self._trials.stage(stage, deadline, caller_waits)
-        weights = (self._store.read(weight.blob) for weight in stage.weights)
-        overlap = () if transfers is None else (transfers.begin, transfers.end)
-        return LoadedStage(stage, library, weights, cache, *overlap)
 
     def load_kernels(self, kernels: KernelSet, seconds: float, caller_waits: Callable[[], bool]) -> int:
         """Load kernels to time, replacing those loaded before; return the bytes for their arguments.

@@ -6,7 +6,7 @@ import heapq
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.program.routes import MachineProgram
-from rpc_runtime.program.specs import StageSpec, weight_bytes
+from rpc_runtime.program.specs import weight_bytes
 
 ON_THE_WAY = 2
 """Weights of a GPU's stage that the host holds at the same time: the one just copied, and the next one."""
@@ -26,7 +26,8 @@ def require_room(program: MachineProgram, host_bytes: int, device_bytes: int) ->
     """
     on_host = tuple(stage for stage in program.stages if stage.device == "cpu")
     on_device = tuple(stage for stage in program.stages if stage.device != "cpu")
-    passing = max(map(_passing_bytes, on_device), default=0)
+    weights = ([weight.tensor.size_bytes for weight in stage.weights] for stage in on_device)
+    passing = max((sum(heapq.nlargest(ON_THE_WAY, sizes)) for sizes in weights), default=0)
     arriving = 0
     if on_device and not on_host:
         arriving = sum(route.depth * route.tensor.size_bytes for route in program.incoming)
@@ -42,10 +43,6 @@ def require_room(program: MachineProgram, host_bytes: int, device_bytes: int) ->
                 f"stages ({', '.join(stage.name for stage in stages)}){listed}, and has {free / 1e9:.1f} GB free. Move "
                 "layers to another machine"
             )
-
-
-def _passing_bytes(stage: StageSpec) -> int:
-    return sum(heapq.nlargest(ON_THE_WAY, (weight.tensor.size_bytes for weight in stage.weights)))
 
 
 def keep_heap() -> None:

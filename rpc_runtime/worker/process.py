@@ -29,7 +29,7 @@ from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
-from rpc_runtime.wire.security import TOKEN_VARIABLE, TlsFiles, Token, new_token, published
+from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, new_token, published
 from rpc_runtime.wire.server import (
     RAISE_LIMITS,
     bind,
@@ -49,7 +49,6 @@ from rpc_runtime.worker.tracker_registration import TrackerRegistration
 
 if TYPE_CHECKING:
     from rpc_runtime.execution.blob_store import BlobStore
-    from rpc_runtime.wire.http_server import HttpServer
     from rpc_runtime.worker.service import WorkerService
 
 logger = logging.getLogger(__name__)
@@ -194,7 +193,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
     servicer = health_servicer()
-    service = WorkerService(name, bool(config.name), config.threads, blobs, config.timeouts, config.tls)
+    service = WorkerService(name, config, blobs)
     quotas = {**WorkerService.quotas(), **health_quotas()}
     server = new_server(quotas, _maximum_connections(), token, service.knows_link, (service.link_handlers(),))
     add_ControlServicer_to_server(service, server)
@@ -210,7 +209,12 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
             if probed is not None:
                 probed.start()
             if config.metrics_listen is not None:
-                until_end.enter_context(_serving_metrics(config.metrics_listen, service, config.tls))
+                # Imported here: few workers serve metrics.
+                from rpc_runtime.program.metrics import families
+                from rpc_runtime.wire.metrics_server import metrics_server
+
+                listen = Address.parse(config.metrics_listen)
+                until_end.enter_context(metrics_server(listen, lambda: families(service.measured()), config.tls))
             require_answer(address, has_tls=config.tls is not None)
             registration = until_end.enter_context(_registered(config, name, address, service))
             service.prepare()
@@ -249,14 +253,6 @@ def _registered(
                 "kernels can be tuned on port %s: anyone who can reach it can run code here", registration.tuning_port
             )
         yield registration
-
-
-def _serving_metrics(listen: str, service: WorkerService, tls: TlsFiles | None) -> HttpServer:
-    """Return a running HTTP server of the metrics of a worker's deployments."""
-    from rpc_runtime.program.metrics import families  # imported here: few workers serve metrics
-    from rpc_runtime.wire.metrics_server import metrics_server
-
-    return metrics_server(Address.parse(listen), lambda: families(service.measured()), tls)
 
 
 def _announcement(

@@ -14,7 +14,6 @@ from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.program.events import SHOWN_LETTERS, Measured
 from rpc_runtime.program.measurements import KernelSet, TimingEffort
 from rpc_runtime.program.specs import BlobSpec
-from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.opening import LinkAnswer
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH, WorkerEndpoint
@@ -23,6 +22,7 @@ from rpc_runtime.wire.messages import MAXIMUM_CONNECT_SECONDS, link_secrets, mes
 from rpc_runtime.wire.security import Metadata, TlsFiles
 from rpc_runtime.wire.server import CONTROL_SERVICE, CallQuota
 from rpc_runtime.wire.worker_pb2_grpc import ControlServicer
+from rpc_runtime.worker.config import WorkerConfig
 from rpc_runtime.worker.description import describe
 from rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
 from rpc_runtime.worker.loaded_program import LoadedProgram
@@ -35,27 +35,16 @@ MAXIMUM_STREAMS = 128
 class WorkerService(ControlServicer):  # type: ignore[misc]
     """The methods of ``worker.proto`` and data streams, for the programs of a worker. Thread-safe.
 
-    They raise the project's errors, which `wire.server` converts to statuses. A worker with a given name (``named``)
+    They raise the project's errors, which `wire.server` converts to statuses. A worker whose configuration has a name
     accepts only its machine's stages; one named after its host accepts any. ``on_change`` is called when a program was
     added or removed.
     """
 
-    def __init__(
-        self,
-        machine: str,
-        named: bool,
-        threads: int,
-        blobs: BlobStore,
-        timeouts: LinkTimeouts,
-        tls: TlsFiles | None,
-    ) -> None:
+    def __init__(self, machine: str, config: WorkerConfig, blobs: BlobStore) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self._machine = machine
-        self._named = named
-        self._threads = threads
+        self._config = config
         self._blobs = blobs
-        self._timeouts = timeouts
-        self._tls = tls
         self._trials = LibraryTrials(blobs)
         self._timing = threading.Lock()
         self._lock = threading.Lock()
@@ -81,11 +70,9 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
                 yield measured
 
     def is_busy(self) -> bool:
-        """Return whether the worker has a deployment."""
         return bool(self._programs)
 
     def close(self) -> None:
-        """End all programs."""
         for identifier in list(self._programs):
             self._drop(identifier)
         self._trials.close()
@@ -120,21 +107,22 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         return {**quotas, LINK_PATH: CallQuota("data streams", MAXIMUM_STREAMS)}
 
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        return describe(self._machine, self._threads, self._tls is not None, self.deployments(), self._blobs.folder)
+        threads, is_secure = self._config.threads, self._config.tls is not None
+        return describe(self._machine, threads, is_secure, self.deployments(), self._blobs.folder)
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:
         name = request.deployment
         with self._lock:
             if name in self._programs:
                 raise ProtocolError(f"deployment {name[:8]} is watched already")
-            program = LoadedProgram(request, self._blobs, self._trials, self._timeouts, self._threads)
+            program = LoadedProgram(request, self._blobs, self._trials, self._config.timeouts, self._config.threads)
             self._programs[name] = program
         self.on_change()
         try:
             if not context.add_callback(program.stop_waiting):
                 return
             yield pb.WatchEvent()
-            while (event := program.next_event(self._timeouts.beat_seconds)) is not None:
+            while (event := program.next_event(self._config.timeouts.beat_seconds)) is not None:
                 yield event
         finally:
             self._drop(request.deployment)
@@ -166,7 +154,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
     def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectReply:
         if not 0 < request.timeout_seconds <= MAXIMUM_CONNECT_SECONDS:
             raise ProtocolError(f"a timeout lies in (0, {MAXIMUM_CONNECT_SECONDS:g}] s, got {request.timeout_seconds}")
-        caller = self._tls.as_caller() if self._tls is not None else TlsFiles()
+        caller = self._config.tls.as_caller() if self._config.tls is not None else TlsFiles()
         peers = {
             peer.machine: WorkerEndpoint(
                 peer.machine, peer.address, tls=caller if peer.tls else None, transport=peer.transport
@@ -205,7 +193,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         return pb.TimeKernelsReply(times=[message_of(pb.KernelTime, time) for time in times])
 
     def _require_own(self, what: str, machine: str) -> None:
-        if self._named and machine != self._machine:
+        if self._config.name and machine != self._machine:
             raise WorkerError(
                 f"the {what} are for machine {machine!r}, and this worker is {self._machine!r}: "
                 "check the addresses in the cluster's description"

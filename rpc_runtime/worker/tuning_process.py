@@ -116,8 +116,11 @@ class Server:
             session = self._session
             wait_for: list[Any] = [0, self._listening, *([] if session is None else [session.ended])]
             ready, _, _ = select.select(wait_for, [], [], LOOK_SECONDS)
-            if 0 in ready and not self._listen_to_worker():
-                return
+            if 0 in ready:
+                lines = os.read(0, 4096).split()
+                if not lines:  # the worker has ended
+                    return
+                self._wanted = lines[-1] == b"offer"
             if session is not None and session.ended in ready:
                 self._session = None
                 session.close()
@@ -132,13 +135,6 @@ class Server:
         self._withdraw()
         if self._session is not None:
             self._session.close()
-
-    def _listen_to_worker(self) -> bool:
-        """Apply the worker's last command; return False if the worker has ended."""
-        lines = os.read(0, 4096).split()
-        if lines:
-            self._wanted = lines[-1] == b"offer"
-        return bool(lines)
 
     def _keep_offer(self) -> None:
         """Keep an offer open while it is wanted and no session runs; renew it if the tracker has lost it."""

@@ -10,9 +10,9 @@ from tvm.target import Target
 from schedules.arithmetic import ARITHMETIC, legalize_arithmetic
 from schedules.cpu.blocked_channels import carry_blocked_channels
 from schedules.cpu.convolution import CONV2D, DEPTHWISE_CONV2D, legalize_conv2d
-from schedules.cpu.elementary import ELEMENTARY, legalize_elementary
+from schedules.cpu.elementary import ELEMENTARY, FUNCTIONS, legalize_elementary, legalize_function
 from schedules.cpu.elementwise import schedule_elementwise, schedule_fallback, schedule_pooling, schedule_reduction
-from schedules.cpu.matmul import MATMUL, PackMatmul, legalize_matmul
+from schedules.cpu.matmul import MATMUL, PackMatmul, matmul_with_packing
 from schedules.cpu.narrow_groups import WidenGroups
 from schedules.cpu.normalization import legalize_groups, legalize_rows
 from schedules.cpu.one_dimensional import raise_to_two_dimensions
@@ -20,18 +20,8 @@ from schedules.cpu.softmax import legalize_softmax, schedule_columns
 from schedules.cpu.transposed import ReplaceTransposed
 from schedules.cpu.winograd import UseWinograd
 from schedules.cpu.winograd_schedule import schedule_winograd
-from schedules.extremes import (
-    BOUNDS,
-    EXTREMES,
-    PLACES,
-    POOLS,
-    legalize_bounds,
-    legalize_extreme,
-    legalize_place,
-    legalize_pool,
-)
-from schedules.functions import FUNCTIONS, legalize_function
-from schedules.relax_tools import PLAIN_LAYOUTS, Legalization, default_convolution
+from schedules.extremes import LOWERINGS
+from schedules.relax_tools import PLAIN_LAYOUTS, Legalization, default_convolution, legalize_matmul
 from schedules.template import Template
 from schedules.traits import Traits, threads_of, traits_of
 
@@ -69,7 +59,6 @@ def legalizations(target: Target) -> dict[str, Legalization]:
     """Return this package's lowerings by operator name; TVM lowers all other operators."""
     of_traits = {
         "relax.nn.conv2d": legalize_conv2d,
-        "relax.matmul": legalize_matmul,
         "relax.nn.softmax": legalize_softmax,
         "relax.nn.log_softmax": legalize_softmax,
         "relax.nn.layer_norm": legalize_rows,
@@ -79,14 +68,12 @@ def legalizations(target: Target) -> dict[str, Legalization]:
     }
     return {
         **dict.fromkeys(PLAIN_LAYOUTS, default_convolution),
-        **dict.fromkeys(BOUNDS, legalize_bounds),
-        **dict.fromkeys(PLACES, legalize_place),
-        **dict.fromkeys(EXTREMES, legalize_extreme),
-        **dict.fromkeys(POOLS, legalize_pool),
+        **LOWERINGS,
         **dict.fromkeys(ARITHMETIC, legalize_arithmetic),
         **dict.fromkeys(FUNCTIONS, legalize_function),
         **dict.fromkeys(ELEMENTARY, legalize_elementary),
         **{name: partial(legalize, traits=traits_of(target)) for name, legalize in of_traits.items()},
+        "relax.matmul": partial(legalize_matmul, compute=partial(matmul_with_packing, traits=traits_of(target))),
     }
 
 

@@ -10,13 +10,12 @@ also changes layouts around clip, erf and arithmetic with scalars.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IndexMap
 
 from schedules.relax_tools import (
@@ -242,20 +241,7 @@ class _Carrier:
         return self._plain[identity]
 
     def _with_plain_operands(self, expression: relax.Expr) -> relax.Expr:
-        return _PlainOperands(self._plain_form).visit_expr(expression)
-
-
-@mutator
-class _PlainOperands(PyExprMutator):  # type: ignore[misc]
-    def __init__(self, plain_form: Callable[[relax.Expr], relax.Expr]) -> None:
-        super().__init__()
-        self._plain_form = plain_form
-
-    def visit_var_(self, variable: relax.Var) -> relax.Expr:
-        return self._plain_form(variable)
-
-    def visit_dataflow_var_(self, variable: relax.DataflowVar) -> relax.Expr:
-        return self._plain_form(variable)
+        return tvm_ffi.structural_map(expression, ((relax.Var, relax.DataflowVar), self._plain_form))
 
 
 def _axes_of_slice(call: relax.Call) -> set[int]:

@@ -1,13 +1,11 @@
 """Lay out, lower and schedule relax.matmul with its right operand in column blocks, ``[N / lanes, K, lanes]``."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax, te, tirx
-from tvm.relax import BlockBuilder
 from tvm.relax.expr_functor import mutator
 
 from schedules.blocks import ANCHOR
@@ -20,7 +18,6 @@ from schedules.relax_tools import (
     array_of,
     broadcast_index,
     constant,
-    default_legalization,
     operator_of,
     static_shape,
 )
@@ -105,29 +102,15 @@ class PackMatmul(TraitsMutator):
     def _pack(self, matrix: Any) -> relax.Expr:
         key = (matrix.__array_interface__["data"][0], matrix.shape, matrix.strides)
         if key not in self._packed:
-            depth, columns = matrix.shape
-            lanes = self.traits.lanes
-            blocks = -(-columns // lanes)
-            packed = np.zeros((blocks, depth, lanes), matrix.dtype)
-            whole = columns // lanes
-            packed[:whole] = matrix[:, : whole * lanes].reshape(depth, whole, lanes).transpose(1, 0, 2)
-            if whole < blocks:
-                packed[whole, :, : columns - whole * lanes] = matrix[:, whole * lanes :]
-            self._packed[key] = constant(packed)
+            (depth, columns), lanes = matrix.shape, self.traits.lanes
+            padded = np.pad(matrix, ((0, 0), (0, -columns % lanes))) if columns % lanes else matrix
+            packed = padded.reshape(depth, -1, lanes).transpose(1, 0, 2)
+            self._packed[key] = constant(np.ascontiguousarray(packed))
         return self._packed[key]
 
 
-def legalize_matmul(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
-    """Lower a product and pack its right operand at run time; vectors and symbolic shapes are left to TVM."""
-    shapes = [static_shape(argument) for argument in call.args]
-    if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
-        return default_legalization(builder, call)
-    compute = partial(matmul_with_packing, out_dtype=str(call.ty.dtype), traits=traits)
-    return builder.call_te(compute, *call.args, primfunc_name_hint="matmul", primfunc_attrs=FUSABLE)
-
-
 def matmul_with_packing(left: te.Tensor, right: te.Tensor, out_dtype: str, traits: Traits) -> te.Tensor:
-    """Return the product of left [..., M, K] and right [..., K, N], which is packed first; batch axes are broadcast."""
+    """Return the product of left [..., M, K] and right [..., K, N], packed at run time; batch axes are broadcast."""
     batch = [int(extent) for extent in right.shape[:-2]]
     depth, columns = int(right.shape[-2]), int(right.shape[-1])
     lanes = traits.lanes

@@ -110,7 +110,8 @@ def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, t
         workload.input_blocks * (tiles * INPUT_TRANSFORM_NS[choice.outputs] + pixels * COPY_NS)
         + workload.output_blocks * tiles * OUTPUT_TRANSFORM_NS[choice.outputs]
     )
-    between = group_bytes(workload, choice, tiles)
+    # The bytes of a group's transformed input and sums.
+    between = 4 * points * tiles * (workload.input_channels + workload.output_blocks * workload.output_lanes)
     if choice.staged:
         # The values are written and read again if a core's part does not stay in its cache, or another core wrote them.
         stays_in_cache = groups * between <= CACHE_BYTES * threads
@@ -123,12 +124,6 @@ def winograd_nanoseconds(workload: Workload, choice: Winograd, traits: Traits, t
     again = max(0, min(weights, weights + between - CACHE_BYTES))
     work = rounds * (products + transforms + (beyond + again) * BYTE_NS) + (weights - again) * BYTE_NS
     return work + PARALLEL_LOOP_NS
-
-
-def group_bytes(workload: Workload, choice: Winograd, tiles: int) -> int:
-    """Return the bytes of the transformed input and the sums of a group of ``tiles`` tiles."""
-    values = workload.input_channels + workload.output_blocks * workload.output_lanes
-    return 4 * tile_size(choice.outputs) ** 2 * tiles * values
 
 
 def _candidates(workload: Workload) -> Iterator[Winograd]:

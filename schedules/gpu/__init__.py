@@ -14,25 +14,16 @@ from tvm.target import Target
 
 from schedules.arithmetic import ARITHMETIC, legalize_arithmetic
 from schedules.blocks import reduced_types
-from schedules.extremes import (
-    BOUNDS,
-    EXTREMES,
-    PLACES,
-    POOLS,
-    legalize_bounds,
-    legalize_extreme,
-    legalize_place,
-    legalize_pool,
-)
+from schedules.extremes import EXTREMES, LOWERINGS, legalize_extreme
 from schedules.gpu.attention import FuseAttention
 from schedules.gpu.default_rules import apply_default, apply_reduction, schedule_elementwise, schedule_whole_reduction
-from schedules.gpu.lower_contraction import legalize_matmul
+from schedules.gpu.lower_contraction import matmul
 from schedules.gpu.lower_convolution import CONVOLUTIONS, legalize_convolution
 from schedules.gpu.scan import SCANS, legalize_scan
 from schedules.gpu.tile import Gpu, gpu_of
 from schedules.gpu.tiling_space import TEMPLATES
 from schedules.gpu.window import schedule_depthwise_conv2d, schedule_pooling
-from schedules.relax_tools import Legalization
+from schedules.relax_tools import Legalization, legalize_matmul
 from schedules.template import Template
 
 __all__ = ["TEMPLATES", "layout_passes", "legalizations", "rules"]
@@ -89,14 +80,12 @@ def legalizations(target: Target) -> dict[str, Legalization]:
     if str(target.kind.name) != "cuda":
         return {}
     return {
-        **dict.fromkeys(BOUNDS, legalize_bounds),
-        **dict.fromkeys(PLACES, legalize_place),
+        **LOWERINGS,
         **dict.fromkeys(EXTREMES, partial(legalize_extreme, widened=True)),
-        **dict.fromkeys(POOLS, legalize_pool),
         **dict.fromkeys(ARITHMETIC, partial(legalize_arithmetic, is_widened=False)),
         **dict.fromkeys(SCANS, legalize_scan),
         **dict.fromkeys(CONVOLUTIONS, partial(legalize_convolution, gpu=gpu_of(target))),
-        "relax.matmul": partial(legalize_matmul, gpu=gpu_of(target)),
+        "relax.matmul": partial(legalize_matmul, compute=partial(matmul, gpu=gpu_of(target))),
     }
 
 

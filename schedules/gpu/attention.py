@@ -62,7 +62,7 @@ class FuseAttention(ModuleMutator):
         softmax = self._without_casts(call.args[0])
         if softmax is None or operator_of(softmax) != "relax.nn.softmax":
             return call
-        if int(softmax.attrs.axis) not in (-1, _rank(softmax) - 1):
+        if int(softmax.attrs.axis) not in (-1, len(static_shape(softmax) or ()) - 1):
             return call
         scores = self._scores(softmax.args[0])
         sizes = None if scores is None else _sizes(scores, call)
@@ -204,11 +204,6 @@ def _reach(mask: Any, rows: int, keys: int, hidden: float) -> int | None:
     last = keys - 1 - seen[..., ::-1].argmax(-1)
     reach = max(int((last - np.arange(rows)).max()), 0)
     return reach if seen.any(-1).all() and reach < keys - 1 else None
-
-
-def _rank(call: relax.Call) -> int:
-    shape = static_shape(call)
-    return 0 if shape is None else len(shape)
 
 
 def _uses(module: tvm.IRModule) -> Counter[str]:

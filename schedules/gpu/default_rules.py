@@ -68,22 +68,17 @@ def in_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
     root = function.body.block if isinstance(function.body, s_tir.SBlockRealize) else None
     if root is None:
         return function
-    several = isinstance(root.body, tirx.SeqStmt)
-    body = tirx.SeqStmt([_in_loop(statement) for statement in root.body.seq]) if several else _in_loop(root.body)
-    block = s_tir.SBlock(
-        root.iter_vars, root.reads, root.writes, root.name_hint, body, root.init, root.alloc_buffers,
-        root.match_buffers, root.annotations,
-    )  # fmt: skip
-    return function.with_body(s_tir.SBlockRealize(function.body.iter_values, function.body.predicate, block))
+    outermost = set(map(hash, root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]))
 
+    def in_loop(realize: s_tir.SBlockRealize) -> tirx.Stmt:
+        if hash(realize) not in outermost or len(realize.iter_values) != 1:
+            return realize
+        extent = realize.block.iter_vars[0].dom.extent
+        step = tirx.Var("step", extent.ty)
+        once = s_tir.SBlockRealize([step], realize.predicate, realize.block)
+        return tirx.For(step, tirx.const(0, str(extent.ty)), extent, tirx.ForKind.SERIAL, once)
 
-def _in_loop(statement: tirx.Stmt) -> tirx.Stmt:
-    if not isinstance(statement, s_tir.SBlockRealize) or len(statement.iter_values) != 1:
-        return statement
-    extent = statement.block.iter_vars[0].dom.extent
-    step = tirx.Var("step", extent.ty)
-    once = s_tir.SBlockRealize([step], statement.predicate, statement.block)
-    return tirx.For(step, tirx.const(0, str(extent.ty)), extent, tirx.ForKind.SERIAL, once)
+    return tvm_ffi.structural_map(function, [(s_tir.SBlockRealize, in_loop)])
 
 
 def _blocks(schedule: s_tir.Schedule) -> list[s_tir.schedule.SBlockRV]:

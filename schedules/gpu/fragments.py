@@ -5,7 +5,6 @@ has these instructions for float16 and many more. But it registers all of them i
 """
 
 # mypy: disable-error-code="untyped-decorator"
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,20 +15,12 @@ SIZE = 16
 DTYPES = ("float16", "bfloat16")
 
 
-@dataclass(frozen=True)
-class Fragments:
-    """The names under which TVM has the instructions for factors of one dtype."""
-
-    load_left: str
-    load_right: str
-    clear: str
-    multiply: str
-    store: str
-
-
 @cache
-def fragments_of(dtype: str) -> Fragments:
-    """Return the instructions for factors in ``float16`` or ``bfloat16``, registered with TVM once per process."""
+def fragments_of(dtype: str) -> dict[str, str]:
+    """Return TVM's names of the instructions for factors in ``float16`` or ``bfloat16``, by kind.
+
+    They are registered with TVM once per process.
+    """
     meanings = {
         "load_left": _copy("shared", "wmma.matrix_a", dtype, _load),
         "load_right": _copy("shared", "wmma.matrix_b", dtype, _load),
@@ -40,7 +31,7 @@ def fragments_of(dtype: str) -> Fragments:
     names = {kind: f"tvm_split.fragment_{kind}_{dtype}" for kind in meanings}
     for kind, (meaning, instruction) in meanings.items():
         TensorIntrin.register(names[kind], meaning, instruction)
-    return Fragments(**names)
+    return names
 
 
 def _number(fragment: Any, row_length: Any) -> Any:

@@ -11,13 +11,11 @@ cuts a product into tiles and its sum into slices.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
-from tvm import relax, te
-from tvm.relax import BlockBuilder
+from tvm import te
 
 from schedules.blocks import ANCHOR
 from schedules.gpu.tile import (
@@ -31,15 +29,7 @@ from schedules.gpu.tile import (
     Extents,
     Gpu,
 )
-from schedules.relax_tools import (
-    FUSABLE,
-    accumulator_dtype,
-    broadcast_index,
-    default_legalization,
-    ravel,
-    static_shape,
-    unravel,
-)
+from schedules.relax_tools import accumulator_dtype, broadcast_index, ravel, unravel
 
 Element = Callable[[Any, Any, Any, Any], Any]
 """Reads an operand's value at (batch, position, channel, row or column)."""
@@ -165,16 +155,7 @@ def _vector(contiguous: int) -> int:
     return next(lanes for lanes in VECTORS if contiguous % lanes == 0)
 
 
-def legalize_matmul(builder: BlockBuilder, call: relax.Call, gpu: Gpu) -> relax.Expr:
-    """Lower products of static matrices and batches of them; vectors and symbolic shapes are left to TVM."""
-    shapes = [static_shape(argument) for argument in call.args]
-    if any(shape is None or len(shape) < 2 or 0 in shape for shape in shapes):
-        return default_legalization(builder, call)
-    compute = partial(_matmul, out_dtype=str(call.ty.dtype), gpu=gpu)
-    return builder.call_te(compute, *call.args, primfunc_name_hint="matmul", primfunc_attrs=FUSABLE)
-
-
-def _matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, gpu: Gpu) -> te.Tensor:
+def matmul(left: te.Tensor, right: te.Tensor, out_dtype: str, gpu: Gpu) -> te.Tensor:
     """Return the product of left [..., M, K] and right [..., K, N], [..., M, N]; batch axes are broadcast."""
     left_shape, right_shape = ([int(extent) for extent in tensor.shape] for tensor in (left, right))
     (rows, depth), columns = left_shape[-2:], right_shape[-1]

@@ -89,8 +89,11 @@ def schedule_tensor_core(schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[
     initial = schedule.decompose_reduction(product, whole.position)
 
     pieces = [_in_fragments(schedule, block) for block in (*loaded, to_shared)]
-    dtype = str(whole.left.statement.writes[0].source.dtype)
-    _use_instructions(schedule, pieces, schedule.get_child_blocks(initial)[0], whole.block, dtype)
+    fragments = fragments_of(str(whole.left.statement.writes[0].source.dtype))
+    for piece, kind in zip(pieces, ("load_left", "load_right", "store"), strict=True):
+        schedule.tensorize(piece, fragments[kind])
+    schedule.tensorize(schedule.get_loops(schedule.get_child_blocks(initial)[0])[-2], fragments["clear"])
+    schedule.tensorize(schedule.get_loops(whole.block)[-3], fragments["multiply"])
     finish(schedule, whole.tail, whole.adder)
     fused = schedule.fuse(*schedule.get_loops(to_memory)[-2:])
     lanes = min(tiling.lanes, int(parts.anchor.statement.annotations[STORE]))
@@ -118,16 +121,6 @@ def _in_fragments(schedule: s_tir.Schedule, block: SBlockRV) -> LoopRV:
     schedule.unroll(row_outer)
     schedule.unroll(column_outer)
     return row_inner
-
-
-def _use_instructions(
-    schedule: s_tir.Schedule, pieces: list[LoopRV], initial: SBlockRV, product: SBlockRV, dtype: str
-) -> None:
-    fragments = fragments_of(dtype)
-    for piece, name in zip(pieces, (fragments.load_left, fragments.load_right, fragments.store), strict=True):
-        schedule.tensorize(piece, name)
-    schedule.tensorize(schedule.get_loops(initial)[-2], fragments.clear)
-    schedule.tensorize(schedule.get_loops(product)[-3], fragments.multiply)
 
 
 # CUDA C++ Programming Guide, technical specifications per compute capability: these are equal from sm_50 on.

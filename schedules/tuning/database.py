@@ -12,10 +12,10 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Self
 
 import tvm_ffi
 from pydantic import TypeAdapter, ValidationError
@@ -112,7 +112,7 @@ class TuningDatabase:
         return None
 
 
-class DatabaseWriter:
+class DatabaseWriter(AbstractContextManager["DatabaseWriter"]):
     """The only writer of a database folder while it is open; a context manager.
 
     Raises:
@@ -139,9 +139,6 @@ class DatabaseWriter:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL
-from typing import Any, Self
+from typing import Any
 
 import tvm
 from tvm import tirx
@@ -96,7 +96,7 @@ class _Processes(PopenPoolExecutor):  # type: ignore[misc]
         self.shutdown(wait=True)
 
 
-class Measurer:
+class Measurer(contextlib.AbstractContextManager["Measurer"]):
     """Builds kernels for a target here and times them on ``tracker``'s devices or on this machine; a context manager.
 
     Libraries and other temporary files are in ``folder``. ``linker`` is a command that links for another architecture;
@@ -153,7 +153,11 @@ class Measurer:
 
     def build(self, candidates: Sequence[Mapping[str, tirx.PrimFunc]]) -> list[Built]:
         """Build one library per candidate, which maps names to functions; this machine's cores build all at once."""
-        tasks = [(_module_of(candidate), self.target) for candidate in candidates]
+        tasks = []
+        for candidate in candidates:
+            kernels = {name: without_symbol(kernel) for name, kernel in candidate.items()}
+            named = {name: kernel.with_attr("global_symbol", name) for name, kernel in kernels.items()}
+            tasks.append((tvm.IRModule(named), self.target))
         results = list(self._builders.map_with_error_catching(self._build_one, tasks))
         self._require_open()
         return [
@@ -228,9 +232,6 @@ class Measurer:
         self._builders.end()
         self._runners.end()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -287,10 +288,3 @@ class Measurer:
             raise tracker.no_answer(reason or str(error)) from error
         if problem:
             raise tracker.misfit(problem)
-
-
-def _module_of(candidate: Mapping[str, tirx.PrimFunc]) -> tvm.IRModule:
-    functions = {
-        name: without_symbol(function).with_attr("global_symbol", name) for name, function in candidate.items()
-    }
-    return tvm.IRModule(functions)

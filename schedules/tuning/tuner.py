@@ -6,6 +6,7 @@ measure every default ──▶ divide the trials by time ──▶ per kernel: 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from statistics import median
 from typing import Any
 
@@ -180,7 +181,7 @@ class Tuner:
         budgets = divide_trials(
             [state.weight for state in self._states],
             trials,
-            [state.space.largest_size for state in self._states],
+            [prod(map(len, state.space.axes.values())) for state in self._states],  # some may not be allowed
         )
         remaining = max(0, trials - sum(len(state.history) for state in self._states))
         for state, budget in zip(self._states, budgets, strict=True):

@@ -5,7 +5,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from relay_passes.bound_indices import BoundIndices
+from relay_passes.bound_indices import bound_indices
 from relay_passes.ir import constant
 from tests.helpers.placements import QUICKLY, run
 from tests.helpers.relax_graphs import module_of
@@ -18,7 +18,7 @@ def test_a_take_outside_gives_nan_or_the_nearest_element(dtype: str, is_constant
     table, index = relax.Var("t", relax.TensorType((10, 2), dtype)), relax.Var("i", relax.TensorType((4,), "int64"))
     rows, indices = np.arange(20).reshape(10, 2).astype(dtype), np.array([-1, 0, 9, 10**12])
     call = relax.op.take(table, constant(indices) if is_constant else index, 0, "fast")
-    module = BoundIndices()(module_of([table, index], lambda builder: [builder.emit(call)]))
+    module = bound_indices(module_of([table, index], lambda builder: [builder.emit(call)]))
     nearest = rows[[0, 0, 9, 9]]
     expected = np.where([[True], [False], [False], [True]], np.nan, nearest) if dtype == "float32" else nearest
     np.testing.assert_array_equal(run(module, rows, indices)[0], expected)
@@ -32,7 +32,7 @@ def test_modes_of_the_source_and_valid_constants_stay() -> None:
         return [wrapped, builder.emit(relax.op.take(table, relax.const([0, 9], "int64"), 0))]
 
     module = module_of([table, index], emit)
-    tvm.ir.assert_structural_equal(BoundIndices()(module), module)
+    tvm.ir.assert_structural_equal(bound_indices(module), module)
 
 
 OPERATIONS: dict[str, tuple[Callable[..., relax.Expr], list[int]]] = {
@@ -69,7 +69,7 @@ def test_indices_inside_mean_what_they_did_and_no_others_leave_the_tensor(name: 
     def outcome(numbers: np.ndarray, is_bounded: bool) -> np.ndarray:
         call = operation(data, constant(numbers) if is_constant else index, updates)
         module = module_of([data, index, updates], lambda builder: [builder.emit(call)])
-        return run(BoundIndices()(module) if is_bounded else module, values[0], numbers, values[1])[0]
+        return run(bound_indices(module) if is_bounded else module, values[0], numbers, values[1])[0]
 
     inside = generator.integers(0, min(highest) + 1, (4, 2))
     np.testing.assert_array_equal(outcome(inside, True), outcome(inside, False))
@@ -84,7 +84,7 @@ def test_an_index_too_narrow_for_all_lengths_is_limited_to_its_own_range() -> No
     data, index = relax.Var("d", relax.TensorType((300,), "float32")), relax.Var("i", relax.TensorType((3,), "int8"))
     module = module_of([data, index], lambda builder: [builder.emit(relax.op.gather_elements(data, index))])
     values = np.arange(300, dtype="float32")
-    (actual,) = run(BoundIndices()(module), values, np.array([127, -128, 5], "int8"))
+    (actual,) = run(bound_indices(module), values, np.array([127, -128, 5], "int8"))
     assert actual.tolist() == [127, 0, 5]
 
 
@@ -99,7 +99,7 @@ def test_regions_are_of_images_that_there_are(kind: str) -> None:
     boxes = np.array([[1, 0, 0, 4, 4], [1, 1, 2, 6, 7]], np.float32)
 
     (right,) = run(plain, values, boxes)
-    main = relax.VirtualMachine(code_of(BoundIndices()(plain), QUICKLY), tvm.cpu())["main"]
+    main = relax.VirtualMachine(code_of(bound_indices(plain), QUICKLY), tvm.cpu())["main"]
 
     def outcome(regions: np.ndarray) -> np.ndarray:
         return main(*map(tvm.runtime.tensor, (values, regions)))[0].numpy()

@@ -4,7 +4,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
-from relay_passes.content_names import ContentNames, content_name
+from relay_passes.content_names import content_name, content_names
 from tests.helpers.relax_graphs import QUICKLY
 from tvm_split.compiler.stage import code_of
 
@@ -36,7 +36,7 @@ def test_equal_kernels_become_one_function_and_results_stay() -> None:
     module = builder.get()
     module["add1"] = add
     module.update_func(module.get_global_var("subtract"), add)
-    renamed = ContentNames()(module)
+    renamed = content_names(module)
     names = {variable.name_hint.rpartition("_")[0] for variable in renamed.get_global_vars()}
     assert names == {"", "add", "subtract", "multiply"}  # add and add1 are one
     main = relax.VirtualMachine(code_of(renamed, QUICKLY), tvm.cpu())["main"]

@@ -5,9 +5,9 @@ import pytest
 import tvm
 from tvm import relax
 
-from relay_passes.fold_affine import FoldAffine
-from relay_passes.fold_constants import FoldConstants
-from relay_passes.fold_padding import FoldPadding
+from relay_passes.fold_affine import fold_affine
+from relay_passes.fold_constants import fold_constants
+from relay_passes.fold_padding import fold_padding
 from relay_passes.ir import bindings_of, main_function, operator_name
 from tests.helpers.placements import run
 from tests.helpers.relax_graphs import module_of
@@ -53,7 +53,7 @@ def _linear_then_scale(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.
 )
 def test_chains_fold_into_weights(build, shape: tuple[int, ...], expected: list[str]) -> None:
     before = _module(build, *shape)
-    after = FoldAffine()(before)
+    after = fold_affine(before)
     assert _operators(after) == expected
     x = GENERATOR.standard_normal(shape).astype("float32")
     for folded, reference in zip(run(after, x), run(before, x), strict=True):
@@ -83,7 +83,7 @@ def _bias_only(builder: relax.BlockBuilder, x: relax.Var) -> list[relax.Expr]:
 @pytest.mark.parametrize("build", [_used_twice, _along_rows, _divided_by, _bias_only])
 def test_what_cannot_or_need_not_be_folded_stays(build) -> None:
     before = _module(build, 7, 5)
-    tvm.ir.assert_structural_equal(FoldAffine()(before), before)
+    tvm.ir.assert_structural_equal(fold_affine(before), before)
 
 
 SPACE = [0, 0, 0, 0, 0, 1, 2, 1]
@@ -107,7 +107,7 @@ def _padded(widths: list[int], layout: str = "NCHW", twice: bool = False, **opti
 
 def test_a_border_of_zeros_becomes_padding() -> None:
     before = _padded(SPACE)
-    after = FoldPadding()(before)
+    after = fold_padding(before)
     assert _operators(after) == ["nn.conv2d", "nn.relu"]
     x = np.random.default_rng(1).standard_normal((2, 3, 7, 6)).astype("float32")
     for folded, reference in zip(run(after, x), run(before, x), strict=True):
@@ -115,7 +115,7 @@ def test_a_border_of_zeros_becomes_padding() -> None:
 
 
 def test_a_border_that_others_read_stays_for_them() -> None:
-    after = FoldPadding()(_padded(SPACE, twice=True))
+    after = fold_padding(_padded(SPACE, twice=True))
     assert sorted(_operators(after)) == ["nn.conv2d", "nn.pad", "nn.relu"]
     (convolution,) = (
         binding.value
@@ -136,7 +136,7 @@ def test_a_border_that_others_read_stays_for_them() -> None:
 )
 def test_other_borders_stay(widths: list[int], options: dict[str, object]) -> None:
     before = _padded(widths, **options)
-    assert _operators(FoldPadding()(before)) == _operators(before)
+    assert _operators(fold_padding(before)) == _operators(before)
 
 
 A = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3)).astype("float32")
@@ -174,7 +174,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_constants_become_what_the_compiler_computes(name: str) -> None:
     before = relax.transform.Normalize()(added(CASES[name]))
-    after = FoldConstants()(before)
+    after = fold_constants(before)
     assert after.script().count("R.call") == 0
     operators = [binding.value.op.name for binding in after["main"].body.blocks[0].bindings[:-1]]
     assert operators == ["relax.add"]
@@ -185,6 +185,6 @@ def test_constants_become_what_the_compiler_computes(name: str) -> None:
 def test_a_constant_result_stays_a_variable() -> None:
     x = relax.Var("x", relax.TensorType((3,), "float32"))
     table = relax.op.sqrt(relax.const(B))
-    after = FoldConstants()(module_of([x], lambda builder: [builder.emit(table, "table"), x]))
+    after = fold_constants(module_of([x], lambda builder: [builder.emit(table, "table"), x]))
     assert all(isinstance(field, relax.Var) for field in after["main"].body.blocks[0].bindings[-1].value.fields)
     np.testing.assert_allclose(run(after, np.zeros(3, "float32"))[0], np.sqrt(B), rtol=1e-6)

@@ -5,7 +5,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.kernel_sources import kernel_sources
-from relay_passes.unique_names import UniqueNames
+from relay_passes.unique_names import unique_names
 
 
 def lowered_and_fused(build) -> tuple[tvm.IRModule, tvm.IRModule]:
@@ -17,8 +17,8 @@ def lowered_and_fused(build) -> tuple[tvm.IRModule, tvm.IRModule]:
         builder.emit_func_output(result)
     transform = relax.transform
     lowered = transform.AnnotateTIROpPattern()(transform.LegalizeOps()(builder.get()))
-    lowered = UniqueNames()(lowered)
-    return lowered, UniqueNames()(transform.FuseOps()(lowered))
+    lowered = unique_names(lowered)
+    return lowered, unique_names(transform.FuseOps()(lowered))
 
 
 def claimed(lowered: tvm.IRModule, fused: tvm.IRModule) -> list[tuple[str, ...]]:

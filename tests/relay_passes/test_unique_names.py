@@ -3,7 +3,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import bindings_of
-from relay_passes.unique_names import UniqueNames
+from relay_passes.unique_names import unique_names
 from tests.helpers.placements import Whole, run
 
 
@@ -27,7 +27,7 @@ def doubled_names() -> tvm.IRModule:
 
 def test_variables_get_names_of_their_own() -> None:
     before = doubled_names()
-    after = UniqueNames()(before)
+    after = unique_names(before)
     function = after["main"]
     names = [variable.name for variable in (*function.params, *(binding.var for binding in bindings_of(function)))]
     assert names == ["lv", "lv_2", "lv_3", "result"]
@@ -36,4 +36,4 @@ def test_variables_get_names_of_their_own() -> None:
 
 
 def test_unique_names_stay() -> None:
-    assert UniqueNames()(Whole).same_as(Whole)
+    assert unique_names(Whole).same_as(Whole)

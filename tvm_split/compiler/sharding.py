@@ -20,7 +20,7 @@ from tvm import relax
 
 from relay_passes.costs import size_bytes
 from relay_passes.ir import dependent_names, main_function, operations_of, returned_fields, used_variables
-from relay_passes.sharding.direct_gathers import Place, range_of, with_direct_gathers
+from relay_passes.sharding.direct_gathers import DirectGathers, Place, range_of
 from relay_passes.sharding.emit import shard
 from relay_passes.sharding.ranges import computed_shares as shares_of
 from relay_passes.sharding.region import Region, ShardError, part_name
@@ -123,7 +123,7 @@ def _placed_gathers(
             stage = plan.stages[place.stage]
             _, holder = max(zip(stage.shares, stage.machines, strict=True), key=itemgetter(0))
             holders[name] = replace(place, machines=(holder,))
-    module, all_places, new = with_direct_gathers(model.module, placed, holders, of_inputs)
+    module, all_places, new = DirectGathers(model.module, placed, holders, of_inputs).run()
     source_of.update({name: source_of.get(source, source) for name, source in new.items()})
     layers = {**model.layers, **{name: model.layers[source] for name, source in new.items()}}
     names = [binding.var.name for binding in operations_of(main_function(module))]

@@ -170,7 +170,6 @@ FRONTENDS: Registry[Frontend] = Registry(
 
 
 def file_suffixes() -> tuple[str, ...]:
-    """The suffixes of all files that can be imported."""
     return tuple(dict.fromkeys(suffix for _, frontend in FRONTENDS.items() for suffix in frontend.suffixes))
 
 

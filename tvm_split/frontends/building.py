@@ -15,9 +15,9 @@ import tvm_ffi
 from tvm import relax
 
 from relay_passes.fold_constants import folded
-from relay_passes.ir import Builder, bindings_of, constant, convolution_like, operator_name, shape_of
+from relay_passes.ir import Builder, bindings_of, call_like, constant, operator_name, shape_of
 from rpc_runtime.program.specs import TensorSpec
-from schedules.functions import FUNCTIONS
+from schedules.cpu.elementary import FUNCTIONS
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.names import UniqueNames, identifier
 from tvm_split.frontends.operators import Operators, is_float, numbers_of
@@ -258,7 +258,7 @@ def _with_short_output_padding(call: relax.Call) -> relax.Call:
     axes = len(extra)
     afters = [pad - width + kept for pad, width, kept in zip(pads[axes:], extra, allowed, strict=True)]
     cropped = [*pads[:axes], *(max(after, 0) for after in afters)]
-    result = convolution_like(call, call.args, padding=cropped, output_padding=allowed)
+    result = call_like(call, call.args, padding=cropped, output_padding=allowed)
     zeros = [width for after in afters for width in (0, max(-after, 0))]
     return relax.op.nn.pad(result, [0] * 4 + zeros) if any(zeros) else result
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
 
-from relay_passes.ir import bindings_of
+from relay_passes.ir import bindings_of, call_like
 from relay_passes.sharding.compute_rules import ELEMENTWISE, REDUCTIONS
 from tvm_split.frontends.building import Built, ModelBuilder
 from tvm_split.frontends.operators import Operators, numbers_of, shape_of
@@ -150,12 +149,7 @@ def _as_it_is(op: Arranger, call: relax.Call, values: Mapping[relax.Var, Result]
 
 def _changed(op: Arranger, call: relax.Call, arguments: Sequence[relax.Expr], **changes: Any) -> relax.Expr:
     """Emit ``call`` with other arguments, and with ``changes`` of its attributes."""
-    attributes = call.attrs
-    if changes:
-        info = type(attributes).__tvm_ffi_type_info__
-        values = {entry.name: getattr(attributes, entry.name) for entry in info.fields}
-        attributes = tvm.ir.make_node(info.type_key, **{**values, **changes})
-    return op.builder.emit(relax.Call(call.op, list(arguments), attributes, call.ty_args))
+    return op.builder.emit(call_like(call, arguments, **changes))
 
 
 def _elementwise(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
@@ -272,14 +266,10 @@ def _convolved(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Val
     return Value(_changed(op, call, [op.in_order(data, order), weights], **layouts), order)
 
 
-def _pooled(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
+def _pooled_or_resized(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
     order = _order(call.attrs.layout)
-    return Value(_changed(op, call, [op.in_order(operands[0], order)], layout=_FIRST, out_layout=_FIRST), order)
-
-
-def _resized(op: Arranger, call: relax.Call, operands: Sequence[Value]) -> Value:
-    order = _order(call.attrs.layout)
-    return Value(_changed(op, call, [op.in_order(operands[0], order), *call.args[1:]], layout=_FIRST), order)
+    layouts = {name: _FIRST for name in ("layout", "out_layout") if hasattr(call.attrs, name)}
+    return Value(_changed(op, call, [op.in_order(operands[0], order), *call.args[1:]], **layouts), order)
 
 
 _RULES: dict[str, Rule] = {
@@ -289,8 +279,7 @@ _RULES: dict[str, Rule] = {
         ("relax.nn.softmax", "relax.nn.log_softmax", "relax.quantize", "relax.dequantize"), _along_one_axis
     ),
     **dict.fromkeys(("relax.nn.conv2d", "relax.nn.conv2d_transpose"), _convolved),
-    **dict.fromkeys(("relax.nn.max_pool2d", "relax.nn.avg_pool2d"), _pooled),
-    "relax.image.resize2d": _resized,
+    **dict.fromkeys(("relax.nn.max_pool2d", "relax.nn.avg_pool2d", "relax.image.resize2d"), _pooled_or_resized),
     "relax.permute_dims": _transposed,
     "relax.reshape": _reshaped,
     "relax.broadcast_to": _broadcast,

@@ -15,17 +15,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 from tvm import relax
 
 from relay_passes.ir import constant
-from rpc_runtime.program.specs import TensorSpec
+from rpc_runtime.program.specs import Array, TensorSpec
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.building import Built, ModelBuilder
 from tvm_split.frontends.operators import Operators, numbers_of
 from tvm_split.units import short_list
-
-Array = np.ndarray[Any, Any]
 
 RANDOM = "its result is random; a split network gives the same answer to the same input"
 DYNAMIC = "the shape of its result depends on the values of its input"
@@ -141,7 +138,6 @@ class Importer:
         self.values: dict[Hashable, Any] = {}
 
     def call(self, operation: Operation) -> Call:
-        """Return the argument of a conversion."""
         operands = [None if key is None else self.values[key] for key in operation.inputs]
         return Call(operation, operands, operation.attributes, self)
 

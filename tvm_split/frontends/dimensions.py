@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rpc_runtime.program.specs import Array
 from tvm_split.errors import ModelImportError, OpenAxesError
 from tvm_split.frontends import ImportRequest
 from tvm_split.units import count_text
-
-Array = np.ndarray[Any, Any]
 
 
 class Derived(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 from jax import export, tree_util
 from jax.extend import core
 
+from rpc_runtime.program.specs import Array
 from tvm_split.errors import ModelImportError, NoExamplesError, class_and_first_line, last_line
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import with_output_names
@@ -23,7 +24,6 @@ from tvm_split.frontends.names import UniqueNames, identifier, output_names
 from tvm_split.frontends.stablehlo.importer import model_of
 from tvm_split.frontends.stablehlo.layer_names import Naming, as_they_are, below_the_network
 from tvm_split.frontends.stablehlo.modules import (
-    Array,
     block_of,
     main_of,
     parsed,
@@ -223,7 +223,7 @@ def function_of(source: Any) -> Function:
 
 def _check_evaluation_mode(module: Any, nnx: Any) -> None:
     training = [
-        _shown(path) or type(part).__name__
+        "/".join(map(str, path)) or type(part).__name__
         for path, part in nnx.iter_modules(module)
         if getattr(part, "use_running_average", True) is False
         or (getattr(part, "deterministic", True) is False and _drops(part))
@@ -298,7 +298,3 @@ def _naming(paths: dict[int, tuple[Any, ...]], classes: set[type]) -> Iterator[N
     finally:
         for cls, call in methods.items():
             type.__setattr__(cls, "__call__", call)
-
-
-def _shown(path: tuple[Any, ...]) -> str:
-    return "/".join(map(str, path))

@@ -123,6 +123,8 @@ def _read(path: Path) -> Any:
 
 def _inputs(model: Any, request: ImportRequest) -> tuple[list[str], list[np.ndarray[Any, Any]]]:
     """Return the inputs' names and an array for each."""
+    import keras
+
     examples = request.example_inputs
     specs = _known_inputs(model)
     names = [name for name, _, _ in specs]
@@ -130,7 +132,7 @@ def _inputs(model: Any, request: ImportRequest) -> tuple[list[str], list[np.ndar
         inputs = examples if isinstance(examples, Mapping | list | tuple) else [examples]
         if not names:
             names = list(inputs) if isinstance(inputs, Mapping) else [f"input_{place}" for place in range(len(inputs))]
-        arrays = [_array(value) for value in in_order(names, inputs)]
+        arrays = [np.asarray(keras.ops.convert_to_numpy(value)) for value in in_order(names, inputs)]
     elif not specs:
         raise NoExamplesError(f"the Keras model {model.name!r} does not know its inputs' shapes")
     if examples is not None and request.dimensions:
@@ -163,12 +165,6 @@ def _known_inputs(model: Any) -> Specs:
         [size or ("batch" if axis == 0 else None) for axis, size in enumerate(tensor.shape)] for tensor in tensors
     ]
     return [(name, shape, str(tensor.dtype)) for name, shape, tensor in zip(names, shapes, tensors, strict=True)]
-
-
-def _array(value: Any) -> np.ndarray[Any, Any]:
-    import keras
-
-    return np.asarray(keras.ops.convert_to_numpy(value))
 
 
 def _through_torch(

@@ -16,6 +16,10 @@ _ELEMENTWISE = (
     "not_equal",
 )  # fmt: skip
 """Operators in which Python numbers get the dtype of the last tensor argument."""
+COMPARISONS = {
+    "eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
+}  # fmt: skip
+"""Relax's operators of comparison by their short names in other sources."""
 
 
 class Operators:

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rpc_runtime.program.specs import Array
 from tvm_split.errors import ReferenceFailedError, last_line
 
 if TYPE_CHECKING:
     from tvm_split.model import Reference
-
-Array = np.ndarray[Any, Any]
 
 TIMEOUT_SECONDS = 900.0
 """Timeout for the next array from the child: an output, or the value of a layer."""

@@ -20,7 +20,7 @@ from functools import cache, cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 
-from relay_passes.one_at_a_time import one_at_a_time
+from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.execution.kernel_timer import KernelTimer
 from rpc_runtime.hardware import usable_together
@@ -270,7 +270,7 @@ def time_kernels(
             codes[key] = code_of(machine)
         times = _machine_times(machines, codes, default_folder() if cache_folder is None else Path(cache_folder))
         open_worker_session, blobs = partial(open_session, workers, timeout_seconds), BlobFolder.temporary()
-        library = one_at_a_time(cache(lambda code, digests: code.build(digests, blobs)))  # for the hosts' threads
+        library = ONE_AT_A_TIME(cache(lambda code, digests: code.build(digests, blobs)))  # for the hosts' threads
         timings = [
             HostTiming(
                 [time for time in times if time.machine.host == host],

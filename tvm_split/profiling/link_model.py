@@ -12,7 +12,7 @@ from typing import Any
 from tvm import relax
 
 from relay_passes.ir import new_function
-from relay_passes.one_at_a_time import one_at_a_time
+from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
@@ -171,7 +171,7 @@ class ProbePrograms:
         )
         return Program((tensors[0],), (tensors[-1],), stages)
 
-    @one_at_a_time  # links are probed in several threads
+    @ONE_AT_A_TIME  # links are probed in several threads
     def _library(self, machine: str, input_bytes: int, output_bytes: int, *, on_gpu: bool) -> BlobSpec:
         target = dict(self._gpus[machine]) if on_gpu else _cpu_target(self._architectures[machine])
         key = (repr(sorted(target.items())), input_bytes, output_bytes)

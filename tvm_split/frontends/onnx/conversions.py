@@ -153,10 +153,8 @@ def _reduced(op: Operators, call: OnnxCall) -> relax.Expr:
 
 def _squeeze(op: Operators, call: OnnxCall) -> relax.Expr:
     # TVM's importer fails for axes in attributes.
-    if call.opset < 13:
-        axes = call.get("axes")
-        return op.squeeze(call.operands[0], None if axes is None else list(axes))
-    return call.by_tvm()
+    axes = call.get("axes") if call.opset < 13 else call.numbers(1, "axes")
+    return op.squeeze(call.operands[0], None if axes is None else [int(axis) for axis in axes])
 
 
 def _dynamically_quantised(op: Operators, call: OnnxCall) -> relax.Tuple:

@@ -14,11 +14,10 @@ import onnx.shape_inference
 from onnx import defs, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from rpc_runtime.program.specs import Array
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.convert import Kind
 from tvm_split.frontends.onnx.nodes import array_of, read_by, stand_ins, with_branches_taken, with_functions_inlined
-
-Array = np.ndarray[Any, Any]
 
 _FUNCTIONS = "tvm_split.functions"
 """The domain of the functions that replace ONNX's own operators."""

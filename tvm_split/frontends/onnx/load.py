@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from rpc_runtime.program.specs import TensorSpec
+from rpc_runtime.program.specs import Array, TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import ImportRequest
 from tvm_split.frontends.building import QUANTIZED_TOLERANCE, Built
@@ -25,8 +25,6 @@ from tvm_split.frontends.onnx.reference import OnnxReference
 from tvm_split.frontends.reference import InChildProcess
 from tvm_split.model import Model
 
-Array = np.ndarray[Any, Any]
-
 
 def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportRequest) -> Model:
     """Return a Model of an ONNX model; ``example_inputs`` (a sequence, a dict by input name, or one array) is optional.
@@ -37,7 +35,9 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
     model = _read(source)
     weights = take_weights(model)
     examples = _bind_sizes(model, request)
-    graph = static_graph(model, weights, importable_operators(), REFUSED)
+    # Operators that are imported or refused directly need no replacement by simpler ones.
+    importable = _known_to_tvm() - _OF_ANOTHER_DOMAIN | frozenset(CONVERSIONS) | frozenset(REFUSED)
+    graph = static_graph(model, weights, importable, REFUSED)
     built = import_onnx(graph)
     name = request.name or (Path(source).stem if isinstance(source, str | Path) else model.graph.name)
     reference = InChildProcess(OnnxReference(model, graph.inputs, built.held, weights))
@@ -147,11 +147,6 @@ def import_onnx(graph: OnnxGraph) -> Built:
     operations = [_operation(node, graph) for node in graph.nodes]
     built = convert(Graph(inputs, graph.outputs, graph.constants, operations), _Importer(graph.opset))
     return replace(built, empty_layers={**dict.fromkeys(graph.node_names, ""), **built.empty_layers})
-
-
-def importable_operators() -> frozenset[str]:
-    """Operators of ONNX that are imported or refused directly, and so need no replacement by simpler ones."""
-    return _known_to_tvm() - _OF_ANOTHER_DOMAIN | frozenset(CONVERSIONS) | frozenset(REFUSED)
 
 
 _OF_ANOTHER_DOMAIN = frozenset(

@@ -10,9 +10,8 @@ import onnx.compose
 import onnx.inliner
 from onnx import helper, numpy_helper
 
+from rpc_runtime.program.specs import Array
 from tvm_split.errors import ModelImportError, last_line
-
-Array = np.ndarray[Any, Any]
 
 
 def array_of(tensor: onnx.TensorProto) -> Array:

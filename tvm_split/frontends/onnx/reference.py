@@ -9,7 +9,8 @@ import onnx
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tvm_split.frontends.onnx.nodes import Array, array_of
+from rpc_runtime.program.specs import Array
+from tvm_split.frontends.onnx.nodes import array_of
 
 _TENSORS_AT_A_TIME = 64
 """The most intermediate values in one run, so that those of a large network need not fit in memory."""

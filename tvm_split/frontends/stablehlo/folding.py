@@ -11,7 +11,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from tvm_split.frontends.stablehlo.modules import Array, array_of, integers, result_kind
+from rpc_runtime.program.specs import Array
+from tvm_split.frontends.stablehlo.modules import array_of, integers, result_kind
 
 LARGEST = 1 << 16
 """The most elements of a computed result; repeated elements count once. The interpreter takes 2 µs for each."""
@@ -89,19 +90,12 @@ def _iota(operation: ir.Operation, operands: Sequence[Array], shape: tuple[int, 
     return np.broadcast_to(np.arange(shape[axis]).reshape(sizes), shape)
 
 
-def broadcast_shape(dimensions: Sequence[int], sizes: Sequence[int], rank: int) -> list[int]:
-    """The shape of an operand, with size 1 for each axis of the result that it lacks."""
-    placed = dict(zip(dimensions, sizes, strict=True))
-    return [placed.get(axis, 1) for axis in range(rank)]
-
-
 def _broadcast(operation: ir.Operation, operands: Sequence[Array], shape: tuple[int, ...]) -> Array:
     (operand,) = operands
     dimensions = integers(operation, "broadcast_dimensions")
-    axes = sorted(range(operand.ndim), key=lambda axis: dimensions[axis])
-    moved = without_repeats(operand).transpose(axes)
-    sizes = broadcast_shape([dimensions[axis] for axis in axes], moved.shape, len(shape))
-    return np.broadcast_to(moved.reshape(sizes), shape)
+    moved = without_repeats(operand).transpose(np.argsort(dimensions))
+    sizes = dict(zip(sorted(dimensions), moved.shape, strict=True))
+    return np.broadcast_to(moved.reshape([sizes.get(axis, 1) for axis in range(len(shape))]), shape)
 
 
 def _reshape(operation: ir.Operation, operands: Sequence[Array], shape: tuple[int, ...]) -> Array:

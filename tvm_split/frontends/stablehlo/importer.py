@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 from tvm import relax
 
-from rpc_runtime.program.specs import TensorSpec
+from rpc_runtime.program.specs import Array, TensorSpec
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.building import Built
 from tvm_split.frontends.channels_first import channels_first
@@ -24,7 +24,6 @@ from tvm_split.frontends.stablehlo.conversions import HloCall, contractions, ele
 from tvm_split.frontends.stablehlo.folding import folded, without_repeats
 from tvm_split.frontends.stablehlo.layer_names import Frame, Naming, Origin, as_they_are, layers_of, words_of
 from tvm_split.frontends.stablehlo.modules import (
-    Array,
     block_of,
     bytecode,
     functions,
@@ -65,19 +64,13 @@ class FlatProgram:
     known: Mapping[ir.Value, Array]
 
 
-def flattened(module: ir.Module, weights: Mapping[int, Array], naming: Naming = as_they_are) -> FlatProgram:
-    """Flatten ``module`` (static sizes); ``weights`` are the known arguments of its main function, by position.
-
-    ``naming`` converts paths of operations to names of layers. Raises ModelImportError for loops and branches that
-    depend on data, each with its layer.
-    """
-    with in_context():
-        return _Flattening(module, weights, naming).run()
-
-
 @dataclass
 class _Flattening:
-    """The state of `flattened`: ``operations`` with their ``origins``, and ``problems``: what is refused, and where."""
+    """The flattening of ``source`` (static sizes); ``weights`` are known arguments of its main function, by position.
+
+    ``naming`` converts paths of operations to names of layers. ``operations`` are those so far, with their ``origins``,
+    and ``problems`` what is refused, and where.
+    """
 
     source: ir.Module
     weights: Mapping[int, Array]
@@ -88,6 +81,7 @@ class _Flattening:
     problems: list[tuple[str, Origin]] = field(default_factory=list)
 
     def run(self) -> FlatProgram:
+        """Raise ModelImportError for loops and branches that depend on data, each with its layer."""
         self.functions = functions(self.source)
         main = main_of(self.source)
         kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
@@ -138,7 +132,7 @@ class _Flattening:
             return self._branch(operation, operands, Frame(words, frame, "branch", True), values)
         elif kind == "stablehlo.optimization_barrier":
             return operands
-        elif kind == "stablehlo.custom_call" and _target(operation) in _WITHOUT_EFFECT:
+        elif kind == "stablehlo.custom_call" and _called(operation) in _WITHOUT_EFFECT:
             return operands[: len(operation.results)]
         return self._cloned(operation, operands, self._origin(operation, words, frame), values)
 
@@ -226,10 +220,6 @@ class _Flattening:
         return arrays
 
 
-def _target(operation: ir.Operation) -> str:
-    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
-
-
 def _give_outer_values(operation: ir.Operation, values: Mapping[ir.Value, ir.Value]) -> None:
     """In the regions of a copied operation, replace the values from outside by their copies."""
     for region in operation.regions:
@@ -255,12 +245,11 @@ def model_of(
 
     ``naming`` converts paths of operations to names of layers. Raises ModelImportError.
     """
-    from tvm_split.frontends.stablehlo.reference import (
-        StableHloReference,  # it loads JAX, which the import can do without
-    )
+    # It loads JAX, which the import can do without.
+    from tvm_split.frontends.stablehlo.reference import StableHloReference
 
-    program = flattened(module, weights, naming)
     with in_context():
+        program = _Flattening(module, weights, naming).run()
         built = channels_first(import_program(program, inputs))
         codes = bytecode(module), bytecode(program.module)
     reference = StableHloReference(*codes, weights, tuple(inputs), built.held)

@@ -28,6 +28,7 @@ _CALL = re.compile(
     r"|custom_vjp_call(_jaxpr)?|custom_lin|(Stateful)?PartitionedCall"
 )
 _BLOCK = re.compile(r"body|cond|branch_\d+_fun")
+"""JAX's names for parts of a loop or branch, if they follow the loop's or branch's word."""
 _FOLLOWED = re.compile(r"\A([^/;]+)/.*;(?=\1/|(?:Stateful)?PartitionedCall/)", re.DOTALL)
 _EINSUM = re.compile(r"([A-Za-z,.]*)->([A-Za-z.]*)")
 _AROUND = re.compile(r"(vmap|jvp|transpose|jacfwd|jacrev)\((.*)\)")
@@ -79,7 +80,7 @@ class Frame:
         length = len(self.words)
         if self.has_blocks and self._is_said and words[:length] == self.words:
             added.add(length - 1)
-            if is_block("".join(words[length : length + 1])):
+            if _BLOCK.fullmatch("".join(words[length : length + 1])):
                 added.add(length)
         return added
 
@@ -142,7 +143,8 @@ def layers_of(origins: Sequence[Origin], naming: Naming = as_they_are) -> list[s
         if path not in containers:
             if not origin.is_quiet:
                 calls[path] = calls.get(path, -1) + (path != last)
-            layer = _numbered(path, calls.get(path, 0))
+            call = calls.get(path, 0)
+            layer = "/".join(path) + (f"@{call}" if call else "")
         elif (frame := _outermost(origin)) is not None:
             if frame not in of_frame:
                 of_frame[frame] = names.take("/".join([*path, frame.word]))
@@ -166,10 +168,6 @@ def _word(origin: Origin) -> str:
     """The last word, which JAX writes for the operation; the kind of operation if that word is a call."""
     word = origin.words[-1] if origin.words else ""
     return word if word not in ("", "while", "cond") and not is_call(word) else origin.kind
-
-
-def _numbered(path: tuple[str, ...], call: int) -> str:
-    return "/".join(path) + (f"@{call}" if call else "")
 
 
 def _outermost(origin: Origin) -> Frame | None:
@@ -230,16 +228,12 @@ def _divided(name: str) -> list[str]:
     while rest:
         count = 1
         if _OPENED.match(rest[0]):
-            ends = (end for end in range(1, len(rest) + 1) if _is_balanced("/".join(rest[:end])))
-            count = next(ends, 1)
+            beginnings = ((end, "/".join(rest[:end])) for end in range(1, len(rest) + 1))
+            count = next((end for end, text in beginnings if text.count("(") == text.count(")")), 1)
         part, rest = "/".join(rest[:count]), rest[count:]
         around = _AROUND.fullmatch(part)
         parts.extend(_divided(around[2]) if around else [part])
     return [part for part in parts if part]
-
-
-def _is_balanced(text: str) -> bool:
-    return text.count("(") == text.count(")")
 
 
 def is_call(word: str) -> bool:
@@ -249,11 +243,6 @@ def is_call(word: str) -> bool:
     """
     einsum = _EINSUM.fullmatch(word)
     return bool(_CALL.fullmatch(word) or (einsum and set(einsum[2]) <= set(einsum[1])))
-
-
-def is_block(word: str) -> bool:
-    """Whether ``word`` is JAX's name for a part of a loop or branch, if it follows the loop's or branch's word."""
-    return bool(_BLOCK.fullmatch(word))
 
 
 def called(word: str) -> str:

@@ -14,9 +14,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
+from rpc_runtime.program.specs import Array
 from tvm_split.errors import ModelImportError, last_line
-
-Array = np.ndarray[Any, Any]
 
 _PORTABLE = b"StableHLO_v"
 """A marker near the beginning of portable bytecode, which other versions can read."""
@@ -67,7 +66,6 @@ def bytecode(module: ir.Module) -> bytes:
 
 
 def functions(module: ir.Module) -> dict[str, Any]:
-    """The functions of a module by name."""
     by_name = {}
     for operation in module.body.operations:
         if operation.operation.name == "func.func":
@@ -97,10 +95,6 @@ def block_of(function: Any) -> Any:
     return function.regions[0].blocks[0]
 
 
-def size_of(value: int) -> int | None:
-    return None if ir.ShapedType.is_dynamic_size(value) else value
-
-
 def shape_and_dtype(kind: ir.Type) -> tuple[tuple[int | None, ...], str]:
     """Sizes (None: open) and dtype of a tensor type. Raises ModelImportError for other types."""
     try:
@@ -110,7 +104,8 @@ def shape_and_dtype(kind: ir.Type) -> tuple[tuple[int | None, ...], str]:
     element = str(tensor.element_type)
     if element not in _DTYPES:
         raise ModelImportError(f"a tensor of {element} cannot be computed with here")
-    return tuple(size_of(size) for size in tensor.shape), _DTYPES[element]
+    sizes = (None if ir.ShapedType.is_dynamic_size(size) else size for size in tensor.shape)
+    return tuple(sizes), _DTYPES[element]
 
 
 def with_sizes(module: ir.Module, shapes: Sequence[Sequence[int]]) -> ir.Module:
@@ -216,16 +211,6 @@ def pairs(operation: ir.Operation, name: str, count: int) -> list[tuple[int, int
     return [(int(low), int(high)) for low, high in array_of(operation.attributes[name]).reshape(-1, 2)]
 
 
-def word(operation: ir.Operation, name: str) -> str:
-    """An enumeration's value (``LT`` of ``#stablehlo<comparison_direction LT>``) or a string; "" if it is absent."""
-    if name not in operation.attributes:
-        return ""
-    attribute = operation.attributes[name]
-    if isinstance(attribute, ir.StringAttr):
-        return str(attribute.value)
-    return str(attribute).rstrip(">").rpartition(" ")[2]
-
-
 def comparison(operation: ir.Operation) -> str:
-    """The direction of a comparison: ``LT``, ``EQ`` and so on."""
-    return word(operation, "comparison_direction")
+    """The direction of a comparison: ``LT`` of ``#stablehlo<comparison_direction LT>``."""
+    return str(operation.attributes["comparison_direction"]).rstrip(">").rpartition(" ")[2]

@@ -11,7 +11,8 @@ from jax.extend.backend import get_backend
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 
-from tvm_split.frontends.stablehlo.modules import Array, block_of, bytecode, in_context, main_of, result_kind
+from rpc_runtime.program.specs import Array
+from tvm_split.frontends.stablehlo.modules import block_of, bytecode, in_context, main_of, result_kind
 
 _BYTES_AT_A_TIME = 1 << 28
 """The limit for intermediate values of one run, so that those of a large network need not fit in memory."""

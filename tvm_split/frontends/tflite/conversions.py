@@ -1,4 +1,4 @@
-"""Conversions that replace those of TVM's TFLite importer; each docstring says what TVM does wrong or lacks."""
+"""Conversions that replace those of TVM's TFLite importer; docstrings and comments say what TVM does wrong or lacks."""
 
 import math
 from functools import partial
@@ -20,7 +20,6 @@ class TfliteCall(Call):
 
     @property
     def inputs(self) -> Any:
-        """The input tensors."""
         return self.importer.tvm.get_input_tensors(self.source[0])
 
     def expr(self, place: int) -> relax.Expr:
@@ -63,11 +62,6 @@ def _gelu(op: Operators, call: TfliteCall) -> relax.Expr:
     return call.quantized(op.nn.gelu_tanh(data) if call["approximate"] else op.nn.gelu(data))
 
 
-def _cast(op: Operators, call: TfliteCall) -> relax.Expr:
-    """Cast to the output's dtype; TVM does nothing if the operator has no options."""
-    return op.cast(call.raw(0), call.dtype)
-
-
 def _argument(op: Operators, call: TfliteCall, name: str) -> relax.Expr:
     """Convert argmax or argmin; TVM returns 64-bit indices even for a 32-bit output."""
     (axis,) = call.integers(1)
@@ -79,11 +73,6 @@ def _cumulated(op: Operators, call: TfliteCall) -> relax.Expr:
     (axis,) = call.integers(1)
     total = compositions.cumulative_sum(op, call.expr(0), axis, bool(call["exclusive"]), bool(call["reverse"]))
     return call.quantized(total)
-
-
-def _reshaped(op: Operators, call: TfliteCall) -> relax.Expr:
-    """Reshape to the output's shape; TVM cannot read ``EXPAND_DIMS``, and ignores ``SQUEEZE`` of all axes."""
-    return op.reshape(call.raw(0), call.shape)
 
 
 def _mirrored(op: Operators, call: TfliteCall) -> relax.Expr:
@@ -129,11 +118,6 @@ def _batch_to_space(op: Operators, call: TfliteCall) -> relax.Expr:
         ends = [size - after for size, after in zip(sizes, cuts[1::2], strict=True)]
         data = op.strided_slice(data, list(range(1, count + 1)), cuts[::2], ends)
     return data
-
-
-def _looked_up(op: Operators, call: TfliteCall) -> relax.Expr:
-    """Convert an embedding lookup; TVM swaps the table and the indices."""
-    return op.take(call.raw(1), call.raw(0), axis=0)
 
 
 def _gathered(op: Operators, call: TfliteCall) -> relax.Expr:
@@ -188,16 +172,18 @@ def _averaged(op: Operators, call: TfliteCall) -> relax.Expr:
 CONVERSIONS: dict[str, Conversion] = {
     "SOFTMAX": _softmax,
     "GELU": _gelu,
-    "CAST": _cast,
+    # TVM does nothing if the operator has no options.
+    "CAST": lambda op, call: op.cast(call.raw(0), call.dtype),
     "ARG_MAX": partial(_argument, name="argmax"),
     "ARG_MIN": partial(_argument, name="argmin"),
     "CUMSUM": _cumulated,
-    "EXPAND_DIMS": _reshaped,
-    "SQUEEZE": _reshaped,
+    # TVM cannot read EXPAND_DIMS, and ignores SQUEEZE of all axes.
+    **dict.fromkeys(("EXPAND_DIMS", "SQUEEZE"), lambda op, call: op.reshape(call.raw(0), call.shape)),
     "MIRROR_PAD": _mirrored,
     "SPACE_TO_BATCH_ND": _space_to_batch,
     "BATCH_TO_SPACE_ND": _batch_to_space,
-    "EMBEDDING_LOOKUP": _looked_up,
+    # TVM swaps the table and the indices.
+    "EMBEDDING_LOOKUP": lambda op, call: op.take(call.raw(1), call.raw(0), axis=0),
     "GATHER_ND": _gathered,
     "FULLY_CONNECTED": _fully_connected,
     "BATCH_MATMUL": _multiplied,

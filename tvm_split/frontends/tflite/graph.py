@@ -4,6 +4,7 @@ TensorFlow's graphs contain arithmetic on shapes, and files of half precision ca
 which also computes the reference values, computes both once, and the results become weights.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +14,10 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
+from rpc_runtime.program.specs import Array
 from tvm_split.errors import ModelImportError, last_line
 from tvm_split.frontends.convert import Kind
-from tvm_split.frontends.dimensions import Array, Specs
+from tvm_split.frontends.dimensions import Specs
 from tvm_split.frontends.names import UniqueNames
 from tvm_split.frontends.tflite.reference import interpreter_of
 
@@ -35,20 +37,11 @@ _NEVER_FOLDED = frozenset(
 
 OPERATORS = {number: name for name, number in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
 
-DTYPES = {
-    schema.TensorType.FLOAT32: "float32",
-    schema.TensorType.FLOAT16: "float16",
-    schema.TensorType.FLOAT64: "float64",
-    schema.TensorType.INT8: "int8",
-    schema.TensorType.INT16: "int16",
-    schema.TensorType.INT32: "int32",
-    schema.TensorType.INT64: "int64",
-    schema.TensorType.UINT8: "uint8",
-    schema.TensorType.UINT16: "uint16",
-    schema.TensorType.UINT32: "uint32",
-    schema.TensorType.UINT64: "uint64",
-    schema.TensorType.BOOL: "bool",
+_NUMBERS = re.compile(r"BOOL|U?INT(8|16|32|64)|FLOAT(16|32|64)")
+DTYPES: dict[int, str] = {
+    number: name.lower() for name, number in vars(schema.TensorType).items() if _NUMBERS.fullmatch(name)
 }
+"""numpy's names of the types of tensors that can be imported."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +56,6 @@ class Operator:
     outputs: tuple[int, ...]
     name: str
     options: Mapping[str, Any]
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether an activation is part of the operator."""
-        return bool(self.options.get("fusedActivationFunction"))
 
 
 @dataclass(frozen=True)
@@ -157,7 +145,9 @@ class TfliteFile:
             number for operator in self.operators if self._is_known(operator, constants) for number in operator.outputs
         }
         content = _static(model, tensors, {number: interpreter.get_tensor(number) for number in computed & used})
-        return TfliteGraph(content, operators, tensors, self.inputs, self.outputs, self.weights(), self._is_quantized())
+        scales = (tensor.quantization.scale for tensor in self.graph.tensors if tensor.quantization is not None)
+        is_quantized = any(len(_listed(scale)) for scale in scales)
+        return TfliteGraph(content, operators, tensors, self.inputs, self.outputs, self.weights(), is_quantized)
 
     def weights(self) -> dict[int, str]:
         """The names of constant tensors, and of tensors computed from constants alone, by number."""
@@ -174,10 +164,6 @@ class TfliteFile:
             except Exception as error:
                 reason = error
         raise ModelImportError(f"LiteRT cannot run {self.shown}: {last_line(reason)}") from reason
-
-    def _is_quantized(self) -> bool:
-        scales = (tensor.quantization.scale for tensor in self.graph.tensors if tensor.quantization is not None)
-        return any(len(_listed(scale)) for scale in scales)
 
     def _numbers(self, which: str) -> list[int]:
         return [int(number) for number in _listed(getattr(self.graph, which))]

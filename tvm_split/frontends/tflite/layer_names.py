@@ -78,7 +78,8 @@ def _pieces_of(operator: Operator, weights: Mapping[int, str]) -> tuple[Piece, .
         norms = (piece for piece in pieces if _NORMALISES.search("/".join((*piece.path, piece.word))))
         return operation, next(norms, operation), first
     # With an activation, two operations are fused. Further names come from weights that are shared with others.
-    last = next((piece for piece in pieces if piece.path != first.path), first) if operator.is_fused else first
+    is_fused = bool(operator.options.get("fusedActivationFunction"))
+    last = next((piece for piece in pieces if piece.path != first.path), first) if is_fused else first
     return last, last, first
 
 

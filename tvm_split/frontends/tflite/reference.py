@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
+from rpc_runtime.program.specs import Array
 from tvm_split.errors import ModelImportError, last_line
-from tvm_split.frontends.dimensions import Array
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from jaxlib.mlir import ir
 from tvm import relax
 
+from rpc_runtime.program.specs import Array
 from tvm_split.frontends.convert import Call
 from tvm_split.frontends.operators import numbers_of
-from tvm_split.frontends.stablehlo.modules import Array
 
 
 class HloCall(Call):
@@ -24,5 +24,4 @@ class HloCall(Call):
         return numbers_of(self.operands[place])
 
     def shape_of(self, place: int) -> list[int]:
-        """The shape of an operand."""
         return list(ir.RankedTensorType(self.source.operands[place].type).shape)

@@ -104,10 +104,6 @@ def _dot_general(op: Operators, call: HloCall) -> relax.Expr:
     return _product(op, call, batch, summed)
 
 
-def _dot(op: Operators, call: HloCall) -> relax.Expr:
-    return _product(op, call, ([], []), ([len(call.shape_of(0)) - 1], [0]))
-
-
 def _product(
     op: Operators,
     call: HloCall,
@@ -142,5 +138,5 @@ def _product(
 CONVERSIONS: dict[str, Conversion] = {
     "convolution": _convolution,
     "dot_general": _dot_general,
-    "dot": _dot,
+    "dot": lambda op, call: _product(op, call, ([], []), ([len(call.shape_of(0)) - 1], [0])),
 }

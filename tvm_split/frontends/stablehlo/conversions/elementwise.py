@@ -22,7 +22,7 @@ from tvm_split.frontends.compositions import (
     sign,
 )
 from tvm_split.frontends.convert import Conversion
-from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, numbers_of, wide
+from tvm_split.frontends.operators import COMPARISONS, Operators, constant, dtype_of, is_float, numbers_of, wide
 from tvm_split.frontends.stablehlo.conversions import HloCall
 from tvm_split.frontends.stablehlo.modules import comparison, integer
 
@@ -48,19 +48,11 @@ def _in_float32(name: str) -> Elementwise:
     return change
 
 
-def _bitwise(name: str) -> Elementwise:
-    def change(op: Operators, *operands: relax.Expr) -> relax.Expr:
-        kind = "logical" if dtype_of(operands[0]) == "bool" else "bitwise"
-        return getattr(op, f"{kind}_{name}")(*operands)
-
-    return change
-
-
 def _of_numbers(name: str, of_booleans: str) -> Elementwise:
     """Return operator ``name``, but ``of_booleans`` for booleans, which StableHLO also adds and multiplies."""
 
-    def change(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
-        return getattr(op, of_booleans if dtype_of(left) == "bool" else name)(left, right)
+    def change(op: Operators, *operands: relax.Expr) -> relax.Expr:
+        return getattr(op, of_booleans if dtype_of(operands[0]) == "bool" else name)(*operands)
 
     return change
 
@@ -84,8 +76,7 @@ def _half_away_from_zero(op: Operators, operand: relax.Expr) -> relax.Expr:
 def _cube_root(op: Operators, operand: relax.Expr) -> relax.Expr:
     dtype = dtype_of(operand)
     wider = op.cast(operand, wide(dtype))
-    third = constant(1 / 3, wide(dtype))
-    return op.cast(op.multiply(op.sign(wider), op.power(op.abs(wider), third)), dtype)
+    return op.cast(op.multiply(op.sign(wider), op.power(op.abs(wider), 1 / 3)), dtype)
 
 
 def _erf_inverse(op: Operators, operand: relax.Expr) -> relax.Expr:
@@ -100,7 +91,7 @@ def _erf_inverse(op: Operators, operand: relax.Expr) -> relax.Expr:
     centre = op.subtract(w, 2.5)
     tail = op.subtract(op.sqrt(w), 3)
     result = op.where(is_central, polynomial(op, centre, _CENTRE), polynomial(op, tail, _TAIL))
-    ends = op.multiply(op.sign(x), constant(math.inf, wide(dtype)))
+    ends = op.multiply(op.sign(x), math.inf)
     return op.cast(op.where(op.equal(op.abs(x), 1), ends, op.multiply(result, x)), dtype)
 
 
@@ -116,10 +107,6 @@ _TAIL = (
 
 def _is_infinite(op: Operators, operand: relax.Expr, of_sign: float = 0) -> relax.Expr:
     return op.equal(operand, of_sign * math.inf) if of_sign else is_infinite(op, operand)
-
-
-def _finite(op: Operators, operand: relax.Expr) -> relax.Expr:
-    return op.less(op.abs(operand), constant(math.inf, dtype_of(operand)))
 
 
 def _divided(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
@@ -171,28 +158,21 @@ def _converted(op: Operators, operand: relax.Expr, dtype: str) -> relax.Expr:
 
 
 _UNARY: dict[str, Elementwise] = {
-    "abs": _named("abs"),
+    **{name: _named(name) for name in ("abs", "log", "tanh", "sqrt", "rsqrt", "floor", "ceil")},
     "negate": _named("negative"),
     "exponential": _named("exp"),
-    "log": _named("log"),
-    "tanh": _named("tanh"),
     "logistic": _named("sigmoid"),
-    "sqrt": _named("sqrt"),
-    "rsqrt": _named("rsqrt"),
     "sine": _named("sin"),
     "cosine": _named("cos"),
     "tan": _in_float32("tan"),
-    "floor": _named("floor"),
-    "ceil": _named("ceil"),
     "sign": sign,
     "round_nearest_afz": _half_away_from_zero,
     "round_nearest_even": half_to_even,
-    "not": _bitwise("not"),
+    "not": _of_numbers("bitwise_not", "logical_not"),
     "cbrt": _cube_root,
     "exponential_minus_one": exp_minus_one,
     "log_plus_one": log_one_plus,
-    "is_finite": _finite,
-    "chlo.erf": _in_float32("erf"),
+    "is_finite": lambda op, x: op.less(op.abs(x), math.inf),
     "chlo.erfc": erfc,
     "chlo.erf_inv": _erf_inverse,
     "chlo.square": lambda op, x: op.multiply(x, x),
@@ -201,7 +181,7 @@ _UNARY: dict[str, Elementwise] = {
     "chlo.is_neg_inf": partial(_is_infinite, of_sign=-1),
     **{
         f"chlo.{name}": _in_float32(name)
-        for name in ("acos", "asin", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "tan")
+        for name in ("acos", "asin", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "tan", "erf")
     },
 }
 
@@ -215,9 +195,7 @@ _BINARY: dict[str, Elementwise] = {
     "minimum": _of_numbers("minimum", "logical_and"),
     "power": lambda op, base, exponent: power(op, base, exponent, dtype_of(base)),
     "atan2": _named("atan2"),
-    "and": _bitwise("and"),
-    "or": _bitwise("or"),
-    "xor": _bitwise("xor"),
+    **{name: _of_numbers(f"bitwise_{name}", f"logical_{name}") for name in ("and", "or", "xor")},
     "shift_left": partial(_shift, to_the_left=True),
     "shift_right_arithmetic": _shift,
     "shift_right_logical": partial(_shift, logical=True),
@@ -233,8 +211,7 @@ def _compare(op: Operators, call: HloCall) -> relax.Expr:
         # JAX tests for NaN by x != x, but TVM simplifies x == x to true.
         is_nan = op.isnan(op.cast(left_value, wide(dtype_of(left_value))))
         return is_nan if direction == "NE" else op.logical_not(is_nan)
-    names = {"EQ": "equal", "NE": "not_equal", "LT": "less", "LE": "less_equal", "GT": "greater", "GE": "greater_equal"}
-    return getattr(op, names[direction])(left_value, right_value)
+    return getattr(op, COMPARISONS[direction.lower()])(left_value, right_value)
 
 
 def _reduce_precision(op: Operators, call: HloCall) -> relax.Expr:

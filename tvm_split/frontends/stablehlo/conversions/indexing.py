@@ -1,7 +1,7 @@
 """Convert operations with computed indices: dynamic slices, gathers and scatters."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxlib.mlir.dialects import stablehlo
@@ -97,16 +97,10 @@ def _gather(op: Operators, call: HloCall) -> relax.Expr:
     is_rest_whole = all(sizes[axis] == whole[axis] for axis in range(len(whole)) if axis not in index_map)
     if len(index_map) == 1 and collapsed == index_map and not of_operand and is_rest_whole:
         return _taken(op, call, value, indices, index_map[0], vector, offset)
-    batch = [axis for axis in range(len(shape)) if axis not in offset]
     window_axes = [axis for axis in range(len(whole)) if axis not in collapsed and axis not in of_operand]
     places = _places(op, indices, vector, [whole[axis] - sizes[axis] for axis in index_map])
-    around = [axis for axis in range(len(shape_of(indices))) if axis != vector]
-    paired = [(operand_axis, around.index(axis)) for operand_axis, axis in zip(of_operand, of_indices, strict=True)]
-    where = _where(op, places, whole, index_map, paired)
-    where = op.reshape(where, [shape[axis] if axis in batch else 1 for axis in range(len(shape))])
-    where = op.add(
-        where, constant(_within_window(shape, offset, [strides(whole)[axis] for axis in window_axes]), _INDEX)
-    )
+    paired = [(axis, other - (other > vector)) for axis, other in zip(of_operand, of_indices, strict=True)]
+    where = _where(op, places, whole, index_map, paired, shape, dict(zip(offset, window_axes, strict=True)))
     return op.take(op.reshape(value, [math.prod(whole)]), where, 0)
 
 
@@ -134,24 +128,27 @@ def _places(op: Operators, indices: relax.Expr, vector: int, lasts: Sequence[int
 
 
 def _where(
-    op: Operators, places: relax.Expr, whole: Sequence[int], index_map: Sequence[int], paired: Sequence[tuple[int, int]]
+    op: Operators,
+    places: relax.Expr,
+    whole: Sequence[int],
+    index_map: Sequence[int],
+    paired: Sequence[tuple[int, int]],
+    shape: Sequence[int],
+    window: Mapping[int, int],
 ) -> relax.Expr:
-    """Return the positions of index vectors in the flat tensor of shape ``whole``.
+    """Return the positions, in the flat tensor of shape ``whole``, of the elements in windows at index vectors.
 
     ``index_map`` are the axes that the vectors index. ``paired`` are batch axes: one of the tensor with the
-    corresponding one of the vectors.
+    corresponding one of the vectors. ``shape`` is that of the elements, and ``window`` maps its axes within a window to
+    axes of the tensor.
     """
     steps, rows = strides(whole), shape_of(places)[:-1]
     where = flat_index(op, places, [steps[axis] for axis in index_map])
     for tensor_axis, axis in paired:
         where = op.add(where, constant(_numbers_along(axis, rows, steps[tensor_axis]), _INDEX))
-    return where
-
-
-def _within_window(shape: Sequence[int], axes: Sequence[int], steps: Sequence[int]) -> np.ndarray:
-    """Return the flat offset of each element of a window from the first; ``steps`` are the strides of its ``axes``."""
-    start = np.zeros([1] * len(shape), np.int64)
-    return sum((_numbers_along(axis, shape, step) for axis, step in zip(axes, steps, strict=True)), start)
+    where = op.reshape(where, [1 if axis in window else size for axis, size in enumerate(shape)])
+    within = [_numbers_along(axis, shape, steps[tensor_axis]) for axis, tensor_axis in window.items()]
+    return op.add(where, constant(sum(within, np.zeros([1] * len(shape), np.int64)), _INDEX))
 
 
 def _numbers_along(axis: int, shape: Sequence[int], step: int) -> np.ndarray:
@@ -174,14 +171,10 @@ def _scatter(op: Operators, call: HloCall) -> relax.Expr:
     lasts = np.array([whole[axis] - lengths.get(axis, 1) for axis in index_map], np.int64)
     fits = op.logical_and(op.greater_equal(places, 0), op.less_equal(places, constant(lasts, _INDEX)))
     fits = op.min(fits, [-1])
-    around = [axis for axis in range(len(shape_of(indices))) if axis != vector]
-    paired = [(operand_axis, around.index(axis)) for operand_axis, axis in zip(of_operand, of_indices, strict=True)]
+    paired = [(axis, other - (other > vector)) for axis, other in zip(of_operand, of_indices, strict=True)]
     spread = [1 if axis in window else size for axis, size in enumerate(part)]
     size, count = math.prod(whole), math.prod(part)
-    where = op.reshape(_where(op, places, whole, index_map, paired), spread)
-    where = op.add(
-        where, constant(_within_window(part, window, [strides(whole)[axis] for axis in window_axes]), _INDEX)
-    )
+    where = _where(op, places, whole, index_map, paired, part, dict(zip(window, window_axes, strict=True)))
     # An update that lies outside changes nothing: it goes to an extra element behind the tensor.
     where = op.where(op.reshape(fits, spread), where, constant(size, _INDEX))
     flat_places = op.reshape(op.repeated(where, part), [count])

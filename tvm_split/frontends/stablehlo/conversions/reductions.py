@@ -8,6 +8,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from tvm import relax
 
+from rpc_runtime.program.specs import Array
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends.building import result_of_nothing
 from tvm_split.frontends.compositions import sorted_elements, sorted_places
@@ -15,7 +16,7 @@ from tvm_split.frontends.convert import Conversion
 from tvm_split.frontends.operators import Operators, constant, dtype_of, is_float, shape_of, wide
 from tvm_split.frontends.stablehlo.conversions import HloCall
 from tvm_split.frontends.stablehlo.conversions.shapes import padded, reversed_along
-from tvm_split.frontends.stablehlo.modules import Array, comparison, integer, integers, pairs
+from tvm_split.frontends.stablehlo.modules import comparison, integer, integers, pairs
 
 _OVER_AXES = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "and": "min", "or": "max"}
 
@@ -88,7 +89,7 @@ def _extreme_and_place(op: Operators, call: HloCall, axes: Sequence[int]) -> lis
         is_largest is None
         or counted is None
         or len(axes) != 1
-        or not _counts(counted, axes[0], shape_of(value)[axes[0]])
+        or not (np.moveaxis(counted, axes[0], -1) == np.arange(shape_of(value)[axes[0]])).all()  # 0, 1, 2, …
     ):
         raise ModelImportError("it reduces two tensors in a way of its own; of these only argmax and argmin are known")
     extreme = reduced(op, value, axes, "maximum" if is_largest else "minimum")
@@ -109,11 +110,6 @@ def _keeps_the_larger(block: Any) -> bool | None:
             if direction[0] in "GL":
                 return bool((direction[0] == "G") == (operation.operands[0] == first))
     return None
-
-
-def _counts(places: Array, axis: int, size: int) -> bool:
-    """Whether ``places`` are 0, 1, 2, … along an axis of this size."""
-    return bool((np.moveaxis(places, axis, -1) == np.arange(size)).all())
 
 
 def _reduce_window(op: Operators, call: HloCall) -> relax.Expr:

@@ -11,19 +11,12 @@ from tvm_split.frontends.stablehlo.conversions import HloCall
 from tvm_split.frontends.stablehlo.modules import integer, integers
 
 
-def _transpose(op: Operators, call: HloCall) -> relax.Expr:
-    return op.transposed(call.operands[0], integers(call.source, "permutation"))
-
-
 def _broadcast(op: Operators, call: HloCall) -> relax.Expr:
-    return broadcast(op, call.operands[0], integers(call.source, "broadcast_dimensions"), len(call.shape))
-
-
-def broadcast(op: Operators, value: relax.Expr, dimensions: Sequence[int], rank: int) -> relax.Expr:
-    """``value`` with its axis i as axis ``dimensions[i]`` of ``rank`` axes, and of size 1 along all others."""
-    value = op.transposed(value, sorted(range(len(dimensions)), key=dimensions.__getitem__))
+    """Convert a broadcast: axis i of the operand becomes axis ``broadcast_dimensions[i]``, all others have size 1."""
+    dimensions = integers(call.source, "broadcast_dimensions")
+    value = op.transposed(call.operands[0], sorted(range(len(dimensions)), key=dimensions.__getitem__))
     sizes = dict(zip(sorted(dimensions), shape_of(value), strict=True))
-    return op.shaped(value, [sizes.get(axis, 1) for axis in range(rank)])
+    return op.shaped(value, [sizes.get(axis, 1) for axis in range(len(call.shape))])
 
 
 def _reshape(op: Operators, call: HloCall) -> relax.Expr:
@@ -61,10 +54,6 @@ def sliced(
     axes = [axis for axis, size in enumerate(shape_of(value)) if lengths[axis] != shape[axis] == size]
     bounds = [[numbers[axis] for axis in axes] for numbers in (firsts, lasts, steps)]
     return op.strided_slice(value, axes, *bounds) if axes else value
-
-
-def _reverse(op: Operators, call: HloCall) -> relax.Expr:
-    return reversed_along(op, call.operands[0], integers(call.source, "dimensions"))
 
 
 def reversed_along(op: Operators, value: relax.Expr, axes: Sequence[int]) -> relax.Expr:
@@ -111,11 +100,11 @@ def _spread_apart(op: Operators, value: relax.Expr, axis: int, between: int, fil
 
 
 CONVERSIONS: dict[str, Conversion] = {
-    "transpose": _transpose,
+    "transpose": lambda op, call: op.transposed(call.operands[0], integers(call.source, "permutation")),
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "concatenate": _concatenate,
     "slice": _slice,
-    "reverse": _reverse,
+    "reverse": lambda op, call: reversed_along(op, call.operands[0], integers(call.source, "dimensions")),
     "pad": _pad,
 }

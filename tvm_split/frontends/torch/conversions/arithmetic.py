@@ -20,7 +20,7 @@ from tvm_split.frontends.compositions import (
     shifted,
 )
 from tvm_split.frontends.convert import Conversion
-from tvm_split.frontends.operators import Operators, dtype_of, is_float, wide
+from tvm_split.frontends.operators import COMPARISONS, Operators, dtype_of, is_float, wide
 from tvm_split.frontends.torch.conversions import TorchCall, float_dtype
 
 Unary = Callable[[Operators, relax.Expr], relax.Expr]
@@ -112,11 +112,6 @@ _UNARY: dict[str, str | Unary] = {
 }
 
 
-def _atan2(op: Operators, call: TorchCall) -> relax.Expr:
-    # TVM's importer keeps integers, which torch promotes.
-    return op.cast(op.atan2(*_promoted(op, call, wide(call.dtype))), call.dtype)
-
-
 def _copysign(op: Operators, call: TorchCall) -> relax.Expr:
     left, right = _promoted(op, call, call.dtype)
     size = op.abs(left)
@@ -160,12 +155,7 @@ _BINARY: dict[str, Conversion] = {
     "remainder": _remainder,
     "__lshift__": _shift,
     "__rshift__": _shift,
-    "gt": partial(_binary, operator="greater"),
-    "ge": partial(_binary, operator="greater_equal"),
-    "lt": partial(_binary, operator="less"),
-    "le": partial(_binary, operator="less_equal"),
-    "eq": partial(_binary, operator="equal"),
-    "ne": partial(_binary, operator="not_equal"),
+    **{name: partial(_binary, operator=operator) for name, operator in COMPARISONS.items()},
 }
 
 CONVERSIONS: dict[str, Conversion] = {
@@ -185,7 +175,8 @@ CONVERSIONS: dict[str, Conversion] = {
     "clamp.Tensor": _clamp,
     "round.default": _round,
     "round.decimals": _round,
-    "atan2.default": _atan2,
+    # TVM's importer keeps integers, which torch promotes.
+    "atan2.default": lambda op, call: op.cast(op.atan2(*_promoted(op, call, wide(call.dtype))), call.dtype),
     "copysign.Tensor": _copysign,
     "hypot.default": lambda op, call: hypotenuse(op, *_promoted(op, call)),
     "maximum.default": partial(_binary, operator="maximum"),

@@ -130,11 +130,6 @@ def _softmax(op: Operators, call: TorchCall, operator: str) -> relax.Expr:
     return getattr(op.nn, operator)(call["self"], call["dim"])
 
 
-def _elu(op: Operators, call: TorchCall) -> relax.Expr:
-    # TVM's importer ignores scale and input_scale.
-    return compositions.elu(op, call["self"], call["alpha"], call["scale"], call["input_scale"])
-
-
 RESAMPLINGS = (
     *(f"{kind}{axes}d" for kind in ("upsample_nearest", "_upsample_nearest_exact") for axes in (1, 2, 3)),
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
@@ -251,7 +246,10 @@ CONVERSIONS: dict[str, Conversion] = {
     "group_norm.default": _group_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm,
     **{f"_{name}.default": also_of_scalars(partial(_softmax, operator=name)) for name in ("softmax", "log_softmax")},
-    "elu.default": _elu,
+    # TVM's importer ignores scale and input_scale.
+    "elu.default": lambda op, call: compositions.elu(
+        op, call["self"], call["alpha"], call["scale"], call["input_scale"]
+    ),
     **{f"{name}.vec": _resampled for name in RESAMPLINGS},
     **{f"avg_pool{axes}d.default": partial(_average_pool, operator=f"avg_pool{axes}d") for axes in (1, 2, 3)},
     **{
