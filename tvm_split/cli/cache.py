@@ -30,14 +30,14 @@ def cache(
     Example: tvm-split cache show
     """
     load_tvm()
-    from tvm_split.compiler import build_cache, tuning_folder
+    from tvm_split.compiler import build_cache, kernel_objects, tuning_folder
     from tvm_split.profiling import store
 
     measured = store.store_files(store.default_folder())
     other_folders = {"tuned kernels": tuning_folder.default_folder(), "workers' blobs": cache_folder("blobs")}
-    compiled = list(build_cache.default_folder().glob("*"))
+    compiled, kernels = (list(part.default_folder().glob("*")) for part in (build_cache, kernel_objects))
     if action == "clear":
-        for path in (*(entry.path for entry in measured), *compiled):
+        for path in (*(entry.path for entry in measured), *compiled, *kernels):
             path.unlink(missing_ok=True)
     if json:
         print_json(
@@ -47,6 +47,7 @@ def cache(
                     {"path": str(entry.path), **entry.subject, "measured_at": entry.measured_at} for entry in measured
                 ],
                 "compiled": len(compiled),
+                "kernels": len(kernels),
                 "others": {
                     name: {"path": str(folder), "bytes": _size(folder)} for name, folder in other_folders.items()
                 },
@@ -59,6 +60,7 @@ def cache(
         *map(_line, measured),
         f"measurements: {whole} {done} in {store.default_folder()}",
         f"results of compiling: {len(compiled)} {done} in {build_cache.default_folder()}",
+        f"compiled kernels: {len(kernels)} {done} in {kernel_objects.default_folder()}",
         *(f"{name}: {bytes_text(_size(folder))} kept in {folder}" for name, folder in other_folders.items()),
     ]
     for line in lines:

@@ -70,12 +70,13 @@ def test_what_is_kept_is_shown(invoke, invoke_json):
 
 def test_clearing_removes_measurements_and_what_was_compiled(invoke, tmp_path):
     (tmp_path / "mine").write_text("")
-    (tmp_path / "compiled").mkdir()
-    (tmp_path / "compiled" / "key").write_text("{}")
+    for folder in ("compiled", "kernels"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "key").write_text("{}")
     assert "results of compiling: 1 kept" in invoke("cache", "show").stdout
     assert "removed in" in invoke("cache", "clear").stdout
     assert list(default_folder().glob("*.json")) == []
-    assert list((tmp_path / "compiled").iterdir()) == []
+    assert not any(list((tmp_path / folder).iterdir()) for folder in ("compiled", "kernels"))
     assert (tmp_path / "mine").exists()
     assert "measurements: 0 B kept" in invoke("cache", "show").stdout
 
