@@ -12,7 +12,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -98,12 +98,12 @@ class HostTiming:
     def check(self) -> None:
         """Time one cached kernel on two machines of each device class; discard the times of classes that changed."""
         kernels = {machine: digest for machine in self.machines if (digest := machine.checked_kernel) is not None}
-        changed = set()
-        for machine in first_and_last(list(kernels), DEVICE_CLASS):
-            self.on_step(f"checking cached times of {machine.name}")
-            with contextlib.closing(self.open_session(machine.machine)) as session:
-                digest = kernels[machine]
-                self._load(session, machine, machine.code, frozenset({digest}))
+        checked, changed = first_and_last(list(kernels), DEVICE_CLASS), set()
+        with self._sessions(checked) as sessions:
+            self._load(sessions, {machine: (machine.code, frozenset({kernels[machine]})) for machine in checked})
+            for machine in checked:
+                self.on_step(f"checking cached times of {machine.name}")
+                digest, session = kernels[machine], sessions[machine.name]
                 is_consistent = machine.is_consistent(digest, session.measure(CHECK_EFFORT)[0])
                 if not is_consistent and self._has_changed(machine, digest, session):
                     changed.add(machine.device_class)
@@ -111,9 +111,27 @@ class HostTiming:
             if machine.device_class in changed:
                 machine.forget()
 
-    def _load(self, session: KernelSession, machine: MachineTimes, code: TargetCode, digests: frozenset[str]) -> None:
-        kernels = machine.kernel_set(code, digests, self.library(code, digests))
-        session.load(kernels, self.blobs.path)
+    @contextlib.contextmanager
+    def _sessions(self, machines: Iterable[MachineTimes]) -> Iterator[Mapping[str, KernelSession]]:
+        with contextlib.ExitStack() as stack:
+            yield {
+                machine.name: stack.enter_context(contextlib.closing(self.open_session(machine.machine)))
+                for machine in machines
+            }
+
+    def _load(
+        self,
+        sessions: Mapping[str, KernelSession],
+        kernels: Mapping[MachineTimes, tuple[TargetCode, frozenset[str]]],
+    ) -> None:
+        """Load kernels on all machines at the same time: before its first library, a worker starts a process."""
+
+        def load(machine: MachineTimes) -> None:
+            code, digests = kernels[machine]
+            sessions[machine.name].load(machine.kernel_set(code, digests, self.library(code, digests)), self.blobs.path)
+
+        with ThreadPoolExecutor(max(len(kernels), 1), thread_name_prefix="load") as pool:
+            list(pool.map(load, kernels))
 
     def _has_changed(self, times: MachineTimes, digest: str, session: KernelSession) -> bool:
         """Whether a kernel is now faster than its cached time, or is confirmed to be slower."""
@@ -134,16 +152,12 @@ class HostTiming:
                 machine.copy_from(min(identical, key=lambda candidate: candidate.whole_seconds))
 
     def _time(self, machines: Sequence[MachineTimes]) -> None:
-        with contextlib.ExitStack() as stack:
-            timed = [machine for machine in machines if self.wanted[machine.name]]
-            together = self._with_own_cores(timed)
-            sessions = {
-                machine.name: stack.enter_context(contextlib.closing(self.open_session(machine.machine)))
-                for machine in dict.fromkeys((*machines, *together))
-            }
+        timed = [machine for machine in machines if self.wanted[machine.name]]
+        together = self._with_own_cores(timed)
+        with self._sessions(dict.fromkeys((*machines, *together))) as sessions:
             self._time_peaks([machine for machine in machines if machine.lacks_peaks], sessions)
-            for machine in dict.fromkeys((*timed, *together)):
-                self._load(sessions[machine.name], machine, machine.code, self.wanted[machine.name])
+            wanted = {machine: (machine.code, self.wanted[machine.name]) for machine in (*timed, *together)}
+            self._load(sessions, wanted)
             measures: dict[str, Callable[[], Times]] = {
                 machine.name: partial(self._measure_alone, machine, sessions[machine.name]) for machine in timed
             }
@@ -168,12 +182,7 @@ class HostTiming:
                 )
 
     def _time_peaks(self, machines: Sequence[MachineTimes], sessions: Mapping[str, KernelSession]) -> None:
-        def load(machine: MachineTimes) -> None:
-            self._load(sessions[machine.name], machine, machine.peaks, frozenset(machine.peaks.distinct))
-
-        # Before its first library, a worker starts the process that tests libraries. Load all at the same time.
-        with ThreadPoolExecutor(max(len(machines), 1), thread_name_prefix="load") as pool:
-            list(pool.map(load, machines))
+        self._load(sessions, {machine: (machine.peaks, frozenset(machine.peaks.distinct)) for machine in machines})
         for machine in machines:
             machine.add_measured(sessions[machine.name].measure(PEAK_EFFORT), (), is_confirmed=True)
 
