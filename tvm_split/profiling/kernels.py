@@ -1,6 +1,6 @@
 """Kernels to be timed on the machines of one target: those of a whole model or of some stages."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
@@ -158,11 +158,11 @@ class TargetCode:
 
         Before all others comes the first kernel of each schedule rule: the others of its rule are estimated by it.
         """
-        seconds: Counter[str] = Counter()
+        seconds: defaultdict[str, float] = defaultdict(float)
         for call in self.calls:
             if call.digest not in self.untimeable:
                 seconds[call.digest] += CORE.seconds(call.kernel.operations, call.kernel.moved_bytes)
-        longest = [digest for digest, _ in seconds.most_common()]
+        longest = sorted(seconds, key=lambda digest: -seconds[digest])
         first = {self.distinct[digest].kernel.rule: digest for digest in reversed(longest)}
         return tuple(dict.fromkeys((*reversed(first.values()), *longest)))
 
