@@ -104,7 +104,10 @@ class _Consumers:
 
     @property
     def has_room(self) -> bool:
-        return not self.full_links and all(not queue.is_full for queue in self.queues)
+        for link in self.links.values():
+            if not link.has_room_locked(self.tensor):
+                return False
+        return not self.queues or all(not queue.is_full for queue in self.queues)
 
 
 class Blocked(NamedTuple):
