@@ -1,7 +1,7 @@
 """Benchmark what a micro-batch costs outside of kernels: processor time and waits of the client and of each worker.
 
 A long stream runs through a network that computes nearly nothing, or through a small convolutional network, whose
-recorded computing times are subtracted. A voluntary context switch is a thread that waits: a wake-up follows.
+recorded computing times are subtracted. A wait is a voluntary context switch of a thread: a wake-up follows.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import itertools
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -28,22 +29,18 @@ SIZES, WORKERS, TRANSPORTS = {"4 KB": 1024, "600 KB": 150_528}, (1, 2, 3), ("shm
 SENT = 1024
 """The numbers that a stage of the cheap network sends: 4 KB."""
 CONVOLUTIONS = "convolutions"
-KEYS = ("ms", "waits")
-WARM_UP = 200
-BUSIEST = 4
-"""Threads of a process whose waits are reported one by one."""
+WARM_UP, BUSIEST = 200, 8
+"""Micro-batches of the first stream, and the threads whose waits in it are reported one by one."""
 
 
 class Plus(nn.Module):
-    """Adds to the first numbers of its input."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[:, :SENT] + 1.0
 
 
 def network(kind: str, workers: int) -> tuple[nn.Module, torch.Tensor]:
     if kind == CONVOLUTIONS:
-        convolutions = [nn.Conv2d(3 if one == 0 else 16, 16, 3, stride=2) for one in range(workers)]
+        convolutions = [nn.Conv2d(16 if number else 3, 16, 3, stride=2) for number in range(workers)]
         return nn.Sequential(*convolutions).eval(), torch.ones(1, 3, 224, 224)
     return nn.Sequential(*(Plus() for _ in range(workers))), torch.ones(1, SIZES[kind])
 
@@ -53,25 +50,15 @@ def used_seconds(pids: Mapping[str, int]) -> np.ndarray:
     return np.array([time.clock_gettime(~pid << 3 | 2) for pid in pids.values()])
 
 
-def waits(pids: Mapping[str, int]) -> dict[str, dict[int, int]]:
-    """Return the voluntary context switches of each thread of each process."""
-    return {name: dict(_waits(pid)) for name, pid in pids.items()}
-
-
-def _waits(pid: int) -> Iterator[tuple[int, int]]:
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
-            yield (
-                int(thread.name),
-                int((thread / "status").read_text().split("\nvoluntary_ctxt_switches:")[1].split()[0]),
-            )
-
-
-def new_waits(pids: Mapping[str, int], before: Mapping[str, Mapping[int, int]]) -> dict[str, dict[int, int]]:
-    return {
-        name: {thread: count - before[name].get(thread, 0) for thread, count in counts.items()}
-        for name, counts in waits(pids).items()
-    }
+def waits(pids: Mapping[str, int]) -> Counter[tuple[str, int]]:
+    """Return the waits of each thread of each process since it began."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for name, pid in pids.items():
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
+                _, _, rest = (thread / "status").read_text().partition("\nvoluntary_ctxt_switches:")
+                counts[name, int(thread.name)] = int(rest.split()[0])
+    return counts
 
 
 @contextlib.contextmanager
@@ -82,41 +69,37 @@ def stream(kind: str, transport: str, workers: int, micro_batches: int) -> Itera
         processes = local_workers(names, until_end)
         pids = {"client": os.getpid(), **processes.process_ids}
         ends = {*pairwise(["client", *names, "client"]), *permutations(names, 2)}
-        links = [tvm_split.Link(*pair, transport=transport) for pair in ends]
-        cluster = cluster_of(processes.endpoints, links)
+        cluster = cluster_of(processes.endpoints, [tvm_split.Link(*pair, transport=transport) for pair in ends])
         model = tvm_split.load_model(module, (x,))
-        split = {name: [str(layer)] for layer, name in enumerate(names)}
-        plan = tvm_split.plan(model, cluster, split=split)
+        plan = tvm_split.plan(model, cluster, split={name: [str(layer)] for layer, name in enumerate(names)})
         deployment = deployed(model, plan, cluster, until_end)
-        inputs = x.numpy()
 
-        def run(count: int) -> None:
-            for _ in deployment.stream(itertools.repeat((inputs,), count)):
-                pass
+        def spent(count: int) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
+            """Return each process's milliseconds, and each thread's waits, for ``count`` micro-batches."""
+            with contextlib.closing(deployment.stream(itertools.repeat((x.numpy(),)))) as results:
+                next(results)
+                seconds, waited = used_seconds(pids), waits(pids)
+                for _ in itertools.islice(results, count):
+                    pass
+                return (used_seconds(pids) - seconds) * 1e3, waits(pids) - waited
 
         def measure() -> Figures:
-            used, waited = used_seconds(pids), waits(pids)
-            run(micro_batches)
-            milliseconds = (used_seconds(pids) - used) / micro_batches * 1e3
-            counts = [sum(own.values()) / micro_batches for own in new_waits(pids, waited).values()]
+            milliseconds, waited = spent(micro_batches)
+            milliseconds /= micro_batches
             if kind == CONVOLUTIONS:
                 # The median: a computation during which another program had the core took longer by the clock only.
                 milliseconds[1:] -= [stage.median_compute_seconds * 1e3 for stage in deployment.stats().stages]
-            figures = zip(pids, milliseconds.tolist(), counts, strict=True)
-            return {f"{name}, {key}": value for name, *both in figures for key, value in zip(KEYS, both, strict=True)}
+            figures = {f"{name}, ms": float(used) for name, used in zip(pids, milliseconds, strict=True)}
+            for (name, _), count in waited.items():
+                figures[f"{name}, waits"] = figures.get(f"{name}, waits", 0.0) + count / micro_batches
+            return figures
 
-        run(WARM_UP)
-        waited = waits(pids)
-        run(WARM_UP)
-        busiest = {name: busiest_threads(counts) for name, counts in new_waits(pids, waited).items()}
-        yield Prepared(measure, {"waits by thread": busiest})
-
-
-def busiest_threads(counts: Mapping[int, int]) -> dict[str, float]:
-    """Return the waits per micro-batch of the threads that wait most, by name if they are this process's."""
-    names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    most = sorted(counts, key=lambda thread: -counts[thread])[:BUSIEST]
-    return {names.get(thread, f"thread {thread}"): counts[thread] / WARM_UP for thread in most}
+        threads = {thread.native_id: thread.name for thread in threading.enumerate()}
+        busiest = spent(WARM_UP)[1].most_common(BUSIEST)
+        yield Prepared(
+            measure,
+            {f"{name}, {threads.get(thread, thread)} waits": count / WARM_UP for (name, thread), count in busiest},
+        )
 
 
 def sides(kind: str, transport: str, workers: int, setup: Setup) -> Sequence[Side]:
