@@ -51,7 +51,7 @@ class _Stream:
     results.
     """
 
-    # A queue (written in C) wakes its reader by one hand-over of a lock; a condition takes the pipeline's lock again.
+    # A queue (written in C) wakes its reader without the pipeline's lock.
     results: SimpleQueue[Outputs | BaseException | None] = field(default_factory=SimpleQueue)
     pending: int = 0
     ready: int = 0
@@ -169,7 +169,6 @@ class Dispatcher:
                 self._streams.discard(stream)
                 self._waiting = deque(batch for batch in self._waiting if batch.stream is not stream)
                 self._changed.notify_all()
-                self._notify_locked()
 
     def require_usable(self) -> None:
         """Raise the error that ended the pipeline, if it has ended."""
@@ -321,11 +320,10 @@ class Dispatcher:
         if not self._waiting or self._failure is not None:
             return None
         submitted = self._results.submitted
-        if submitted - self._results.taken >= self._limit:
+        sends = self._sends[submitted % len(self._sends)]
+        is_full = submitted - self._results.taken >= self._limit
+        if is_full or not all(self.outgoing[machine].has_room_locked(tensor) for tensor, _, machine in sends):
             return None
-        for tensor, _, machine in self._sends[submitted % len(self._sends)]:
-            if not self.outgoing[machine].has_room_locked(tensor):
-                return None
         for batch in self._waiting:
             if batch.stream is None or not self._is_held_locked(batch.stream):
                 return batch

@@ -50,11 +50,8 @@ class ResultQueue:
     def take(self) -> Outputs | None:
         """Return the next result if it is complete, else None."""
         sequence = self.taken
-        if sequence >= self.submitted:
+        if sequence >= self.submitted or not all(sequence in waiting for waiting in self._arrived.values()):
             return None
-        for waiting in self._arrived.values():
-            if sequence not in waiting:
-                return None
         values: dict[str, Array] = {}
         for name, waiting in self._arrived.items():
             values[name], release = waiting.pop(sequence)

@@ -51,7 +51,7 @@ class StageExecutor:
         consumers = {tensor.name: stage.name for stage in reversed(program.stages) for tensor in stage.inputs}
         self._computing = [recorder.track(COMPUTE, stage.name) for stage in program.stages]
         self._tracks = {
-            _key(kind, route): recorder.track(kind, stage_of[route.tensor.name], getattr(route, end), route.tensor.name)
+            (kind, route): recorder.track(kind, stage_of[route.tensor.name], getattr(route, end), route.tensor.name)
             for routes, stage_of, end, kinds in (
                 (program.outgoing, producers, "destination", [SEND]),
                 (program.incoming, consumers, "source", [RECEIVE, WINDOW]),
@@ -81,11 +81,11 @@ class StageExecutor:
     def transferred(
         self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int, under_way: int
     ) -> None:
-        self._recorder.record(self._tracks[_key(kind, route)], sequence, start, end, size_bytes, under_way)
+        self._recorder.record(self._tracks[kind, route], sequence, start, end, size_bytes, under_way)
 
     def widened(self, route: Route, sequence: int, depth: int) -> None:
         moment = now()
-        self.transferred(WINDOW, route, sequence, moment, moment, 0, depth)
+        self._recorder.record(self._tracks[WINDOW, route], sequence, moment, moment, 0, depth)
 
     def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         with self.lock:
@@ -164,8 +164,3 @@ class StageExecutor:
         for end in self._ends[state.position]:
             end.flush()
         return True
-
-
-def _key(kind: str, route: Route) -> tuple[str, ...]:
-    """Return what identifies a track; hashing a `Route` takes ten times as long."""
-    return kind, route.tensor.name, route.source, route.destination

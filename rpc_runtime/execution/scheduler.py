@@ -104,10 +104,7 @@ class _Consumers:
 
     @property
     def has_room(self) -> bool:
-        for link in self.links.values():
-            if not link.has_room_locked(self.tensor):
-                return False
-        return not self.queues or all(not queue.is_full for queue in self.queues)
+        return not self.full_links and all(not queue.is_full for queue in self.queues)
 
 
 class Blocked(NamedTuple):

@@ -42,7 +42,7 @@ def client_arrays(program: Program, inputs: Sequence[Array]) -> list[Array]:
 def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
     if (
         type(value) is np.ndarray
-        and (value.shape, value.dtype) == (spec.shape, spec.dtype)
+        and (value.dtype, value.shape) == (spec.dtype, spec.shape)
         and value.flags.c_contiguous
     ):
         return value

@@ -7,14 +7,12 @@ their own. The carrier of shared memory calls `LinkEnd.drain` in the thread that
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
@@ -127,8 +125,7 @@ class LinkEnd(ABC):
         self.owner = owner
         self._make_slot = make_slot
         self._lock = owner.lock
-        # A queue (written in C) wakes the sending thread sooner than a condition (Python).
-        self._wake: SimpleQueue[None] = SimpleQueue()
+        self._wake = threading.Condition(owner.lock)
         self._closed = False
         self._has_closed = threading.Event()
         ends = {route.source if self.receives else route.destination for route in routes}
@@ -183,17 +180,17 @@ class LinkEnd(ABC):
         """
         while True:
             with self._lock:
-                message = self._begin_locked()
-                if message is None and self._closed:
+                while (message := self._begin_locked()) is None and not self._closed:
+                    begin = time.monotonic()
+                    self._sender_sleeps = True
+                    has_come = self._wake.wait(self.timeouts.beat_seconds)
+                    self._sender_sleeps = False
+                    if not has_come:
+                        self.require_life(begin)
+                        message = Message((HEARTBEAT,))
+                        break
+                if message is None:
                     return
-                self._sender_sleeps = message is None
-            if message is None:
-                begin = time.monotonic()
-                with contextlib.suppress(Empty):
-                    self._wake.get(timeout=self.timeouts.beat_seconds)
-                    continue
-                self.require_life(begin)
-                message = Message((HEARTBEAT,))
             yield from message.frames
             with self._lock:
                 if self._closed:
@@ -231,8 +228,7 @@ class LinkEnd(ABC):
         """Wake the sending thread, because there may be a message. The caller then calls `flush`."""
         self._may_send = True
         if self._sender_sleeps:
-            self._sender_sleeps = False
-            self._wake.put(None)
+            self._wake.notify()
 
     def _begin_locked(self) -> Message | None:
         if self._closed:
@@ -280,7 +276,7 @@ class LinkEnd(ABC):
         for tensor in self._tensors.values():
             tensor.slots.clear()
         self._has_closed.set()
-        self._wake.put(None)
+        self._wake.notify_all()
 
     def close(self) -> None:
         with self._lock:

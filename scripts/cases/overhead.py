@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -26,16 +25,13 @@ from scripts.processes import Figures, Prepared
 from scripts.sides import cluster_of, deployed, local_workers
 
 SIZES, WORKERS, TRANSPORTS = {"4 KB": 1024, "600 KB": 150_528}, (1, 2, 3), ("shm", "grpc")
-SENT = 1024
-"""The numbers that a stage of the cheap network sends: 4 KB."""
 CONVOLUTIONS = "convolutions"
 WARM_UP, BUSIEST = 200, 8
-"""Micro-batches of the first stream, and the threads whose waits in it are reported one by one."""
 
 
 class Plus(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x[:, :SENT] + 1.0
+        return x[:, :1024] + 1.0
 
 
 def network(kind: str, workers: int) -> tuple[nn.Module, torch.Tensor]:
@@ -65,7 +61,7 @@ def waits(pids: Mapping[str, int]) -> Counter[tuple[str, int]]:
 def stream(kind: str, transport: str, workers: int, micro_batches: int) -> Iterator[Prepared]:
     module, x = network(kind, workers)
     names = [f"worker {number + 1}" for number in range(workers)]
-    with ExitStack() as until_end:
+    with contextlib.ExitStack() as until_end:
         processes = local_workers(names, until_end)
         pids = {"client": os.getpid(), **processes.process_ids}
         ends = {*pairwise(["client", *names, "client"]), *permutations(names, 2)}
@@ -103,9 +99,8 @@ def stream(kind: str, transport: str, workers: int, micro_batches: int) -> Itera
 
 
 def sides(kind: str, transport: str, workers: int, setup: Setup) -> Sequence[Side]:
-    count = int(setup.options.values.get("micro-batches", 2000))
-    arguments = {"kind": kind, "transport": transport, "workers": workers, "micro_batches": count}
-    return [setup.side("stream", stream, checkout, **arguments) for checkout in setup.checkouts]
+    options = {"workers": workers, "micro_batches": int(setup.options.values.get("micro-batches", 2000))}
+    return [setup.side("stream", stream, one, kind=kind, transport=transport, **options) for one in setup.checkouts]
 
 
 CASE = Case(
