@@ -72,12 +72,12 @@ def stream(kind: str, transport: str, workers: int, micro_batches: int) -> Itera
 
         def spent(count: int) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
             """Return each process's milliseconds, and each thread's waits, for ``count`` micro-batches."""
-            with contextlib.closing(deployment.stream(itertools.repeat((x.numpy(),)))) as results:
-                next(results)
-                seconds, waited = used_seconds(pids), waits(pids)
-                for _ in itertools.islice(results, count):
-                    pass
-                return (used_seconds(pids) - seconds) * 1e3, waits(pids) - waited
+            results = deployment.stream(itertools.repeat((x.numpy(),)))
+            next(results)
+            seconds, waited = used_seconds(pids), waits(pids)
+            for _ in itertools.islice(results, count):
+                pass
+            return (used_seconds(pids) - seconds) * 1e3, waits(pids) - waited
 
         def measure() -> Figures:
             milliseconds, waited = spent(micro_batches)
