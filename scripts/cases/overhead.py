@@ -92,10 +92,8 @@ def stream(kind: str, transport: str, workers: int, micro_batches: int) -> Itera
 
         threads = {thread.native_id: thread.name for thread in threading.enumerate()}
         busiest = spent(WARM_UP)[1].most_common(BUSIEST)
-        yield Prepared(
-            measure,
-            {f"{name}, {threads.get(thread, thread)} waits": count / WARM_UP for (name, thread), count in busiest},
-        )
+        facts = {f"{name}, {threads.get(thread, thread)} waits": count / WARM_UP for (name, thread), count in busiest}
+        yield Prepared(measure, facts)
 
 
 def sides(kind: str, transport: str, workers: int, setup: Setup) -> Sequence[Side]:
