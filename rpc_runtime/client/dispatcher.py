@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any
 
 from rpc_runtime.client.result_queue import ResultQueue, array_slot
@@ -44,16 +45,23 @@ def default_in_flight(program: Program) -> int:
 class _Stream:
     """The state of a stream.
 
-    ``pending`` are the micro-batches that were fed and whose results the caller has not taken; ``ready`` of them have
-    their result. ``is_fed``: no more micro-batches come; ``error`` is what the caller's iterable raised. ``is_over``:
-    the caller takes no more results.
+    ``results`` has what the caller takes next: results in order, then the error that ends the stream, or None.
+    ``pending`` micro-batches were fed and their results are not taken; ``ready`` of them have their result. ``is_fed``:
+    no more micro-batches come; ``error`` is what the caller's iterable raised. ``is_over``: the caller takes no more
+    results.
     """
 
-    pending: deque[_MicroBatch] = field(default_factory=deque)
+    # A queue (written in C) wakes its reader without the pipeline's lock.
+    results: SimpleQueue[Outputs | BaseException | None] = field(default_factory=SimpleQueue)
+    pending: int = 0
     ready: int = 0
     is_fed: bool = False
     error: BaseException | None = None
     is_over: bool = False
+
+    def end_if_complete_locked(self) -> None:
+        if self.is_fed and self.ready == self.pending:
+            self.results.put(self.error)
 
 
 @dataclass(eq=False, repr=False)
@@ -100,6 +108,7 @@ class Dispatcher:
         self._waited_for = waited_for
         self._results = ResultQueue(program)
         self._limit = default_in_flight(program) if in_flight is None else in_flight
+        self._streams: set[_Stream] = set()
         self._waiting: deque[_MicroBatch] = deque()
         self._in_flight: deque[_MicroBatch] = deque()
         self._last_activity = time.monotonic()
@@ -147,6 +156,9 @@ class Dispatcher:
         """Yield the outputs for many micro-batches, in order."""
         self.own_process.require()
         stream = _Stream()
+        with self.lock:
+            self._require_usable_locked()
+            self._streams.add(stream)
         threading.Thread(target=self._feed_stream, args=(stream, batches), name="feed", daemon=True).start()
         try:
             yield from self._drain(stream)
@@ -154,9 +166,9 @@ class Dispatcher:
             self.own_process.require()
             with self.lock:
                 stream.is_over = True
-                stream.pending.clear()
+                self._streams.discard(stream)
                 self._waiting = deque(batch for batch in self._waiting if batch.stream is not stream)
-                self._notify_locked()
+                self._changed.notify_all()
 
     def require_usable(self) -> None:
         """Raise the error that ended the pipeline, if it has ended."""
@@ -201,6 +213,8 @@ class Dispatcher:
             self._calls_changed.notify()
             unfinished = (*self._in_flight, *self._waiting)
             self._waiting.clear()
+            for stream in self._streams:
+                stream.results.put(_copy(failure))
         for batch in unfinished:
             if batch.future.cancelled():
                 batch.future.set_running_or_notify_cancel()  # wakes those that wait for several futures
@@ -215,22 +229,21 @@ class Dispatcher:
         self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int, under_way: int
     ) -> None:
         """Record a transfer of an input or output."""
-        self.recorder.record(self._track(kind, route), sequence, start, end, size_bytes, under_way)
+        peer = route.destination if kind == SEND else route.source
+        track = self.recorder.track(kind, "", peer, route.tensor.name)
+        self.recorder.record(track, sequence, start, end, size_bytes, under_way)
 
     def widened(self, route: Route, sequence: int, depth: int) -> None:
         """Record that the client allows more micro-batches of an output under way."""
         moment = now()
-        self.recorder.record(self._track(WINDOW, route), sequence, moment, moment, 0, depth)
-
-    def _track(self, kind: str, route: Route) -> int:
-        peer = route.destination if kind == SEND else route.source
-        return self.recorder.track(kind, "", peer, route.tensor.name)
+        self.transferred(WINDOW, route, sequence, moment, moment, 0, depth)
 
     def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """Take a received output tensor; return complete results to their callers."""
         with self.lock:
             self._results.arrive(route.tensor.name, sequence, value, release)
             done = self._hand_out_locked()
+            self._notify_locked()
         self._pass_on(done)
 
     def room_locked(self) -> None:
@@ -254,7 +267,7 @@ class Dispatcher:
             error = raised
         with self.lock:
             stream.is_fed, stream.error = True, error
-            self._changed.notify_all()
+            stream.end_if_complete_locked()
 
     def _put(self, stream: _Stream, batch: _MicroBatch) -> bool:
         """Wait until a stream's micro-batch was fed; return False if the stream has ended."""
@@ -288,8 +301,9 @@ class Dispatcher:
             if stream is None and not batch.future.set_running_or_notify_cancel():
                 continue
             if stream is not None:
-                stream.pending.append(batch)
+                stream.pending += 1
                 batch.since = time.monotonic()
+                self._changed.notify_all()  # its feeding thread, if another thread feeds this micro-batch
             batch.sequence = sequence = self._results.submit(batch.inputs)
             batch.fed_nanoseconds = now()
             self._in_flight.append(batch)
@@ -307,45 +321,43 @@ class Dispatcher:
             return None
         submitted = self._results.submitted
         sends = self._sends[submitted % len(self._sends)]
-        has_room = all(self.outgoing[machine].has_room_locked(tensor) for tensor, _, machine in sends)
-        if submitted - self._results.taken >= self._limit or not has_room:
+        is_full = submitted - self._results.taken >= self._limit
+        if is_full or not all(self.outgoing[machine].has_room_locked(tensor) for tensor, _, machine in sends):
             return None
-        lead, limit = self._program.results_lead, self._limit
         for batch in self._waiting:
-            stream = batch.stream
-            if stream is None or (stream.ready < lead and len(stream.pending) < limit):
+            if batch.stream is None or not self._is_held_locked(batch.stream):
                 return batch
         return None
 
+    def _is_held_locked(self, stream: _Stream) -> bool:
+        """Return whether a stream must wait until its caller takes a result."""
+        return stream.ready >= self._program.results_lead or stream.pending >= self._limit
+
     def _hand_out_locked(self) -> list[_Result]:
-        """Remove the complete results from the queue, in order; return each with its future."""
+        """Remove the complete results from the queue, in order; return those of single calls with their futures."""
         done: list[_Result] = []
         while (result := self._results.take()) is not None:
             batch = self._in_flight.popleft()
             self.recorder.record(self._flights, self._results.taken - 1, batch.fed_nanoseconds, now())
-            if batch.stream is not None:
-                batch.stream.ready += 1
-            done.append((batch.future, result))
-        self._notify_locked()
+            if (stream := batch.stream) is None:
+                done.append((batch.future, result))
+            else:
+                stream.ready += 1
+                stream.results.put(result)
+                stream.end_if_complete_locked()
         return done
 
     def _drain(self, stream: _Stream) -> Iterator[Outputs]:
         """Yield the results of a stream until its end."""
-        while True:
+        while (result := stream.results.get()) is not None:
+            if isinstance(result, BaseException):
+                raise result
             with self.lock:
-                while not stream.pending:
-                    self._require_usable_locked()
-                    if stream.is_fed and stream.error is not None:
-                        raise stream.error
-                    if stream.is_fed:
-                        return
-                    self._changed.wait()
-                batch = stream.pending[0]
-            result = batch.future.result()
-            with self.lock:
-                stream.pending.popleft()
+                was_held = self._is_held_locked(stream)
+                stream.pending -= 1
                 stream.ready -= 1
-                self._notify_locked()
+                if was_held:
+                    self._notify_locked()
             yield result
 
     def _feed_calls(self) -> None:
@@ -359,7 +371,11 @@ class Dispatcher:
                 if not late and self._next_locked() is None:
                     self._calls_changed.wait(min(seconds, threading.TIMEOUT_MAX))
             for batch in late:
-                _settle(batch.future, self._deadline_error(batch))
+                error = self._deadline_error(batch)
+                _settle(batch.future, error)
+                with self.lock:
+                    if batch.stream is not None and batch in self._in_flight:
+                        batch.stream.results.put(error)
 
     def _take_late_locked(self) -> tuple[list[_MicroBatch], float]:
         """Return the late micro-batches, and the seconds until the next one can be late.
@@ -391,10 +407,11 @@ class Dispatcher:
             raise _copy(self._failure)
 
     def _notify_locked(self) -> None:
-        """Wake the threads that wait for room, a result or the end of the pipeline."""
-        self._changed.notify_all()
-        if any(batch.stream is None for batch in self._waiting):
-            self._calls_changed.notify()
+        """Wake the threads that wait for room, if a micro-batch can now be fed."""
+        if self._next_locked() is not None:
+            self._changed.notify_all()
+            if any(batch.stream is None for batch in self._waiting):
+                self._calls_changed.notify()
 
     def _pass_on(self, done: Iterable[_Result]) -> None:
         """Set the results of futures, then send what was fed. Call it without the lock: callbacks may run any code.

@@ -28,6 +28,8 @@ class ResultQueue:
         self._program = program
         inputs = [tensor.name for tensor in program.inputs]
         self._names = [tensor.name for tensor in program.outputs]
+        # Each output with whether it is an earlier one again, whose array the user gets as a copy.
+        self._outputs = [(name, name in self._names[:position]) for position, name in enumerate(self._names)]
         self._kept_inputs = {name: inputs.index(name) for name in self._names if name in inputs}
         # By sequence number, because one replica that makes an output may be ahead of another.
         self._arrived: dict[str, dict[int, tuple[Any, Callable[[], None] | None]]] = {n: {} for n in self._names}
@@ -56,8 +58,5 @@ class ResultQueue:
             if release is not None:
                 release()
         self.taken += 1
-        arrays = (
-            values[name].copy() if name in self._names[:position] else values[name]
-            for position, name in enumerate(self._names)
-        )
+        arrays = [values[name].copy() if is_again else values[name] for name, is_again in self._outputs]
         return Outputs.of(self._program, arrays)

@@ -170,7 +170,8 @@ class Outbox:
     def __init__(self, routes: Sequence[Route]) -> None:
         self._by_name = {route.tensor.name: SendQueue(route, SendWindow(*depths(route))) for route in routes}
         self._by_index = {queue.route.index: queue for queue in self._by_name.values()}
-        self._queued: dict[int, SendQueue] = {}
+        self.queued: dict[int, SendQueue] = {}
+        """The tensors of which a micro-batch is queued, by index."""
 
     def window(self, tensor_index: int) -> SendWindow:
         return self._by_index[tensor_index].window
@@ -182,12 +183,12 @@ class Outbox:
     def put(self, tensor: str, sequence: int, value: Any) -> None:
         queue = self._by_name[tensor]
         queue.items.append((sequence, value))
-        self._queued[queue.route.index] = queue
+        self.queued[queue.route.index] = queue
 
     def next(self, now: int) -> SendItem | None:
         """Return the micro-batch to send now, or None; keep it queued until `sent`. Mark tensors that lack a credit."""
         chosen: SendQueue | None = None
-        for queue in self._queued.values():
+        for queue in self.queued.values():
             if not queue.window.may_start:
                 queue.window.wait()
             elif chosen is None or queue.items[0][0] < chosen.items[0][0]:
@@ -202,12 +203,12 @@ class Outbox:
         queue = self._by_index[tensor_index]
         queue.items.popleft()
         if not queue.items:
-            del self._queued[tensor_index]
+            del self.queued[tensor_index]
 
     def clear(self) -> None:
         for queue in self._by_name.values():
             queue.items.clear()
-        self._queued.clear()
+        self.queued.clear()
 
 
 class Grants:

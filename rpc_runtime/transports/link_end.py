@@ -134,6 +134,8 @@ class LinkEnd(ABC):
         self._has_slots = False
         self._is_draining = False
         self._sender_sleeps = False
+        self._may_send = True
+        """Whether there may be a message that `drain` has not looked for."""
         self._carrier_frames: list[bytes] = []
 
     def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
@@ -202,6 +204,7 @@ class LinkEnd(ABC):
             Exception: a tensor cannot be copied; the link then sends nothing more.
         """
         with self._lock:
+            self._may_send = False
             if self._is_draining:
                 return
             message = self._begin_locked()
@@ -218,11 +221,12 @@ class LinkEnd(ABC):
 
     def flush(self) -> None:
         """Notify the carrier that there may be a message. For any thread, without the lock."""
-        if self._carrier is not None:
+        if self._may_send and self._carrier is not None:
             self._carrier.wake()
 
     def _wake_locked(self) -> None:
         """Wake the sending thread, because there may be a message. The caller then calls `flush`."""
+        self._may_send = True
         if self._sender_sleeps:
             self._wake.notify()
 

@@ -77,6 +77,8 @@ class OutgoingLink(LinkEnd):
         self._wake_locked()
 
     def _next_locked(self) -> Message | None:
+        if not self._outbox.queued:
+            return None
         start = now()
         item = self._outbox.next(start)
         if item is None:

@@ -18,6 +18,7 @@ CASES = (
     "simulation",
     "gpu",
     "observing",
+    "overhead",
 )
 
 

@@ -1,11 +1,15 @@
 """The order in which the client feeds micro-batches, without a network."""
 
-from concurrent.futures import Future
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from threading import Event
 
 import numpy as np
+import pytest
 
 from rpc_runtime.client.dispatcher import Dispatcher
+from rpc_runtime.errors import WorkerError
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.runner import Outputs
 from rpc_runtime.transports.links import OutgoingLink
@@ -39,3 +43,27 @@ def test_micro_batches_are_fed_in_the_order_in_which_they_were_submitted() -> No
         dispatcher.deliver(from_worker.routes[0], sequence, y, lambda: None)
     assert [int(result.result(0)[0][0]) for result in results if not result.cancelled()] == [0, 1, 2, 3, 4]
     dispatcher.close()
+
+
+def test_closing_ends_a_stream_that_waits_for_its_source() -> None:
+    """Results that came before are given first, also while the source of the next inputs never answers."""
+    program = Program((tensor("x"),), (tensor("y"),), (stage(0, "s", "A", "x", "y"),))
+    dispatcher = Dispatcher(program, PATIENCE_SECONDS, None, lambda sequence: "a result")
+    (from_worker,), asked, ended = dispatcher.incoming.values(), Event(), Event()
+
+    def source() -> Iterator[list[np.ndarray]]:
+        yield [np.zeros(2, np.float32)]
+        asked.set()
+        ended.wait(PATIENCE_SECONDS)
+
+    results = dispatcher.stream(source())
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(next, results)
+        assert asked.wait(PATIENCE_SECONDS)
+        dispatcher.deliver(from_worker.routes[0], 0, np.ones(2, np.float32), lambda: None)
+        assert first.result(PATIENCE_SECONDS)[0].tolist() == [1, 1]
+        following = threads.submit(next, results)
+        dispatcher.close()
+        with pytest.raises(WorkerError, match="closed"):
+            following.result(PATIENCE_SECONDS)
+        ended.set()
