@@ -214,7 +214,14 @@ def is_tensor_constant(expression: relax.Expr) -> bool:
 
 def constant(array: np.ndarray[Any, Any]) -> relax.Expr:
     """Return a constant of the array's dtype; ``relax.const`` without a dtype converts float64 to float32."""
-    return relax.const(array, array.dtype.name)
+    return relax.const(tvm.runtime.tensor(np.asarray(array)), array.dtype.name)
+
+
+def array_of(constant: relax.Expr) -> np.ndarray[Any, Any]:
+    """Return the values of a tensor constant, to be read only: the array is the constant's memory where numpy can."""
+    value = constant.value
+    is_of_numpy = np.dtype(str(value.dtype)).isbuiltin == 1  # bfloat16 is of ml_dtypes
+    return np.from_dlpack(value) if is_of_numpy else value.numpy()
 
 
 def shape_of(value: relax.Expr | relax.Type) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, Output
 from torch.utils import _pytree as pytree
 
 from tvm_split.errors import ModelImportError
-from tvm_split.frontends.torch.tensors import IMPORTABLE, require_importable, to_numpy
+from tvm_split.frontends.torch.tensors import IMPORTABLE, as_numpy, require_importable
 
 LAYER_ANNOTATION = "layer"
 """The key of ``torch.fx.traceback.annotate`` for layers of networks that are not a tree of torch modules."""
@@ -102,7 +102,7 @@ def check_no_state(program: ExportedProgram, names: LayerNames) -> None:
 def arrays_of(
     program: ExportedProgram, tensors: Mapping[fx.Node, torch.Tensor], names: LayerNames
 ) -> dict[fx.Node, np.ndarray[Any, Any]]:
-    """Return the values in ``tensors`` that the network reads. Raises ModelImportError for unsupported dtypes."""
+    """Return the values in ``tensors`` that the network reads, not copied. Raises ModelImportError for other dtypes."""
     signature = program.graph_signature
     targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     arrays = {}
@@ -113,7 +113,7 @@ def arrays_of(
             require_importable(
                 value.dtype, f"layer {names.layer_of(readers[0])!r} reads {targets.get(node.name, node.name)!r}, which"
             )
-            arrays[node] = to_numpy(value)
+            arrays[node] = as_numpy(value)
     return arrays
 
 
