@@ -115,7 +115,7 @@ class Model(Shown):
             if is_tensor_constant(expression):
                 values = array_of(expression)
                 digest.update(f"{values.dtype}{values.shape}".encode())
-                digest.update(values.reshape(-1).view(np.uint8))
+                digest.update(values.reshape(-1).view(np.uint8).data)
 
         relax.analysis.post_order_visit(main_function(self.module), add)
         return digest.hexdigest()

@@ -255,37 +255,42 @@ def _sources(call: fx.Node) -> list[fx.Node]:
 
 def _parts(calls: list[fx.Node]) -> Iterator[tuple[list[fx.Node], list[fx.Node], list[Any]]]:
     """Yield for each call the parameters, calls and results of the graph into which torch decomposes it."""
+    counts = [len(_fake(call)) if isinstance(_fake(call), list | tuple) else 0 for call in calls]
+    traced = _traced(calls, counts)
+    parameters = iter(traced.find_nodes(op="placeholder"))
+    outputs = iter(traced.output_node().args[0])
+    results = [[next(outputs) for _ in range(count or 1)] for count in counts]
+    calls_of: dict[Any, set[int]] = {}
+    for place, of_call in enumerate(results):
+        for result in of_call:
+            calls_of.setdefault(result, set()).add(place)
+    bodies: list[list[fx.Node]] = [[] for _ in calls]
+    for node in reversed(traced.nodes):
+        for place in calls_of.get(node, ()) if node.op == "call_function" else ():
+            bodies[place].append(node)
+            for source in node.all_input_nodes:
+                calls_of.setdefault(source, set()).add(place)
+    for call, body, of_call in zip(calls, bodies, results, strict=True):
+        yield [next(parameters) for _ in _sources(call)], body[::-1], of_call
+
+
+def _traced(calls: list[fx.Node], counts: list[int]) -> fx.Graph:
+    """Return torch's decomposition of a program of these calls on parameters; ``counts`` are those of their fields."""
     sources = [source for call in calls for source in _sources(call)]
     small = fx.Graph()
-    waiting = iter([small.placeholder(f"argument_{place}") for place in range(len(sources))])
+    parameters = iter([small.placeholder(f"argument_{place}") for place in range(len(sources))])
     results = []
-    for call in calls:
-        result = small.node_copy(call, lambda _: next(waiting))
-        fields = range(len(_fake(call))) if isinstance(_fake(call), list | tuple) else None
-        results.append([result] if fields is None else [small.call_function(getitem, (result, i)) for i in fields])
-    small.output(tuple(result for of_call in results for result in of_call))
+    for call, count in zip(calls, counts, strict=True):
+        result = small.node_copy(call, lambda _: next(parameters))
+        results += [small.call_function(getitem, (result, place)) for place in range(count)] or [result]
+    small.output(tuple(results))
     composites, others = _decompositions()
     with _mode_of(calls), _ignore_backend_decomps(), _override_composite_implicit_decomp(composites):
         module = fx.GraphModule({}, small)
         traced, signature = aot_export_module(module, [*map(_fake, sources)], trace_joint=False, decompositions=others)
     if signature.user_inputs_to_mutate or signature.buffers_to_mutate or traced.graph.find_nodes(op="get_attr"):
         raise _NotByCallError
-    parameters = iter(traced.graph.find_nodes(op="placeholder"))
-    outputs = iter(traced.graph.output_node().args[0])
-    places: dict[Any, list[int]] = {}
-    ends = [[next(outputs) for _ in of_call] for of_call in results]
-    for place, of_call in enumerate(ends):
-        for end in of_call:
-            places.setdefault(end, []).append(place)
-    bodies: list[list[fx.Node]] = [[] for _ in calls]
-    for node in reversed(traced.graph.nodes):
-        for place in dict.fromkeys(places.get(node, ())):
-            if node.op == "call_function":
-                bodies[place].append(node)
-                for source in node.all_input_nodes:
-                    places.setdefault(source, []).append(place)
-    for call, body, of_call in zip(calls, bodies, ends, strict=True):
-        yield [next(parameters) for _ in _sources(call)], body[::-1], of_call
+    return traced.graph
 
 
 def _inline(graph: fx.Graph, call: fx.Node, parameters: list[fx.Node], body: list[fx.Node], results: list[Any]) -> None:
