@@ -20,7 +20,7 @@ from tvm.ir.transform import PassContext
 
 from relay_passes.ir import (
     PLAIN_LAYOUTS,
-    array_in,
+    array_of,
     bindings_of,
     call_like,
     constant,
@@ -144,7 +144,7 @@ def _per_channel(array: np.ndarray, channels: int, axis_from_end: int) -> np.nda
 
 def _scaled(call: relax.Call, chain: _Chain) -> relax.Call:
     """Return the product with the chain's scales multiplied into its weights."""
-    weight = array_in(call.args[1])
+    weight = array_of(call.args[1])
     along = [1] * weight.ndim
     along[_PRODUCTS[chain.operator][1]] = -1
     scaled = (weight.astype(np.float64) * chain.scale.reshape(along)).astype(weight.dtype)

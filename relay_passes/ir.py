@@ -219,17 +219,6 @@ def is_tensor_constant(expression: relax.Expr) -> bool:
     return isinstance(expression, tvm.ir.GenericConst) and isinstance(expression.value, tvm.runtime.Tensor)
 
 
-def array_in(constant: relax.Expr) -> np.ndarray[Any, Any]:
-    """Return the values of a tensor constant, not copied if numpy has the dtype."""
-    tensor = constant.value
-    return np.from_dlpack(tensor) if _is_shared(np.dtype(str(tensor.dtype))) else tensor.numpy()
-
-
-def _is_shared(dtype: np.dtype[Any]) -> bool:
-    """Return whether numpy knows a dtype under the name that DLPack gives it: not booleans and bfloat16."""
-    return dtype.kind in "fiu"
-
-
 def constant(array: np.ndarray[Any, Any]) -> relax.Expr:
     """Return a constant of the array's dtype; ``relax.const`` without a dtype converts float64 to float32.
 
@@ -240,6 +229,17 @@ def constant(array: np.ndarray[Any, Any]) -> relax.Expr:
     tensor = tvm.runtime.empty(array.shape, array.dtype.name)
     np.from_dlpack(tensor)[...] = array
     return relax.const(tensor)
+
+
+def array_of(constant: relax.Expr) -> np.ndarray[Any, Any]:
+    """Return the values of a tensor constant, to be read only: the array is the constant's memory where numpy can."""
+    tensor = constant.value
+    return np.from_dlpack(tensor) if _is_shared(np.dtype(str(tensor.dtype))) else tensor.numpy()
+
+
+def _is_shared(dtype: np.dtype[Any]) -> bool:
+    """Return whether numpy knows a dtype under the name that DLPack gives it: not booleans and bfloat16."""
+    return dtype.kind in "fiu"
 
 
 def shape_of(value: relax.Expr | relax.Type) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.costs import calls, size_bytes
-from relay_passes.ir import bindings_of, is_tensor_constant, main_function, returned_fields, used_variables
+from relay_passes.ir import array_of, bindings_of, is_tensor_constant, main_function, returned_fields, used_variables
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.specs import TensorSpec
 from tvm_split.errors import PlanError
@@ -113,8 +113,9 @@ class Model(Shown):
 
         def add(expression: relax.Expr) -> None:
             if is_tensor_constant(expression):
-                values = expression.value.numpy()
-                digest.update(f"{values.dtype}{values.shape}".encode() + values.tobytes())
+                values = array_of(expression)
+                digest.update(f"{values.dtype}{values.shape}".encode())
+                digest.update(values.reshape(-1).view(np.uint8).data)
 
         relax.analysis.post_order_visit(main_function(self.module), add)
         return digest.hexdigest()

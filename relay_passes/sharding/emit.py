@@ -33,7 +33,7 @@ import tvm
 from tvm import relax
 
 from relay_passes.ir import (
-    array_in,
+    array_of,
     constant,
     emit_again,
     free_name,
@@ -207,7 +207,7 @@ class _Emitter:
         if operand_range == (0, axis.length):
             return value
         if key not in self._constants:
-            self._constants[key] = constant(axis.part_of(array_in(value), *operand_range))
+            self._constants[key] = constant(axis.part_of(array_of(value), *operand_range))
         return self._constants[key]
 
     def _whole_of(self, name: str, machine: int | None) -> relax.Expr:

@@ -1,104 +1,32 @@
-"""Decompose an exported program to a static, functional graph of ATen operators, and find the layer of each node in
-the user's module tree."""
+"""Read a lowered program: the layer of each node in the user's module tree, its tensors, its constant values."""
 
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from functools import cache
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import fx
-from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 from torch.export import ExportedProgram
-from torch.export.exported_program import _decompose_exported_program, _split_decomp_table_to_cia_and_python_decomp
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from tvm_split.errors import ModelImportError, class_and_first_line
-from tvm_split.frontends.torch.conversions.layers import RESAMPLINGS
-from tvm_split.frontends.torch.tensors import IMPORTABLE, require_importable, to_numpy
-
-aten = torch.ops.aten
-
-KEPT_OPERATORS = (
-    # torch would decompose these into many reshapes and copies; in Relax each is one or two operators.
-    aten.linear.default,
-    aten.matmul.default,
-    aten.layer_norm.default,
-    aten.group_norm.default,
-    aten.scaled_dot_product_attention.default,
-    aten.max_pool1d.default,
-    aten.max_pool2d.default,
-    aten.max_pool3d.default,
-    aten.avg_pool1d.default,
-    aten.adaptive_avg_pool1d.default,
-    aten.adaptive_avg_pool2d.default,
-    aten.adaptive_avg_pool3d.default,
-    aten.silu.default,
-    aten.hardswish.default,
-    aten.special_ndtr.default,
-    aten.std.correction,
-    aten.unfold.default,
-    *(getattr(aten, name).vec for name in RESAMPLINGS),
-)
-
-TAKEN_APART = (
-    # Batch norms in training mode: torch's single operator reads statistics that it only updates.
-    aten._native_batch_norm_legit.no_stats,
-    aten._native_batch_norm_legit_functional.default,
-    # TVM's importer converts these wrongly, and torch has decompositions for them.
-    aten.addmm.default,
-    aten.addmv.default,
-    aten.isinf.default,
-    aten.linalg_vector_norm.default,
-)
-
+from tvm_split.errors import ModelImportError
+from tvm_split.frontends.torch.tensors import IMPORTABLE, as_numpy, require_importable
 
 LAYER_ANNOTATION = "layer"
 """The key of ``torch.fx.traceback.annotate`` for layers of networks that are not a tree of torch modules."""
 
-Decompositions = dict[Any, Callable[..., Any]]
 
+@dataclass(frozen=True)
+class Lowered:
+    """A static, functional graph with the signature and the tensors of the exported program that it was made of."""
 
-@cache
-def _decompositions() -> tuple[Decompositions, Decompositions]:
-    """Return the decompositions of composite operators (defined only by others), and those of all other operators.
-
-    Composite operators that torch would decompose in the same way are left out."""
-    table = torch.export.default_decompositions()
-    table.update(get_decompositions(TAKEN_APART))
-    for overload in KEPT_OPERATORS:
-        table.pop(overload, None)
-    core = _core_aten_decompositions_post_autograd()
-    taken_apart_anyway = {composite for composite in table if composite not in core}
-    composites, rest = _split_decomp_table_to_cia_and_python_decomp(dict(table))
-    return {op: change for op, change in composites.items() if op not in taken_apart_anyway}, rest
-
-
-def decomposed(program: ExportedProgram, sizes: Mapping[str, int] | None = None) -> ExportedProgram:
-    """Decompose ``program`` to core ATen operators and operators that Relax has, without in-place ones.
-
-    The result is static: ``sizes`` has the size of each symbol.
-    """
-    composites, decompositions = _decompositions()
-    try:
-        with torch.no_grad(), warnings.catch_warnings(), _fixed(program, sizes) if sizes else nullcontext():
-            warnings.simplefilter("ignore")
-            # `run_decompositions` does the same, but first registers the default decomposition of each of torch's
-            # hundreds of composite operators, which takes most of an import's time.
-            lowered = _decompose_exported_program(
-                program,
-                cia_to_decomp=composites,
-                python_decomp_table=decompositions,
-                joint_loss_index=None,
-                decompose_custom_triton_ops=False,
-            )
-    except Exception as error:
-        raise ModelImportError(f"torch cannot decompose the exported program: {class_and_first_line(error)}") from error
-    lowered.graph.eliminate_dead_code()
-    return lowered
+    graph: fx.Graph
+    graph_signature: ExportGraphSignature
+    state_dict: Mapping[str, torch.Tensor]
+    constants: Mapping[str, Any]
 
 
 class LayerNames:
@@ -109,7 +37,7 @@ class LayerNames:
     name before decomposition (``layer1.0.add_``), at the root only by that name.
     """
 
-    def __init__(self, program: ExportedProgram, omitted: str = "") -> None:
+    def __init__(self, program: Lowered, omitted: str = "") -> None:
         """Names leave out ``omitted``, a part of the root module, as if it were the root (see `export.Called`)."""
         self._omitted = omitted
         paths = {path for node in program.graph.nodes for _, path in self._stack(node)}
@@ -174,7 +102,7 @@ def check_no_state(program: ExportedProgram, names: LayerNames) -> None:
 def arrays_of(
     program: ExportedProgram, tensors: Mapping[fx.Node, torch.Tensor], names: LayerNames
 ) -> dict[fx.Node, np.ndarray[Any, Any]]:
-    """Return the values in ``tensors`` that the network reads. Raises ModelImportError for unsupported dtypes."""
+    """Return the values in ``tensors`` that the network reads, not copied. Raises ModelImportError for other dtypes."""
     signature = program.graph_signature
     targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     arrays = {}
@@ -185,7 +113,7 @@ def arrays_of(
             require_importable(
                 value.dtype, f"layer {names.layer_of(readers[0])!r} reads {targets.get(node.name, node.name)!r}, which"
             )
-            arrays[node] = to_numpy(value)
+            arrays[node] = as_numpy(value)
     return arrays
 
 
@@ -223,30 +151,6 @@ def user_outputs(program: ExportedProgram) -> list[Any]:
         for value, spec in zip(output.args[0], program.graph_signature.output_specs, strict=True)
         if spec.kind in kinds
     ]
-
-
-@contextmanager
-def _fixed(program: ExportedProgram, sizes: Mapping[str, int]) -> Iterator[None]:
-    """Give the inputs of ``program`` these ``sizes`` by symbol inside the block; tracing infers all other sizes."""
-    before = {node: node.meta["val"] for node in user_inputs(program)}
-
-    def static(numbers: Iterable[Any]) -> list[int]:
-        expressions = [number if isinstance(number, int) else number.node.expr for number in numbers]
-        return [
-            value
-            if isinstance(value, int)
-            else int(value.subs({symbol: sizes[str(symbol)] for symbol in value.free_symbols}))
-            for value in expressions
-        ]
-
-    try:
-        for node, value in before.items():
-            with value.fake_mode:
-                node.meta["val"] = torch.empty_strided(static(value.shape), static(value.stride()), dtype=value.dtype)
-        yield
-    finally:
-        for node, value in before.items():
-            node.meta["val"] = value
 
 
 def _nodes_before(nodes: list[Any]) -> set[fx.Node]:

@@ -42,15 +42,16 @@ from tvm_split.frontends.torch.conversions import TorchCall, arithmetic, indexin
 from tvm_split.frontends.torch.export import Arguments, Called, TorchReference, export
 from tvm_split.frontends.torch.graph import (
     LayerNames,
+    Lowered,
     arrays_of,
     check_no_state,
     constant_values,
-    decomposed,
     has_open_sizes,
     held_tensors,
     user_inputs,
     user_outputs,
 )
+from tvm_split.frontends.torch.lowering import lower
 from tvm_split.frontends.torch.tensors import IMPORTABLE, dtype_name, remedy_for, require_importable, to_numpy, to_torch
 from tvm_split.model import Model
 
@@ -102,7 +103,7 @@ def _model(
     if examples is None and program.example_inputs is not None:
         leaves = pytree.tree_leaves(program.example_inputs)
         examples = [to_numpy(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    lowered = decomposed(program, sizes)
+    lowered = lower(program, sizes)
     names = LayerNames(lowered, run.only_part if isinstance(run, Called) else "")
     check_no_state(lowered, names)
     built = import_graph(lowered, names)
@@ -209,8 +210,8 @@ REFUSED = {"cond": BRANCH, "while_loop": LOOP}
 """Operators that are refused by their names, each with the reason."""
 
 
-def import_graph(program: ExportedProgram, names: LayerNames) -> Built:
-    """Convert a static, decomposed program; keys of ``held`` in the result are fx nodes. Raises ModelImportError."""
+def import_graph(program: Lowered, names: LayerNames) -> Built:
+    """Convert a lowered program; keys of ``held`` in the result are fx nodes. Raises ModelImportError."""
     tensors = held_tensors(program) | constant_values(program)
     for output in user_outputs(program):
         if not isinstance(output, fx.Node):

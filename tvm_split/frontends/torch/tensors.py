@@ -19,13 +19,18 @@ IMPORTABLE = frozenset(
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Copy ``tensor`` (any layout or device) to an array of the same shape and dtype."""
+    return np.array(as_numpy(tensor))
+
+
+def as_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return an array of the same shape and dtype, which may share the memory of ``tensor``."""
     dense = tensor.detach().cpu()
     if dense.layout is not torch.strided:
         dense = dense.to_dense()
     dense = dense.resolve_conj().resolve_neg().contiguous()
-    if dense.dtype is torch.bfloat16:
-        return np.array(dense.view(torch.int16).numpy().view(ml_dtypes.bfloat16))
-    return np.array(dense.numpy())
+    is_bfloat16 = dense.dtype is torch.bfloat16
+    array: np.ndarray[Any, Any] = (dense.view(torch.int16) if is_bfloat16 else dense).numpy()
+    return array.view(ml_dtypes.bfloat16) if is_bfloat16 else array
 
 
 def to_torch(array: np.ndarray[Any, Any]) -> torch.Tensor:

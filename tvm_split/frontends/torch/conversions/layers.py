@@ -21,8 +21,10 @@ _LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", 
 
 def _convolution(op: Operators, call: TorchCall) -> relax.Expr:
     # TVM's importer fixes the result to float32.
-    weight, is_transposed = call["weight"], call["transposed"]
+    data, weight, is_transposed = call["input"], call["weight"], call.get("transposed", False)
     axes = len(shape_of(weight)) - 2
+    is_single = len(call.shape) == axes + 1
+    data = op.expand_dims(data, 0) if is_single else data
     data_layout, plain, transposed = _LAYOUTS[axes]
     options = {
         "strides": each_axis(call["stride"], axes),
@@ -35,10 +37,10 @@ def _convolution(op: Operators, call: TorchCall) -> relax.Expr:
     if is_transposed:
         options["output_padding"] = each_axis(call["output_padding"], axes)
     convolution = getattr(op.nn, f"conv{axes}d_transpose" if is_transposed else f"conv{axes}d")
-    result = convolution(call["input"], weight, **options)
-    if call["bias"] is None:
-        return result
-    return op.add(result, op.reshape(call["bias"], [1, -1] + [1] * axes))
+    result = convolution(data, weight, **options)
+    if call["bias"] is not None:
+        result = op.add(result, op.reshape(call["bias"], [1, -1] + [1] * axes))
+    return op.squeeze(result, [0]) if is_single else result
 
 
 def _matmul(op: Operators, call: TorchCall) -> relax.Expr:
@@ -238,12 +240,13 @@ def _grid_sample(op: Operators, call: TorchCall) -> relax.Expr:
 
 
 CONVERSIONS: dict[str, Conversion] = {
-    "convolution.default": _convolution,
+    **{f"{name}.default": _convolution for name in ("convolution", "conv1d", "conv2d", "conv3d")},
     **{f"{name}.default": _matmul for name in ("mm", "bmm", "matmul")},
     "linear.default": _linear,
     "scaled_dot_product_attention.default": _attention,
     "layer_norm.default": _layer_norm,
     "group_norm.default": _group_norm,
+    "batch_norm.default": lambda op, call: _batch_norm(op, call)[0],
     "_native_batch_norm_legit_no_training.default": _batch_norm,
     **{f"_{name}.default": also_of_scalars(partial(_softmax, operator=name)) for name in ("softmax", "log_softmax")},
     # TVM's importer ignores scale and input_scale.
