@@ -18,6 +18,8 @@ from relay_passes.ir import main_function
 
 DIGEST_LETTERS = 16
 """Hexadecimal digits of a digest in a name: enough to be distinct."""
+NAME_LETTERS = 80
+"""Letters of a kernel's own name: polynomials are fused from a hundred operators."""
 NUMBER = re.compile(r"\d+(?=_|$)")
 """What TVM appends to the names of equal operators in one network."""
 
@@ -40,6 +42,6 @@ def content_names(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
 
 
 def content_name(name: str, kernel: tirx.PrimFunc) -> str:
-    """Return a kernel's name without numbers, and with a digest of what it computes and how."""
+    """Return the first `NAME_LETTERS` of a kernel's name without numbers, and a digest of what it computes and how."""
     text = kernel.without_attr("global_symbol").script(show_meta=True)
-    return f"{NUMBER.sub('', name)}_{hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LETTERS]}"
+    return f"{NUMBER.sub('', name)[:NAME_LETTERS]}_{hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LETTERS]}"

@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 from tvm_ffi import structural_map
 
+from relay_passes.costs import tensors_in
 from relay_passes.ir import main_function, operator_name
 
 
@@ -20,7 +21,7 @@ def with_extern_kernels(module: tvm.IRModule, libraries: Sequence[Any]) -> tvm.I
     def extern(call: relax.Call) -> relax.Expr:
         if operator_name(call) != "relax.call_tir":
             return call
-        return relax.call_dps_packed(str(call.args[0].name_hint), call.args[1], out_ty=call.ty_args[0])
+        return relax.call_dps_packed(str(call.args[0].name_hint), call.args[1], out_ty=list(tensors_in(call.ty)))
 
     main = structural_map(main_function(module), (relax.Call, extern))
     return tvm.IRModule({"main": main}, global_infos=module.global_infos).with_attr("external_mods", list(libraries))

@@ -90,7 +90,15 @@ def test_every_phase_can_be_dumped(model: tvm_split.Model, tmp_path: Path) -> No
     tvm_split.compile(model, planned, verify=False, dump_folder=tmp_path)
     assert [path.name for path in (tmp_path / "whole").iterdir()] == ["1-annotated.py"]
     names = [path.name for path in sorted((tmp_path / "stage_1").iterdir())]
-    assert names == ["1-simplify.py", "2-layout.py", "3-lower.py", "4-group.py", "5-fuse.py", "6-schedule.py"]
+    assert names == [
+        "1-simplify.py",
+        "2-layout.py",
+        "3-lower.py",
+        "4-group.py",
+        "5-fuse.py",
+        "6-schedule.py",
+        "7-name.py",
+    ]
 
 
 def test_a_folder_to_dump_into_that_cannot_be_made(model: tvm_split.Model, tmp_path: Path) -> None:
