@@ -4,6 +4,7 @@ A kernel that was timed for planning is linked into its stage as it is, and so a
 network, and equal kernels of other networks.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -70,10 +71,11 @@ def _kept(path: Path) -> bytes | None:
     try:
         private_folder(path.parent)
         content = content_in(path)
-        os.utime(path)
     except (OSError, TvmSplitError, ValueError) as error:
         logger.debug("no object of a kernel can be read: %s", error)
         return None
+    with contextlib.suppress(OSError):  # in a cache that can only be read
+        os.utime(path)
     return content
 
 

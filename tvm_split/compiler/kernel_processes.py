@@ -25,6 +25,8 @@ from tvm_split.compiler.targets import tvm_target
 
 KERNELS_PER_PROCESS = 10
 """The fewest kernels for which another process is started: to import TVM takes as long as to compile seven."""
+MOST_PROCESSES = 8
+"""The most processes that compile; each takes 250 MB."""
 TIMEOUT_SECONDS = 60.0
 """The longest wait for the last kernel of another process; kernels take tenths of a second."""
 
@@ -37,7 +39,7 @@ def compiled_objects(
     No kernel but the first is begun after ``deadline`` (seconds of `time.monotonic`). ``on_kernel`` is called with the
     number of finished kernels.
     """
-    others = min(own_cores().count - 1, len(kernels) // KERNELS_PER_PROCESS)
+    others = min(own_cores().count, MOST_PROCESSES, 1 + len(kernels) // KERNELS_PER_PROCESS) - 1
     if others <= 0:
         objects: dict[str, bytes] = {}
         for name, kernel in kernels.items():
