@@ -1,7 +1,7 @@
 """Compile kernels in several processes: each takes one kernel after the other from a folder, until none is left.
 
 TVM compiles one kernel at a time in one process, since its functions hold Python's lock. The folder has a file per
-kernel (``NAME.waiting``), which a process renames (``NAME.taken``) before it compiles it (to ``NAME.o``).
+kernel (``NUMBER.waiting``), which a process renames (``NUMBER.taken``) before it compiles it (to ``NUMBER.o``).
 """
 
 import contextlib
