@@ -105,9 +105,10 @@ def keep_contents(folder: Path, contents: Mapping[str, bytes], most: int) -> Non
         for name, content in contents.items():
             with replacing(folder / name) as file:
                 file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-        paths = sorted(folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime)  # others: being written
-        for path in paths[:-most]:
-            path.unlink(missing_ok=True)
+        paths = list(folder.glob("[!.]*"))  # others are being written
+        if len(paths) > most:
+            for path in sorted(paths, key=lambda path: path.stat().st_mtime)[:-most]:
+                path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

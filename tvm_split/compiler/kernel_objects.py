@@ -51,7 +51,7 @@ def kernel_objects(
         deadline: no kernel but the first is begun after it, in seconds of `time.monotonic`; the result lacks the rest.
     """
     paths = {name: default_folder() / _key(name, target) for name in names}
-    objects = {name: kept for name, path in paths.items() if (kept := _kept(path)) is not None}
+    objects = {name: kept for name, path in paths.items() if (kept := _kept(path)) is not None} if _is_own() else {}
     missing = [name for name in names if name not in objects]
     if missing:
         functions, count = kernels(), len(missing)
@@ -66,12 +66,21 @@ def kernel_objects(
     return objects
 
 
+def _is_own() -> bool:
+    """Whether there is a folder of objects, and no other user can change it."""
+    try:
+        private_folder(default_folder())
+    except (OSError, TvmSplitError) as error:
+        logger.debug("no objects of kernels can be used: %s", error)
+        return False
+    return True
+
+
 def _kept(path: Path) -> bytes | None:
     """Return an object of the cache, and mark it as used; None if it is missing or was changed."""
     try:
-        private_folder(path.parent)
         content = content_in(path)
-    except (OSError, TvmSplitError, ValueError) as error:
+    except (OSError, ValueError) as error:
         logger.debug("no object of a kernel can be read: %s", error)
         return None
     with contextlib.suppress(OSError):  # in a cache that can only be read

@@ -6,11 +6,10 @@ kernel (``NUMBER.waiting``), which a process renames (``NUMBER.taken``) before i
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,18 @@ from rpc_runtime.files import replacing
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.processes import module_environment
 from rpc_runtime.scratch import ScratchFolder
+from tvm_split.compiler.linking import in_memory
 from tvm_split.compiler.targets import tvm_target
 
-KERNELS_PER_PROCESS = 10
-"""The fewest kernels for which another process is started: to import TVM takes as long as to compile seven."""
+SECONDS_PER_PROCESS = 2.0
+"""Seconds of compiling that are left for each other process that is started: to import TVM takes 0.8 of them."""
 MOST_PROCESSES = 8
 """The most processes that compile; each takes 250 MB."""
+LEAST_TIMED = 3
+"""The kernels that are compiled before the time for the others is estimated by them."""
 TIMEOUT_SECONDS = 60.0
 """The longest wait for the last kernel of another process; kernels take tenths of a second."""
+POLL_SECONDS = 0.005
 
 
 def compiled_objects(
@@ -39,15 +42,30 @@ def compiled_objects(
     No kernel but the first is begun after ``deadline`` (seconds of `time.monotonic`). ``on_kernel`` is called with the
     number of finished kernels.
     """
-    others = min(own_cores().count, MOST_PROCESSES, 1 + len(kernels) // KERNELS_PER_PROCESS) - 1
-    if others <= 0:
-        objects: dict[str, bytes] = {}
-        for name, kernel in kernels.items():
-            if objects and time.monotonic() > deadline:
-                break
-            on_kernel(len(objects))
-            objects[name] = compiled_object(kernel, target)
-        return objects
+    objects: dict[str, bytes] = {}
+    built_for, begin = tvm_target(target), time.monotonic()
+    for name, kernel in kernels.items():
+        now, done = time.monotonic(), len(objects)
+        if done and now > deadline:
+            break
+        left = {name: kernel for name, kernel in kernels.items() if name not in objects}
+        seconds_left = (now - begin) / done * len(left) if done >= LEAST_TIMED else 0.0
+        others = min(own_cores().count, MOST_PROCESSES, 1 + int(seconds_left / SECONDS_PER_PROCESS)) - 1
+        if others > 0:
+            return objects | _together(left, target, deadline, others, lambda more, done=done: on_kernel(done + more))
+        on_kernel(done)
+        objects[name] = compiled_object(kernel, built_for)
+    return objects
+
+
+def _together(
+    kernels: Mapping[str, tirx.PrimFunc],
+    target: Mapping[str, Any],
+    deadline: float,
+    others: int,
+    on_kernel: Callable[[int], None],
+) -> dict[str, bytes]:
+    """Do what `compiled_objects` does in this process and in ``others`` more."""
     with ScratchFolder("kernels") as scratch, contextlib.ExitStack() as processes:
         folder = scratch.path
         (folder / "target").write_text(json.dumps(dict(target)), encoding="utf-8")
@@ -56,28 +74,28 @@ def compiled_objects(
             (folder / f"{number}.waiting").write_text(tvm.ir.save_json(kernels[name]), encoding="utf-8")
         started = [processes.enter_context(_process(folder, deadline)) for _ in range(others)]
         compile_waiting(folder, deadline, on_kernel)
-        for process in started:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(TIMEOUT_SECONDS)
-        for path in folder.glob("*.taken"):  # by a process that ended too early
-            if not path.with_suffix(".o").exists():
-                path.with_suffix(".o").write_bytes(compiled_object(kernels[names[path.stem]], target))
+        end = time.monotonic() + TIMEOUT_SECONDS
+        while unfinished := [path for path in folder.glob("*.taken") if not path.with_suffix(".o").exists()]:
+            if time.monotonic() > end or all(process.poll() is not None for process in started):
+                break
+            time.sleep(POLL_SECONDS)
+        for path in unfinished:
+            path.with_suffix(".o").write_bytes(compiled_object(kernels[names[path.stem]], tvm_target(target)))
         return {names[path.stem]: path.read_bytes() for path in sorted(folder.glob("*.o"))}
 
 
-def compiled_object(kernel: tirx.PrimFunc, target: Mapping[str, Any]) -> bytes:
+def compiled_object(kernel: tirx.PrimFunc, target: tvm.target.Target) -> bytes:
     """Return the object file of a scheduled kernel with a global symbol; the kernel does not check its arguments."""
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
-        module = tvm.tirx.build(tvm.IRModule({"kernel": kernel}), tvm_target(target))
-    # A file in memory: LLVM ends the process if a disk is full.
-    with open(os.memfd_create("object"), "w+b") as file:  # noqa: PTH123
-        module.write_to_file(f"/proc/{os.getpid()}/fd/{file.fileno()}", "o")
+        module = tvm.tirx.build(tvm.IRModule({"kernel": kernel}), target)
+    with in_memory("object") as (file, path):
+        module.write_to_file(path, "o")
         return file.read()
 
 
 def compile_waiting(folder: Path, deadline: float, on_kernel: Callable[[int], None] = lambda done: None) -> None:
     """Compile the kernels that no process has taken, in the order of their names, until none waits or time is over."""
-    target = json.loads((folder / "target").read_text(encoding="utf-8"))
+    target = tvm_target(json.loads((folder / "target").read_text(encoding="utf-8")))
     for path in sorted(folder.glob("*.waiting")):
         done = sum(1 for _ in folder.glob("*.o"))
         if done and time.monotonic() > deadline:
@@ -94,7 +112,7 @@ def compile_waiting(folder: Path, deadline: float, on_kernel: Callable[[int], No
 
 
 @contextlib.contextmanager
-def _process(folder: Path, deadline: float) -> Any:
+def _process(folder: Path, deadline: float) -> Iterator[subprocess.Popen[bytes]]:
     """Yield a process that compiles what waits in a folder; kill it at the end if it still runs."""
     process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
         [sys.executable, "-P", "-m", "tvm_split.compiler.kernel_process", str(folder), str(deadline)],

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import tvm
 from tvm.support.cc import get_cc
@@ -20,6 +20,8 @@ from tvm_split.compiler.targets import cpu_part
 from tvm_split.errors import CompileError
 from tvm_split.units import bytes_text
 
+MOST_LETTERS = 200
+"""Letters of the name of a file in memory; Linux takes 249."""
 LARGEST_OBJECT_BYTES = 64 * 1024 * 1024
 """The file size that a compilation may need: several times the largest object file of a stage, without weights."""
 
@@ -36,7 +38,10 @@ class Linker:
 
     def link(self, objects: Mapping[str, bytes]) -> None:
         """Link object files."""
-        self(str(self.library), self._written(objects))
+        paths = {str(self.folder / f"{number}.o"): content for number, content in enumerate(objects.values())}
+        for path, content in paths.items():
+            Path(path).write_bytes(content)
+        self(str(self.library), list(paths))
 
     def export(self, module: Any) -> None:
         """Link a module of TVM, and what it imports."""
@@ -44,8 +49,13 @@ class Linker:
 
     def static_libraries(self, objects: Mapping[str, bytes]) -> list[Any]:
         """Return a module for each object file, by its symbol, which another module may import."""
-        paths = self._written(objects)
-        return [tvm.runtime.load_static_library(path, [symbol]) for symbol, path in zip(objects, paths, strict=True)]
+        libraries = []
+        for symbol, content in objects.items():
+            with in_memory(symbol) as (file, path):
+                file.write(content)
+                file.flush()
+                libraries.append(tvm.runtime.load_static_library(path, [symbol]))
+        return libraries
 
     def get_target_triple(self) -> str:
         """Return the triple of the library's architecture; TVM calls this."""
@@ -59,11 +69,12 @@ class Linker:
             where = f"linking {self.purpose} in {self.library.parent} with {self.command[0]}"
             raise CompileError(f"{where} failed: {reason}")
 
-    def _written(self, objects: Mapping[str, bytes]) -> list[str]:
-        paths = [self.folder / f"{symbol}.o" for symbol in objects]
-        for path, content in zip(paths, objects.values(), strict=True):
-            path.write_bytes(content)
-        return list(map(str, paths))
+
+@contextmanager
+def in_memory(name: str) -> Iterator[tuple[BinaryIO, str]]:
+    """Yield a file in memory, and its path: LLVM ends the process if a disk is full."""
+    with open(os.memfd_create(name[:MOST_LETTERS]), "w+b") as file:  # noqa: PTH123
+        yield file, f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
 @contextmanager
@@ -77,11 +88,9 @@ def linker(target: Mapping[str, Any], library: Path, purpose: str) -> Iterator[L
     command = link_command(target, purpose) or [get_cc()]
     triple = str(cpu_part(target).get("mtriple", "")) or str(tvm.target.codegen.llvm_get_system_triple())
     with tempfile.TemporaryDirectory(dir=library.parent) as folder, ExitStack() as files:
-        # The files that LLVM writes link to memory: it ends the process if a disk is full.
-        for name in ("lib0.o", "devc.o"):
-            descriptor = os.memfd_create(name)
-            files.callback(os.close, descriptor)
-            (Path(folder) / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+        for name in ("lib0.o", "devc.o"):  # the files that LLVM writes
+            _, path = files.enter_context(in_memory(name))
+            (Path(folder) / name).symlink_to(path)
         yield Linker(command, triple, library, purpose, Path(folder))
 
 

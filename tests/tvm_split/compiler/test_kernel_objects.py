@@ -111,7 +111,8 @@ def test_processes_compile_the_same_objects(monkeypatch: pytest.MonkeyPatch) -> 
     alone = compiled_objects(kernels, target, math.inf, shown.append)
     assert shown == list(range(len(kernels)))
     assert list(compiled_objects(kernels, target, 0.0, shown.append)) == list(kernels)[:1]  # its time is over
-    monkeypatch.setattr(kernel_processes, "KERNELS_PER_PROCESS", 2)
+    monkeypatch.setattr(kernel_processes, "LEAST_TIMED", 1)
+    monkeypatch.setattr(kernel_processes, "SECONDS_PER_PROCESS", 1e-9)
     assert compiled_objects(kernels, target, math.inf, shown.append) == alone
     assert compiled_objects(kernels, target, 0.0, shown.append).items() < alone.items()
 
