@@ -56,7 +56,10 @@ class Cut:
 
 
 def cut(schedule: s_tir.Schedule, parts: Parts, tiling: Tiling[AnyTile]) -> Cut:
-    """Pad a product of two views to whole tiles and split its sum into slices."""
+    """Pad the product of the kernel's left and right operand blocks to whole tiles; inline the other blocks.
+
+    Its sum is split into ``tiling.slices``, if these are several. Return the loops and blocks.
+    """
     anchor, tile = parts.anchor, tiling.tile
     left, right = _operand_views(schedule, parts)
     tail = inline_tail(schedule, anchor, parts.tail)

@@ -145,7 +145,7 @@ def _edges(graph: LayerGraph, nodes: Sequence[PictureNode]) -> tuple[PictureEdge
 
 @dataclass(frozen=True)
 class _Box:
-    """Where a node is drawn: its row and column, and its rectangle, whose centre is ``x``."""
+    """Where a node is drawn: its row and column, and its rectangle; ``x`` is its horizontal centre, ``y`` its top."""
 
     row: int
     column: int

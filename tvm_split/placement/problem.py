@@ -198,7 +198,11 @@ SHARES_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a stage is sharded over its machines: see `tvm_split.placement.by_hand.Shard`."""
+    """How a stage is sharded over its machines: along which ``axis``, and when they exchange parts.
+
+    ``exchange`` is "fused" if they send as little as possible, "each" if they send after every layer; see
+    `tvm_split.placement.by_hand.Shard`.
+    """
 
     axis: Axis
     exchange: Exchange = "fused"

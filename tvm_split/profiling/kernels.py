@@ -60,7 +60,10 @@ class KernelCall:
 
 
 def kernel_calls(module: tvm.IRModule, kernels: tuple[Kernel, ...]) -> tuple[KernelCall, ...]:
-    """Return the kernel calls in a module after the phase ``name``; ``kernels`` are those of `kernels_of`."""
+    """Return the kernel calls of a stage, in order, from its module after the last phase.
+
+    ``kernels`` is the result of `kernels_of`: one for each call.
+    """
     made_by: dict[str, frozenset[int]] = {}
     consumers: list[set[int]] = [set() for _ in kernels]
     calls: list[tuple[Kernel, relax.Call]] = []

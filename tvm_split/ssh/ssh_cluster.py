@@ -85,7 +85,9 @@ class SshCluster(Closing):
 
 
 def stop_workers(cluster: Cluster, remove: bool) -> dict[str, int]:
-    """End the workers that any process started with `SshCluster`; return their process numbers by machine, 0 for none.
+    """End the workers that this or another process started with `SshCluster`; with ``remove``, delete their folders.
+
+    Return the workers' process numbers by machine, 0 for none.
 
     Raises:
         TvmSplitError: a machine cannot be reached, or its worker does not end; the workers of the others have ended.

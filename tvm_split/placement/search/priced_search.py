@@ -70,7 +70,10 @@ class PricedSearch:
             self._search_pairs()
 
     def _search_pairs(self) -> None:
-        """Add plans whose stages have two replicas, of similar price and with equal links; an odd one is alone."""
+        """Pair machines with equal links and similar `Prices`; add the plans whose stages run on these pairs.
+
+        A machine that is left over is a group by itself.
+        """
         machines = self._machines
         by_place: dict[int, list[int]] = {}
         for index in np.argsort(-self._prices.classes, kind="stable"):
