@@ -46,8 +46,8 @@ class LayerGraph:
 
     ``independent`` are the layers that depend on no input of the model: tables and masks. They are computed where they
     are needed and never form a stage of their own. ``values`` are the results that other layers or the user need,
-    ``inputs`` the inputs of the model. ``empty_layers`` are names of the source for which nothing is computed (a dropout
-    in evaluation mode), each with the layer that computes its result, or "" if there is none.
+    ``inputs`` the inputs of the model. ``empty_layers`` are names of the source for which nothing is computed (as a
+    dropout), each with the layer that computes its result, or "" if there is none.
     """
 
     layers: tuple[str, ...]
