@@ -52,7 +52,7 @@ def compiled_objects(
         seconds_left = (now - begin) / done * len(left) if done >= LEAST_TIMED else 0.0
         others = min(own_cores().count, MOST_PROCESSES, 1 + int(seconds_left / SECONDS_PER_PROCESS)) - 1
         if others > 0:
-            return objects | _together(left, target, deadline, others, lambda more, done=done: on_kernel(done + more))
+            return objects | _together(left, target, deadline, others, lambda more: on_kernel(len(objects) + more))
         on_kernel(done)
         objects[name] = compiled_object(kernel, built_for)
     return objects
