@@ -43,15 +43,16 @@ def compiled_objects(
     number of finished kernels.
     """
     objects: dict[str, bytes] = {}
+    most = min(own_cores().count, MOST_PROCESSES) - 1
     built_for, begin = tvm_target(target), time.monotonic()
     for name, kernel in kernels.items():
         now, done = time.monotonic(), len(objects)
         if done and now > deadline:
             break
-        left = {name: kernel for name, kernel in kernels.items() if name not in objects}
-        seconds_left = (now - begin) / done * len(left) if done >= LEAST_TIMED else 0.0
-        others = min(own_cores().count, MOST_PROCESSES, 1 + int(seconds_left / SECONDS_PER_PROCESS)) - 1
+        seconds_left = (now - begin) / done * (len(kernels) - done) if done >= LEAST_TIMED else 0.0
+        others = min(most, int(seconds_left / SECONDS_PER_PROCESS))
         if others > 0:
+            left = {name: kernel for name, kernel in kernels.items() if name not in objects}
             return objects | _together(left, target, deadline, others, lambda more: on_kernel(len(objects) + more))
         on_kernel(done)
         objects[name] = compiled_object(kernel, built_for)

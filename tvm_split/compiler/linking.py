@@ -20,8 +20,6 @@ from tvm_split.compiler.targets import cpu_part
 from tvm_split.errors import CompileError
 from tvm_split.units import bytes_text
 
-MOST_LETTERS = 200
-"""Letters of the name of a file in memory; Linux takes 249."""
 LARGEST_OBJECT_BYTES = 64 * 1024 * 1024
 """The file size that a compilation may need: several times the largest object file of a stage, without weights."""
 
@@ -73,7 +71,7 @@ class Linker:
 @contextmanager
 def in_memory(name: str) -> Iterator[tuple[BinaryIO, str]]:
     """Yield a file in memory, and its path: LLVM ends the process if a disk is full."""
-    with open(os.memfd_create(name[:MOST_LETTERS]), "w+b") as file:  # noqa: PTH123
+    with open(os.memfd_create(name), "w+b") as file:  # noqa: PTH123
         yield file, f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 

@@ -93,7 +93,7 @@ class StageCompiler:
                 named = {name: functions[name].with_attr("global_symbol", name) for name in names}
                 link.export(tvm.tirx.build(tvm.IRModule(named), self._built_for))
 
-    def built_before(
+    def compile_until(
         self, names: Collection[str], kernels: Callable[[], Mapping[str, tirx.PrimFunc]], deadline: float
     ) -> frozenset[str]:
         """Compile kernels, the first ones first; return those that `build_kernels` need not compile after ``deadline``.

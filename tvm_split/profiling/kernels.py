@@ -172,7 +172,7 @@ class TargetCode:
     def compiled(self, digests: Collection[str], deadline: float) -> frozenset[str]:
         """Compile kernels until ``deadline`` (seconds of `time.monotonic`), and return which ones are done."""
         wanted = [digest for digest in self.by_seconds if digest in digests]
-        return StageCompiler(self.target).built_before(wanted, self.functions, deadline)
+        return StageCompiler(self.target).compile_until(wanted, self.functions, deadline)
 
     def build(self, digests: Collection[str], blobs: BlobFolder) -> BlobSpec:
         """Return a library that has the kernels with these digests; build it unless the cache has one.

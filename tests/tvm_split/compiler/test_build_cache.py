@@ -22,6 +22,8 @@ from tvm_split.placement.plan import PlannedCodec
 from tvm_split.profiling.kernels import target_code
 from tvm_split.tuning import kernels_to_tune
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 MACHINES = ("machine-a", "machine-b")
 SPLIT = {"machine-a": ["0"], "machine-b": ["2"]}
 
@@ -43,14 +45,6 @@ def compiled(model: tvm_split.Model, plan: tvm_split.Plan, **options: Any) -> tu
     steps: list[str] = []
     bundle = tvm_split.compile(model, plan, on_progress=lambda what, done, total: steps.append(what), **options)
     return bundle, any(step.startswith("compiling") for step in steps)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    folder.mkdir(mode=0o700)
-    monkeypatch.setenv("TVM_SPLIT_CACHE", str(folder))
-    return folder
 
 
 def result_of(model: tvm_split.Model, bundle: tvm_split.Bundle) -> np.ndarray:

@@ -20,15 +20,9 @@ from tvm_split.compiler.targets import host_target
 from tvm_split.errors import CacheWarning
 from tvm_split.profiling.kernels import target_code
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 CLUSTER = tvm_split.Cluster.in_process(machines=2, threads=1)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "cache"
-    folder.mkdir(mode=0o700)
-    monkeypatch.setenv("TVM_SPLIT_CACHE", str(folder))
-    return folder
 
 
 def model_of(*sizes: int) -> tvm_split.Model:
