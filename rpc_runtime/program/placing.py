@@ -73,7 +73,7 @@ class _Placement:
         why = "; ".join(f"{machine}: {reason}" for machine, reason in reasons.items())
         raise WorkerUnavailableError(
             f"stage {stage.name!r} was on machine {stage.machine!r}, and fits on no other machine"
-            f"{f' ({why})' if why else ': none is left'}. Start {stage.machine!r} again, or add a machine to the cluster"
+            f"{f' ({why})' if why else ': none is left'}. Start {stage.machine!r} again, or add a machine"
         )
 
     def _cost(self, stage: StageSpec, machine: str) -> tuple[float, bool, str]:

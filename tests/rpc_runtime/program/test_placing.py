@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.program.placing import place
@@ -92,7 +91,7 @@ def test_a_codec_stays_with_its_tensor() -> None:
 def test_a_stage_that_fits_nowhere_is_named_with_every_reason() -> None:
     with pytest.raises(WorkerUnavailableError, match=r"'s1'.*'B'.*A: too small.*C: too small"):
         place(chain("ABC"), {"B"}, "AC", lambda machine, stages: "too small" if len(stages) > 1 else "", alike)
-    with pytest.raises(WorkerUnavailableError, match="'s0'.*none is left"):
+    with pytest.raises(WorkerUnavailableError, match=r"'s0'.*none is left"):
         place(chain("A"), {"A"}, "", anywhere, alike)
 
 
