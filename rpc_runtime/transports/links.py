@@ -292,6 +292,7 @@ class IncomingLink(LinkEnd):
         release = partial(self._release_locked, receiving, slot, index)
         self.owner.transferred(RECEIVE, route, sequence, start, end, last.total, under_way)
         self.owner.deliver(route, sequence, slot.value, release)
+        self.flush()  # a wider window
 
     def _release_locked(self, receiving: _Receiving, slot: Slot, index: int | None) -> None:
         self._grants.consume(receiving.route.index)
