@@ -10,19 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from rpc_runtime.client.result_queue import ResultQueue, array_slot
+from rpc_runtime.client.client_links import ClientLinks
 from rpc_runtime.client.streams import Call, MicroBatch, Stream
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError
 from rpc_runtime.processes import OwnProcess
-from rpc_runtime.program.events import FAILURE, FLIGHT, SEND, WINDOW, Recorder, now
-from rpc_runtime.program.inputs import checked_inputs, client_arrays, flat_bytes
+from rpc_runtime.program.events import FAILURE, now
+from rpc_runtime.program.inputs import checked_inputs, client_arrays
 from rpc_runtime.program.program import Program
-from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Outputs
 from rpc_runtime.sleeper import Due, Sleeper, do_due
 from rpc_runtime.transports.credits import MOST_MORE
-from rpc_runtime.transports.links import IncomingLink, OutgoingLink
-from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +36,15 @@ def default_in_flight(program: Program) -> int:
 
 
 class Dispatcher:
-    """Feeds micro-batches into the client's links, as their `LinkOwner`, and returns the results. Thread-safe.
+    """Feeds micro-batches into the client's links, and returns the results. Thread-safe.
 
     Micro-batches wait in one queue, with at most one per stream. So if room is scarce, streams are served round-robin,
-    and a stream whose results are not taken does not block others. ``waited_for(sequence)`` returns, for messages, what
-    a micro-batch waits for.
-    """
+    and a stream whose results are not taken does not block others.
 
-    device = None
+    The links may be replaced: `detach` keeps what has no result yet, and `attach` feeds it again, in order, before
+    anything else. Results are returned once and in order all the same. ``waited_for(sequence)`` returns, for messages,
+    what a micro-batch waits for.
+    """
 
     def __init__(
         self,
@@ -54,42 +52,64 @@ class Dispatcher:
         timeout_seconds: float,
         in_flight: int | None,
         waited_for: Callable[[int], str],
-        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
     ) -> None:
         self.own_process = OwnProcess()
         self.lock = threading.Lock()
         self._due: Due = Due()
         self._calls = Sleeper(self._due)
-        """The thread that feeds calls which had to wait."""
+        """The thread that feeds calls and replays which had to wait."""
         self._program = program
         self._timeout_seconds = timeout_seconds
+        self._wanted_limit, self._limit = in_flight, 0
         self._waited_for = waited_for
-        self._results = ResultQueue(program)
-        self._limit = default_in_flight(program) if in_flight is None else in_flight
+        self._links: ClientLinks | None = None
+        self._completed = 0
+        """The number of results of earlier links."""
         self._streams: set[Stream] = set()
         self._waiting: deque[MicroBatch] = deque()
+        self._replay: deque[MicroBatch] = deque()
+        """What earlier links were fed without a result, in order."""
         self._in_flight: deque[MicroBatch] = deque()
         self._last_activity = time.monotonic()
-        self.recorder = Recorder()
-        self._flights = self.recorder.track(FLIGHT)
         self._failure: TvmSplitError | None = None
         """Why the pipeline has ended; `CLOSED` after `close`."""
-        own = program.on(CLIENT)
-        self.outgoing = {
-            machine: OutgoingLink(self, routes, flat_bytes, array_slot, timeouts=timeouts)
-            for machine, routes in own.by_destination.items()
-        }
-        self.incoming = {
-            machine: IncomingLink(self, routes, array_slot, timeouts=timeouts, reuse=False)
-            for machine, routes in own.by_source.items()
-        }
-        self._sends = own.sends(program.client_tensors)
         threading.Thread(target=self._feed_calls, name="feed-calls", daemon=True).start()
+
+    def attach(self, links: ClientLinks) -> None:
+        """Feed these links from now on, first with what earlier links were fed without a result.
+
+        Raises:
+            WorkerError: the pipeline has failed, or is closed; the links are then closed.
+        """
+        with self.lock:
+            if self._failure is not None:
+                links.close_locked()
+            self._require_usable_locked()
+            self._program, self._links = links.program, links
+            self._limit = default_in_flight(links.program) if self._wanted_limit is None else self._wanted_limit
+            for batch in (*self._replay, *self._waiting):
+                batch.tensors = client_arrays(links.program, batch.inputs)
+            self.moved()
+            self._feed_locked()
+        self._flush()
+
+    def detach(self) -> int:
+        """Close the links; return how many micro-batches wait to be fed again to the next ones."""
+        with self.lock:
+            links, self._links = self._links, None
+            if links is not None:
+                links.close_locked()
+                self._completed += links.results.taken
+                unfinished = (*self._in_flight, *self._replay)
+                self._replay = deque(batch for batch in unfinished if not (batch.is_late or batch.source.is_over))
+                self._in_flight.clear()
+            return len(self._replay)
 
     @property
     def completed(self) -> int:
         """The number of micro-batches with a complete result so far."""
-        return self._results.taken
+        links = self._links
+        return self._completed + (0 if links is None else links.results.taken)
 
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Queue one micro-batch; return a future for its outputs, which can be cancelled until the micro-batch is fed.
@@ -127,6 +147,7 @@ class Dispatcher:
                 stream.is_over = True
                 self._streams.discard(stream)
                 self._waiting = deque(batch for batch in self._waiting if batch.source is not stream)
+                self._replay = deque(batch for batch in self._replay if batch.source is not stream)
                 stream.feeder.rouse_locked()
                 self.room_locked()  # for which its feeder may have been woken
             self.wake()
@@ -166,14 +187,16 @@ class Dispatcher:
             was_usable = self._failure is None
             failure = error if self._failure is None or error is CLOSED else self._failure
             self._failure = failure
-            if was_usable and error is not CLOSED:
-                self.recorder.happened(f"{FAILURE}{error}")
-            for link in (*self.outgoing.values(), *self.incoming.values()):
-                link.close_locked()
-            calls = (batch.source for batch in (*self._in_flight, *self._waiting) if isinstance(batch.source, Call))
+            if self._links is not None:
+                if was_usable and error is not CLOSED:
+                    self._links.recorder.happened(f"{FAILURE}{error}")
+                self._links.close_locked()
+            unfinished = (*self._in_flight, *self._replay, *self._waiting)
+            calls = (batch.source for batch in unfinished if isinstance(batch.source, Call))
             for source in (*self._streams, *calls):
                 source.fail_locked(_copy(failure))
             self._waiting.clear()
+            self._replay.clear()
             self._calls.rouse_locked()
         self.wake()
         return was_usable
@@ -182,38 +205,24 @@ class Dispatcher:
         """Restart the timeout of all results, because a tensor or a part of one was sent or received."""
         self._last_activity = time.monotonic()
 
-    def transferred(
-        self, kind: str, route: Route, sequence: int, start: int, end: int, size_bytes: int, under_way: int
-    ) -> None:
-        """Record a transfer of an input or output."""
-        peer = route.destination if kind == SEND else route.source
-        track = self.recorder.track(kind, "", peer, route.tensor.name)
-        self.recorder.record(track, sequence, start, end, size_bytes, under_way)
-
-    def widened(self, route: Route, sequence: int, depth: int) -> None:
-        """Record that the client allows more micro-batches of an output under way."""
-        moment = now()
-        self.transferred(WINDOW, route, sequence, moment, moment, 0, depth)
-
-    def deliver(self, route: Route, sequence: int, value: Any, release: Callable[[], None]) -> None:
-        """Take a received output tensor; return complete results to their callers."""
+    def arrived(self, links: ClientLinks, tensor: str, sequence: int, value: Any, release: Callable[[], None]) -> None:
+        """Take a received output tensor, unless it is of earlier links; return complete results to their callers."""
         with self.lock:
-            self._results.arrive(route.tensor.name, sequence, value, release)
-            self._hand_out_locked()
+            if links is not self._links:
+                return release()
+            links.results.arrive(tensor, sequence, value, release)
+            self._hand_out_locked(links)
             self.room_locked()
         self._flush()
 
     def room_locked(self) -> None:
         """Make it due to wake the thread that waits to feed the next micro-batch, if there is room for it."""
         if (batch := self._next_locked()) is not None:
-            (batch.source.feeder if isinstance(batch.source, Stream) else self._calls).rouse_locked()
+            is_first = isinstance(batch.source, Stream) and batch.sequence is None
+            (batch.source.feeder if is_first else self._calls).rouse_locked()
 
     def wake(self) -> None:
         do_due(self._due)
-
-    def starves_locked(self, route: Route, sequence: int) -> bool:
-        """Return True: results are returned at once, so the client always waits for the next tensor."""
-        return True
 
     def _feed_stream(self, stream: Stream, batches: Iterable[Sequence[Any]]) -> None:
         """Feed the micro-batches of a stream until ``batches`` ends or raises an error, or the stream has ended."""
@@ -248,37 +257,37 @@ class Dispatcher:
             stream.feeder.sleep()
 
     def _feed_locked(self) -> None:
-        """Feed all waiting micro-batches that there is room for, of any stream or call. The caller then flushes."""
-        while (batch := self._next_locked()) is not None:
-            self._waiting.remove(batch)
-            if not batch.source.begin_locked():
-                continue
-            if isinstance(batch.source, Stream):
-                batch.since = time.monotonic()
-            batch.sequence = sequence = self._results.submit(batch.inputs)
+        """Feed all micro-batches that there is room for, of any stream or call. The caller then flushes."""
+        while (batch := self._next_locked()) is not None and (links := self._links) is not None:
+            if self._replay:
+                self._replay.popleft()
+            else:
+                self._waiting.remove(batch)
+                if not batch.source.begin_locked():
+                    continue
+                if isinstance(batch.source, Stream):
+                    batch.since = time.monotonic()
             batch.fed_nanoseconds = now()
             self._in_flight.append(batch)
-            for tensor, position, machine in self._sends[sequence % len(self._sends)]:
-                self.outgoing[machine].put_locked(tensor, sequence, batch.tensors[position])
-            self._hand_out_locked()
+            batch.sequence = links.feed_locked(batch.inputs, batch.tensors)
+            self._hand_out_locked(links)
 
     def _next_locked(self) -> MicroBatch | None:
         """Return the next micro-batch to feed; None if none waits, there is no room, or the pipeline has ended."""
-        if not self._waiting or self._failure is not None:
+        links = self._links
+        if links is None or self._failure is not None or not (self._replay or self._waiting):
             return None
-        submitted = self._results.submitted
-        if submitted - self._results.taken >= self._limit:
+        if links.under_way >= self._limit or not links.has_room_locked():
             return None
-        for tensor, _, machine in self._sends[submitted % len(self._sends)]:
-            if not self.outgoing[machine].has_room_locked(tensor):
-                return None
+        if self._replay:
+            return self._replay[0]
         return next((batch for batch in self._waiting if not batch.source.is_held), None)
 
-    def _hand_out_locked(self) -> None:
+    def _hand_out_locked(self, links: ClientLinks) -> None:
         """Hand out the complete results, in order."""
-        while (result := self._results.take()) is not None:
+        while (result := links.results.take()) is not None:
             batch = self._in_flight.popleft()
-            self.recorder.record(self._flights, self._results.taken - 1, batch.fed_nanoseconds, now())
+            links.recorder.record(links.flights, links.results.taken - 1, batch.fed_nanoseconds, now())
             batch.source.give_locked(result)
 
     def _results_of(self, stream: Stream) -> Iterator[Outputs]:
@@ -314,7 +323,7 @@ class Dispatcher:
             for batch in late:
                 error = self._deadline_error(batch)
                 with self.lock:
-                    if batch.sequence is None or batch in self._in_flight:
+                    if batch.sequence is None or batch in self._in_flight or batch in self._replay:
                         batch.source.fail_locked(error)
             if late:
                 self.wake()
@@ -330,7 +339,7 @@ class Dispatcher:
         if seconds > 0:
             return [], seconds
         waiting_calls = [batch for batch in self._waiting if isinstance(batch.source, Call)]
-        due = [batch for batch in (*self._in_flight, *waiting_calls) if not batch.is_late]
+        due = [batch for batch in (*self._in_flight, *self._replay, *waiting_calls) if not batch.is_late]
         late = [batch for batch in due if self._remaining_locked(batch) <= 0]
         for batch in late:
             batch.is_late = True
@@ -342,9 +351,10 @@ class Dispatcher:
         return max(self._last_activity, batch.since) + self._timeout_seconds - time.monotonic()
 
     def _deadline_error(self, batch: MicroBatch) -> DeadlineError:
-        sequence = self._results.taken if batch.sequence is None else batch.sequence
+        sequence = self._links.results.taken if batch.sequence is None and self._links is not None else batch.sequence
+        waited_for = "machines for its stages" if self._links is None else self._waited_for(sequence or 0)
         return DeadlineError(
-            f"nothing has moved for {self._timeout_seconds:g} seconds; waiting for {self._waited_for(sequence)}. "
+            f"nothing has moved for {self._timeout_seconds:g} seconds; waiting for {waited_for}. "
             "If it is only slow, open the pipeline with a longer timeout"
         )
 
@@ -354,11 +364,11 @@ class Dispatcher:
 
     def _flush(self) -> None:
         """Send credits, wake threads and set results, then send inputs, which may copy them. Call without the lock."""
-        for incoming in self.incoming.values():
-            incoming.flush()
-        self.wake()
-        for outgoing in self.outgoing.values():
-            outgoing.flush()
+        links = self._links
+        if links is None:
+            self.wake()
+        else:
+            links.flush(self.wake)
 
 
 def _copy(error: TvmSplitError) -> TvmSplitError:

@@ -22,7 +22,7 @@ from rpc_runtime.sleeper import Due, Sleeper
 class Call:
     """A single call, whose result is set in a future."""
 
-    is_held = False
+    is_held = is_over = False
 
     def __init__(self, due: Due) -> None:
         self.future: Future[Outputs] = Future()

@@ -48,6 +48,19 @@ class Report:
     peer: str = ""
 
 
+@dataclass(frozen=True)
+class Failure:
+    """The root cause of a failure, and the error that says so.
+
+    ``machine`` has ended (GONE), has lost its link to ``peer`` (LINK), or has reported the problem.
+    """
+
+    kind: ReportKind
+    machine: str
+    peer: str
+    error: TvmSplitError
+
+
 _KIND_OF = {
     pb.Failure.STAGE: ReportKind.STAGE,
     pb.Failure.LINK: ReportKind.LINK,
@@ -99,7 +112,7 @@ class WorkerWatch:
     def __init__(
         self,
         connections: Mapping[str, WorkerClient],
-        on_failure: Callable[[TvmSplitError], None],
+        on_failure: Callable[[Failure], None],
         *,
         on_activity: Callable[[], None] = lambda: None,
         model: str = "",
@@ -125,7 +138,7 @@ class WorkerWatch:
         self._finished: dict[tuple[str, str], int] = {}
         self._reports: list[Report] = []
         self._first_report = 0.0
-        self._cause: TvmSplitError | None = None
+        self._cause: Failure | None = None
         self._closed = False
         self._calls: dict[str, Any] = {}
         self._threads: list[threading.Thread] = []
@@ -163,7 +176,13 @@ class WorkerWatch:
         with self._lock:
             if self._changed.wait_for(lambda: self._reports, CAUSE_SECONDS):
                 self._changed.wait_for(lambda: self._cause is not None, verdict_seconds)
-            return self._cause or error
+            return error if self._cause is None else self._cause.error
+
+    def require_usable(self) -> None:
+        """Raise the root cause if there is one."""
+        with self._lock:
+            if self._cause is not None:
+                raise self._cause.error
 
     def finished(self) -> dict[tuple[str, str], int]:
         """Return the known number of computed micro-batches by (machine, stage name)."""
@@ -227,7 +246,8 @@ class WorkerWatch:
                 sure = self._first_report + self._beat_seconds  # later events were sent after the first report
                 cause = root_cause(self._reports, all(at > sure for at in self._heard.values()))
                 if cause is not None:
-                    self._cause = error = self._error(cause)
+                    failure = Failure(cause.kind, cause.machine, cause.peer, self._error(cause))
+                    self._cause = failure
                     self._changed.notify_all()
                     break
                 since = time.monotonic()
@@ -237,7 +257,7 @@ class WorkerWatch:
                 seconds = self._timeouts.silence_seconds
                 text = f"{self._connections[machine].endpoint} has been silent for {seconds:g} seconds: it hangs, or "
                 self._report(Report(ReportKind.GONE, machine, f"{text}the network is gone"))
-        self._on_failure(error)
+        self._on_failure(failure)
 
     def _held(self, machine: str) -> str:
         """Return the stages of an ended machine as text, each with a lower bound of its computed micro-batches."""

@@ -9,7 +9,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rpc_runtime.client.session import LAST_WORD_SECONDS, Session, TransferProgress
+from rpc_runtime.client.placement import TransferProgress
+from rpc_runtime.client.session import LAST_WORD_SECONDS, Session
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.processes import Closing

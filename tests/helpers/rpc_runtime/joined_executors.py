@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rpc_runtime.client.client_links import ClientLinks
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.result_queue import array_slot
 from rpc_runtime.errors import WorkerError
@@ -61,6 +62,7 @@ class Joined:
         ends_of: Callable[[StageExecutor], Ends] = Ends,
     ) -> None:
         self.client = Dispatcher(program, PATIENCE_SECONDS, None, lambda sequence: "a result")
+        links = ClientLinks(self.client, program)
         self.failures: list[BaseException] = []
         self.executors: dict[str, StageExecutor] = {}
         self.threads: list[threading.Thread] = []
@@ -71,8 +73,8 @@ class Joined:
             self.executors[name] = StageExecutor(
                 threading.Lock(), plan, stages, recorder, lambda stage, error: self.failures.append(error)
             )
-        self.outgoing = {(CLIENT, machine): link for machine, link in self.client.outgoing.items()}
-        self.incoming = {(machine, CLIENT): link for machine, link in self.client.incoming.items()}
+        self.outgoing = {(CLIENT, machine): link for machine, link in links.outgoing.items()}
+        self.incoming = {(machine, CLIENT): link for machine, link in links.incoming.items()}
         for name, plan in plans.items():
             ends = ends_of(self.executors[name])
             for peer, routes in plan.by_destination.items():
@@ -87,6 +89,7 @@ class Joined:
                 {destination: link for (source, destination), link in self.outgoing.items() if source == name},
                 {source: link for (source, destination), link in self.incoming.items() if destination == name},
             )
+        self.client.attach(links)
 
     def _thread(self, frames: Any, receive: Callable[[Any], None]) -> None:
         def pump() -> None:

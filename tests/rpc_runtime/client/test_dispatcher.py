@@ -8,6 +8,7 @@ from threading import Event
 import numpy as np
 import pytest
 
+from rpc_runtime.client.client_links import ClientLinks
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.program.program import Program
@@ -27,7 +28,9 @@ def test_micro_batches_are_fed_in_the_order_in_which_they_were_submitted() -> No
     """With room for two, each result makes room for the micro-batch that has waited longest, and for no other."""
     program = Program((tensor("x"),), (tensor("y"),), (stage(0, "s", "A", "x", "y"),))
     dispatcher = Dispatcher(program, PATIENCE_SECONDS, 2, lambda sequence: "a result")
-    (to_worker,), (from_worker,) = dispatcher.outgoing.values(), dispatcher.incoming.values()
+    links = ClientLinks(dispatcher, program)
+    dispatcher.attach(links)
+    (to_worker,), (from_worker,) = links.outgoing.values(), links.incoming.values()
     sent: list[bytes] = []
     results: list[Future[Outputs]] = []
     for number in range(6):
@@ -40,7 +43,7 @@ def test_micro_batches_are_fed_in_the_order_in_which_they_were_submitted() -> No
         (route,) = to_worker.routes
         to_worker.receive(decode(credit_frame(route.index, sequence + 1, route.depth)))
         y = np.full(2, sequence, np.float32)
-        dispatcher.deliver(from_worker.routes[0], sequence, y, lambda: None)
+        links.deliver(from_worker.routes[0], sequence, y, lambda: None)
     assert [int(result.result(0)[0][0]) for result in results if not result.cancelled()] == [0, 1, 2, 3, 4]
     dispatcher.close()
 
@@ -49,7 +52,9 @@ def test_closing_ends_a_stream_that_waits_for_its_source() -> None:
     """Results that came before are given first, also while the source of the next inputs never answers."""
     program = Program((tensor("x"),), (tensor("y"),), (stage(0, "s", "A", "x", "y"),))
     dispatcher = Dispatcher(program, PATIENCE_SECONDS, None, lambda sequence: "a result")
-    (from_worker,), asked, ended = dispatcher.incoming.values(), Event(), Event()
+    links = ClientLinks(dispatcher, program)
+    dispatcher.attach(links)
+    (from_worker,), asked, ended = links.incoming.values(), Event(), Event()
 
     def source() -> Iterator[list[np.ndarray]]:
         yield [np.zeros(2, np.float32)]
@@ -60,7 +65,7 @@ def test_closing_ends_a_stream_that_waits_for_its_source() -> None:
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(next, results)
         assert asked.wait(PATIENCE_SECONDS)
-        dispatcher.deliver(from_worker.routes[0], 0, np.ones(2, np.float32), lambda: None)
+        links.deliver(from_worker.routes[0], 0, np.ones(2, np.float32), lambda: None)
         assert first.result(PATIENCE_SECONDS)[0].tolist() == [1, 1]
         following = threads.submit(next, results)
         dispatcher.close()

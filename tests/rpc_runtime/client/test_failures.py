@@ -17,14 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rpc_runtime.client import session
+from rpc_runtime.client import placement
+from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.placement import Placement, PlacementOptions
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, StageError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.specs import TensorSpec
-from rpc_runtime.transports.liveness import LinkTimeouts
-from rpc_runtime.transports.transport import LinkSetting
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+from rpc_runtime.transports.transport import NO_SETTINGS, LinkSetting
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import SILENCE_VARIABLE
 from tests.helpers.mappings import removed_libraries
@@ -93,7 +95,7 @@ def test_a_hanging_worker_is_named(workers: LocalWorkers, maker: ProgramMaker) -
 def test_a_worker_that_is_frozen_is_not_waited_for_at_the_end(
     workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "UNLOAD_SECONDS", 10 * PATIENCE_SECONDS)
+    monkeypatch.setattr(placement, "UNLOAD_SECONDS", 10 * PATIENCE_SECONDS)
     pipe = open_on(workers, chain(maker), maker)
     with stopped(workers.process_ids[B]):
         closing = threading.Thread(target=pipe.close, daemon=True)
@@ -317,12 +319,16 @@ def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, mak
     program = chain(maker)
     for endpoint in workers.endpoints.values():
         assert deployments_left(endpoint) == ()
-    pipe = open_on(workers, program, maker)
+    options = PlacementOptions(maker.blob_path, PATIENCE_SECONDS, None, NO_SETTINGS, USUAL_TIMEOUTS, "", b"")
+    dispatcher = Dispatcher(program, PATIENCE_SECONDS, None, lambda sequence: "a result")
+    opened = Placement(program, workers.endpoints, dispatcher, options, lambda opened, failure: None)
+    opened.prepare()
+    opened.join()
     assert len(describe(workers.endpoints[A], PATIENCE_SECONDS).deployments) == 1
-    pipe._watch.close()  # as the end of the client's process does
+    opened.close(unload=False)  # as the end of the client's process does
     for endpoint in workers.endpoints.values():
         assert deployments_left(endpoint) == ()
-    pipe.close()
+    dispatcher.close()
 
 
 def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:

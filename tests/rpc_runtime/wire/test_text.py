@@ -61,7 +61,7 @@ def test_a_watched_failure_is_cleaned(kind: Any) -> None:
     with (
         HostileWorker("box", {METHODS["Watch"].path: watch}) as worker,
         contextlib.closing(WorkerClient(worker.endpoint, "0" * 32)) as connection,
-        contextlib.closing(WorkerWatch({"box": connection}, raised.append)) as watching,
+        contextlib.closing(WorkerWatch({"box": connection}, lambda failure: raised.append(failure.error))) as watching,
     ):
         try:
             watching.start()

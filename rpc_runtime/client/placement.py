@@ -1,0 +1,241 @@
+"""A program opened on workers: blobs, stages and links, with all machines called at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from rpc_runtime.client.client_links import ClientLinks, Feeder
+from rpc_runtime.client.watch import Failure, WorkerWatch
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, Answer, WorkerClient, WorkerDescription, on_every_machine
+from rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, out_of_files
+from rpc_runtime.program.events import SHOWN_LETTERS, Observation
+from rpc_runtime.program.measurements import LinkStatistics
+from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT
+from rpc_runtime.transports.link_end import LinkEnd
+from rpc_runtime.transports.liveness import LinkTimeouts
+from rpc_runtime.transports.opening import LinkCall
+from rpc_runtime.transports.transport import DEFAULT, LinkSettings
+from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.wire.messages import LINK_SECRET_BYTES, MAXIMUM_CONNECT_SECONDS, hello_of
+from rpc_runtime.wire.text import cleaned
+
+logger = logging.getLogger(__name__)
+
+TransferProgress = Callable[[str, int, int], None]
+"""Called while blobs are sent, with (machine, bytes sent, total bytes)."""
+UNLOAD_SECONDS = 5.0
+"""Timeout of a worker's answer to Unload."""
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """How a program is opened.
+
+    Args:
+        blob_path: returns the file of a blob by its SHA-256.
+        timeout_seconds: how long a step of opening may take without progress.
+        on_transfer: called while blobs are sent, from one thread at a time.
+        links: settings of links that differ from the default.
+        timeouts: after how long a silent worker or link counts as dead.
+        model: the name by which workers list the deployment.
+        about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
+    """
+
+    blob_path: Callable[[str], Path]
+    timeout_seconds: float
+    on_transfer: TransferProgress | None
+    links: LinkSettings
+    timeouts: LinkTimeouts
+    model: str
+    about: bytes
+
+
+class Placement:
+    """A program on its workers, as a deployment of its own: its random name and secrets let nothing of another one in.
+
+    Call order: `prepare`, `join`, `close`. ``on_failure`` is called once, with the root cause, if it fails later.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        endpoints: Mapping[str, WorkerEndpoint],
+        feeder: Feeder,
+        options: PlacementOptions,
+        on_failure: Callable[[Placement, Failure], None],
+    ) -> None:
+        missing = [machine for machine in program.machines if machine not in endpoints]
+        if missing:
+            raise InputError(f"the program needs the machines {missing}, and only {sorted(endpoints)} have an address")
+        self.program = program
+        self.links = ClientLinks(feeder, program, options.timeouts)
+        self.deployment = secrets.token_hex(16)
+        self.name = self.deployment[:SHOWN_LETTERS]
+        self.endpoints = {machine: endpoints[machine] for machine in program.machines}
+        self.clients = {name: WorkerClient(endpoint, self.deployment) for name, endpoint in self.endpoints.items()}
+        self.blob_bytes_sent = 0
+        self.weight_bytes: dict[str, int] = {}
+        self._options = options
+        self._on_failure = on_failure
+        programs = {machine: program.on(machine) for machine in program.machines}
+        # The two ends of a link share a secret, so that no worker needs another worker's token.
+        ends = dict.fromkeys(chain.from_iterable(own.links for own in programs.values()))
+        self.link_secrets = {link: secrets.token_bytes(LINK_SECRET_BYTES) for link in ends}
+        self._calls: list[LinkCall] = []
+        self._links_of_workers: tuple[LinkStatistics, ...] = ()
+        self._is_watched = self._is_joined = False
+        self._watch = WorkerWatch(
+            self.clients,
+            self._fail,
+            on_activity=feeder.moved,
+            model=options.model,
+            about=options.about,
+            stages={
+                machine: {cleaned(stage.name): stage.micro_batches for stage in own.stages}
+                for machine, own in programs.items()
+            },
+            results=lambda: self.links.results.taken,
+            timeouts=options.timeouts,
+        )
+
+    def prepare(self, check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None) -> None:
+        """Describe the workers, watch them, send what they lack, and load the stages; nothing is connected yet.
+
+        Args:
+            check: called with the description of each worker before anything is sent; what it raises ends the opening.
+
+        Raises:
+            TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages.
+        """
+        seconds = min(self._options.timeout_seconds, ANSWER_SECONDS)
+        workers = self.on_every_machine(lambda machine: self.clients[machine].describe(seconds))
+        check(workers)
+        self._watch.start()
+        self._is_watched = True
+        with self._naming_causes():
+            self.weight_bytes = self._load()
+
+    def join(self) -> None:
+        """Connect the machines to each other and to the client. Raises as `prepare`."""
+        with self._naming_causes():
+            self._links_of_workers = self._connect()
+            self._open_links()
+        self._is_joined = True
+        for call in self._calls:
+            logger.debug("%s", call.statistics)
+
+    @contextlib.contextmanager
+    def _naming_causes(self) -> Iterator[None]:
+        """Raise the root cause of an error in the body, as far as workers report it."""
+        try:
+            yield
+        except TvmSplitError as error:
+            if text := out_of_files(error):  # links break then, and workers report only those
+                raise type(error)(text) from error
+            raise self._watch.cause_of(error) from error
+
+    def _load(self) -> dict[str, int]:
+        """Send missing blobs and load the stages; return the bytes of the weights by machine."""
+        progress_lock, options = threading.Lock(), self._options
+
+        def load(machine: str) -> int:
+            def progress(sent: int, total: int) -> None:
+                if options.on_transfer is not None:
+                    with progress_lock:
+                        options.on_transfer(machine, sent, total)
+
+            client = self.clients[machine]
+            blobs = [blob for stage in self.program.stages_on(machine) for blob in stage.blobs]
+            sent = client.send_blobs(blobs, options.blob_path, options.timeout_seconds, progress)
+            with progress_lock:
+                self.blob_bytes_sent += sent
+            secrets = {link: secret for link, secret in self.link_secrets.items() if machine in link}
+            return client.load(self.program, secrets, options.timeout_seconds)
+
+        return self.on_every_machine(load)
+
+    def _connect(self) -> tuple[LinkStatistics, ...]:
+        """Make the workers connect to each other; return the transport of each link between them."""
+
+        def connect(machine: str) -> tuple[LinkStatistics, ...]:
+            peers = {}
+            for name, peer in self.endpoints.items():
+                setting = self._options.links.get((machine, name), DEFAULT)
+                peers[name] = replace(peer, address=setting.address or peer.address, transport=setting.wanted)
+            seconds = min(self._options.timeout_seconds, MAXIMUM_CONNECT_SECONDS)
+            return self.clients[machine].connect(peers, seconds)
+
+        return tuple(chain.from_iterable(self.on_every_machine(connect).values()))
+
+    def _open_links(self) -> None:
+        """Open the client's own links."""
+        for machine, outgoing in self.links.outgoing.items():
+            self._call(machine, CLIENT, machine, outgoing)
+        for machine, incoming in self.links.incoming.items():
+            self._call(machine, machine, CLIENT, incoming)
+        self._watch.require_usable()  # `_fail` ends the calls made so far
+        for call in self._calls:
+            call.wait_accepted(self._options.timeout_seconds)
+
+    def _call(self, machine: str, source: str, destination: str, link: LinkEnd) -> None:
+        setting = self._options.links.get((source, destination), DEFAULT)
+        endpoint = replace(self.endpoints[machine], transport=setting.wanted)
+        hello = hello_of(self.deployment, source, destination)
+        self._calls.append(LinkCall(endpoint, self.clients[machine].token, hello, link, self._watch.link_broken))
+
+    def _fail(self, failure: Failure) -> None:
+        """Report the root cause; if the placement is still being opened, also end its calls to workers."""
+        self._on_failure(self, failure)
+        if not self._is_joined:
+            for client in self.clients.values():
+                client.close()
+            for call in tuple(self._calls):
+                call.close()
+
+    def waited_for(self, sequence: int) -> str:
+        """Return what a micro-batch waits for: the first stage, in topological order, that has not computed it."""
+        finished = self._watch.finished()
+        for stage in self.program.stages:
+            own = stage.micro_batches
+            if sequence in own and finished.get((stage.machine, cleaned(stage.name)), 0) <= own.count_before(sequence):
+                endpoint = self.endpoints[stage.machine]
+                return f"stage {stage.name!r} on {endpoint} to compute micro-batch {sequence}"
+        return f"the results of micro-batch {sequence}, which every stage has computed"
+
+    def observe(self, machine: str, seconds: float, since: int | None, kernels: int) -> Observation:
+        """Return what a machine has recorded, with the program's names; raise `ProtocolError` for others."""
+        seen = self.clients[machine].observe(seconds, since, kernels)
+        names = {cleaned(name): name for name in ("", CLIENT, *self.program.machines)}
+        stages = {"": "", **{cleaned(stage.name): stage.name for stage in self.program.stages_on(machine)}}
+        try:
+            tracks = [replace(track, stage=stages[track.stage], peer=names[track.peer]) for track in seen.tracks]
+        except KeyError as name:
+            endpoint = self.endpoints[machine]
+            raise ProtocolError(f"{endpoint} has events of {name}, which is not in its program") from None
+        return replace(seen, tracks=tuple(tracks))
+
+    def link_statistics(self) -> tuple[LinkStatistics, ...]:
+        """Return the transport of each link; also after a failure."""
+        return (*(call.statistics for call in self._calls), *self._links_of_workers)
+
+    def close(self, *, unload: bool) -> None:
+        """End the placement on all workers; with ``unload``, wait until they have freed it. Idempotent."""
+        if unload and self._is_watched:
+            with contextlib.suppress(TvmSplitError):
+                self.on_every_machine(lambda machine: self.clients[machine].unload(UNLOAD_SECONDS))
+        self._watch.close()
+        for call in self._calls:
+            call.close()
+        for client in self.clients.values():
+            client.close()
+
+    def on_every_machine(self, step: Callable[[str], Answer]) -> dict[str, Answer]:
+        return on_every_machine(self.clients, step)
