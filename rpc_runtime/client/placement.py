@@ -83,6 +83,8 @@ class Placement:
         self.clients = {name: WorkerClient(endpoint, self.deployment) for name, endpoint in self.endpoints.items()}
         self.blob_bytes_sent = 0
         self.weight_bytes: dict[str, int] = {}
+        self.culprits: set[str] = set()
+        """The machines on which a step of opening failed."""
         self._options = options
         self._on_failure = on_failure
         programs = {machine: program.on(machine) for machine in program.machines}
@@ -238,4 +240,13 @@ class Placement:
             client.close()
 
     def on_every_machine(self, step: Callable[[str], Answer]) -> dict[str, Answer]:
-        return on_every_machine(self.clients, step)
+        """Run a step for all machines at the same time; raise the first error."""
+
+        def noted(machine: str) -> Answer:
+            try:
+                return step(machine)
+            except TvmSplitError:
+                self.culprits.add(machine)
+                raise
+
+        return on_every_machine(self.clients, noted)

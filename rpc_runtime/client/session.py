@@ -8,6 +8,7 @@ from typing import Any
 
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.placement import Placement, PlacementOptions, TransferProgress
+from rpc_runtime.client.supervisor import DeploymentEvent, Recovery, Supervisor
 from rpc_runtime.client.watch import Failure
 from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerDescription
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerUnavailableError
@@ -49,6 +50,8 @@ class Session(Runner):
         check: called with the description of each worker before anything is sent; what it raises ends the opening.
         model: the name by which workers list the deployment.
         about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
+        recovery: where stages go if a machine fails; None: the failure is raised.
+        on_event: called with each event of a recovery, in another thread.
 
     Raises:
         TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Everything is then freed.
@@ -68,15 +71,26 @@ class Session(Runner):
         check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None,
         model: str = "",
         about: bytes = b"",
+        recovery: Recovery | None = None,
+        on_event: Callable[[DeploymentEvent], None] = lambda event: None,
     ) -> None:
         options = PlacementOptions(blob_path, timeout_seconds, on_transfer, links, timeouts, model, about)
+        self._supervisor: Supervisor | None = None
         self._dispatcher = Dispatcher(
             program, timeout_seconds, in_flight, lambda sequence: self._placement.waited_for(sequence)
         )
-        self._use(Placement(program, endpoints, self._dispatcher, options, self._failed))
+
+        def placed(program: Program, endpoints: Mapping[str, WorkerEndpoint]) -> Placement:
+            return Placement(program, endpoints, self._dispatcher, options, self._failed)
+
+        self._use(placed(program, endpoints))
         try:
             self._placement.prepare(check)
             self._placement.join()
+            if recovery is not None:
+                self._supervisor = Supervisor(
+                    self._placement, self._dispatcher, recovery, placed, self._use, on_event, timeout_seconds
+                )
             self._dispatcher.attach(self._placement.links)
         except BaseException:
             self.close()
@@ -92,7 +106,10 @@ class Session(Runner):
         self.link_secrets = placement.link_secrets
 
     def _failed(self, placement: Placement, failure: Failure) -> None:
-        self._dispatcher.fail(failure.error)
+        if self._supervisor is None:
+            self._dispatcher.fail(failure.error)
+        else:
+            self._supervisor.failed(placement, failure)
 
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         return self._dispatcher.submit(inputs)
@@ -147,4 +164,7 @@ class Session(Runner):
         """End the deployment on all workers. Idempotent, also after a failure; does nothing in a forked process."""
         if not self._dispatcher.own_process.is_this:
             return
-        self._placement.close(unload=self._dispatcher.close())
+        was_usable = self._dispatcher.close()
+        if self._supervisor is not None:
+            self._supervisor.close()
+        self._placement.close(unload=was_usable)

@@ -1,0 +1,123 @@
+"""A deployment outlives its machines: every result comes, once and in order, after workers are killed or hang."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.session import Session
+from rpc_runtime.client.supervisor import DeploymentEvent
+from rpc_runtime.client.worker_client import WorkerDescription
+from rpc_runtime.errors import WorkerUnavailableError
+from rpc_runtime.program.placing import place
+from rpc_runtime.program.program import Program
+from rpc_runtime.transports.liveness import LinkTimeouts
+from rpc_runtime.transports.transport import NO_SETTINGS
+from rpc_runtime.wire.channels import WorkerEndpoint
+from tests.helpers.rpc_runtime.pipelines import deployments_left, over_grpc, same
+from tests.helpers.rpc_runtime.program_maker import ProgramMaker
+from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain
+from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stopped
+
+
+class AnyMachine:
+    """Stages may go to every machine, the busiest last."""
+
+    def __init__(self, program: Program, workers: LocalWorkers) -> None:
+        self._program, self._workers = program, workers
+
+    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
+        return self._workers.endpoints
+
+    def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
+        return place(self._program, lost, list(workers), lambda machine, stages: "", lambda stage, machine: 1.0)
+
+    def check(self, program: Program, workers: Mapping[str, WorkerDescription]) -> None:
+        pass
+
+
+@pytest.fixture
+def workers() -> Iterator[LocalWorkers]:
+    with LocalWorkers((A, B, C)) as started:
+        yield started
+
+
+def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Session:
+    recovery = AnyMachine(program, workers)
+    options = {"timeout_seconds": PATIENCE_SECONDS, "recovery": recovery, **options}
+    return Session(program, workers.endpoints, maker.blob_path, **options)
+
+
+def in_the_middle(batches: Iterable[Any], middle: int, act: Callable[[], object]) -> Iterator[Any]:
+    for number, batch in enumerate(batches):
+        if number == middle:
+            act()
+        yield batch
+
+
+@pytest.mark.parametrize("transport", ["auto", "grpc"])
+def test_all_results_come_after_a_worker_is_killed(workers: LocalWorkers, maker: ProgramMaker, transport: str) -> None:
+    program, events = chain(maker), list[DeploymentEvent]()
+    links = over_grpc(program) if transport == "grpc" else NO_SETTINGS
+    batches = batches_for(program, 200)
+    with open_on(workers, program, maker, on_event=events.append, links=links) as session:
+        expected = [tuple(session.run(batch)) for batch in batches]
+        stream = session.stream(in_the_middle(batches, 60, partial(os.kill, workers.process_ids[B], signal.SIGKILL)))
+        assert [same(outputs, right) for outputs, right in zip(stream, expected, strict=True)] == [True] * 200
+        assert B not in session.program.machines
+    assert [event.kind for event in events] == ["failure", "recovered"]
+    assert [event.machine for event in events] == [B, B]
+    assert all(B not in machines for machines in events[1].placement.values())
+    assert [deployments_left(workers.endpoints[name]) for name in (A, C)] == [(), ()]
+
+
+def test_calls_of_several_threads_survive_two_deaths(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    batches = batches_for(program, 40)
+    with open_on(workers, program, maker) as session, ThreadPoolExecutor(4) as threads:
+        expected = [tuple(session.run(batch)) for batch in batches]
+        for victim in (A, C):
+            calls = [threads.submit(session.run, batch) for batch in batches]
+            os.kill(workers.process_ids[victim], signal.SIGKILL)
+            assert all(same(call.result(), right) for call, right in zip(calls, expected, strict=True))
+        assert session.program.machines == (B,)
+
+
+def test_a_worker_that_hangs_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    batches = batches_for(program, 60)
+    with open_on(workers, program, maker, timeouts=LinkTimeouts.of_silence(1.0)) as session:
+        expected = [tuple(session.run(batch)) for batch in batches]
+        with contextlib.ExitStack() as stack:
+            freeze = partial(stack.enter_context, stopped(workers.process_ids[B]))
+            stream = session.stream(in_the_middle(batches, 20, freeze))
+            assert [same(outputs, right) for outputs, right in zip(stream, expected, strict=True)] == [True] * 60
+        eventually(lambda: deployments_left(workers.endpoints[B]) == (), "the worker has dropped its old placement")
+
+
+def test_no_machine_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program, events = chain(maker), list[DeploymentEvent]()
+    with open_on(workers, program, maker, on_event=events.append, timeout_seconds=5.0) as session:
+        session.run(batches_for(program, 1)[0])
+        for process in workers.process_ids.values():
+            os.kill(process, signal.SIGKILL)
+        with pytest.raises(WorkerUnavailableError, match=r"could not be moved.*1 results"):
+            session.run(batches_for(program, 1)[0])
+    assert [event.kind for event in events] == ["failure", "gave up"]
+
+
+def test_closing_while_no_machine_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program, events = chain(maker), list[DeploymentEvent]()
+    session = open_on(workers, program, maker, on_event=events.append)
+    for process in workers.process_ids.values():
+        os.kill(process, signal.SIGKILL)
+    eventually(lambda: bool(events), "the failure is noticed")
+    session.close()
+    assert "supervisor" not in {thread.name for thread in threading.enumerate()}
