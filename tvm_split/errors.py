@@ -108,6 +108,10 @@ class CompileWarning(UserWarning):
     """A plan's prediction is not for the compiled model, or a comparison with the source proves little."""
 
 
+class RecoveryWarning(UserWarning):
+    """A machine of a deployment failed, and its stages were moved; the message has the cause and the pause."""
+
+
 class OneMachineWarning(UserWarning):
     """One machine alone is faster than the split, or than any split; the message gives both figures."""
 

@@ -1,16 +1,16 @@
 """Check that machines and workers fit a bundle, before anything is sent to them."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.hardware import cpu_features
 from rpc_runtime.program.codecs import NONE, fitting
 from rpc_runtime.program.program import Program
-from rpc_runtime.program.specs import weight_bytes
+from rpc_runtime.program.specs import StageSpec, weight_bytes
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import AUTO_CODEC
+from tvm_split.cluster.machine import AUTO_CODEC, Machine
 from tvm_split.compiler.bundle import Bundle, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, cuda_misfit
 from tvm_split.compiler.machine_targets import require_fit
@@ -57,43 +57,62 @@ def check_runnable_here(bundle: Bundle) -> None:
 
 
 def check_workers(
-    bundle: Bundle, cluster: Cluster, endpoints: Mapping[str, WorkerEndpoint], workers: Mapping[str, WorkerDescription]
+    bundle: Bundle,
+    program: Program,
+    cluster: Cluster,
+    endpoints: Mapping[str, WorkerEndpoint],
+    workers: Mapping[str, WorkerDescription],
 ) -> None:
-    """Validate the description of each worker against the needs of the bundle."""
+    """Validate the description of each worker against the needs of its stages in ``program``."""
     for name, worker in workers.items():
-        address = endpoints[name].address
-        stages = bundle.program.stages_on(name)
-        named = ", ".join(stage.name for stage in stages)
-        planned = bundle.plan.machine(name)
+        stages, address = program.stages_on(name), endpoints[name].address
         if not cluster.launcher.on_this_host:
             require_fit(cluster.machine(name), worker)
-            if planned.threads > worker.threads:
+            planned = max((bundle.plan.machine(_planned(bundle, stage).machine).threads for stage in stages), default=0)
+            if program is bundle.program and planned > worker.threads:
                 raise ClusterError(
-                    f"the bundle was planned for {planned.threads} threads of {name!r}, and its worker at "
-                    f"{address} computes with {worker.threads}; start it with --threads {planned.threads}, or "
+                    f"the bundle was planned for {planned} threads of {name!r}, and its worker at "
+                    f"{address} computes with {worker.threads}; start it with --threads {planned}, or "
                     f"plan and compile for threads: {worker.threads}"
                 )
-        versions = {"apache-tvm": worker.tvm_version, "apache-tvm-ffi": worker.tvm_ffi_version}
-        for package, compiled_version in bundle.versions.items():
-            worker_version = versions.get(package, "unknown")
-            if worker_version != compiled_version:
-                raise BundleError(
-                    f"the bundle was compiled with {package} {compiled_version}, the worker of {name!r} at "
-                    f"{address} has {worker_version}; install the same version on both, or compile again"
-                )
-        require_executable(named, name, planned.target, worker.architecture, worker.cpu_features)
-        for stage in (stage for stage in stages if stage.device == "cuda"):
-            needs = bundle.cuda.get(kernels_key(stage), CudaNeeds(str(planned.target["arch"]), None))
-            problem = cuda_misfit(needs, worker)
-            if problem:
-                raise ClusterError(
-                    f"{stage.name} on {name!r} is compiled for CUDA, and the worker at {address} {problem}. "
-                    "Or plan the stage for another machine, or give this one an llvm target"
-                )
-        limit = cluster.machine(name).memory_bytes
-        needed = weight_bytes(stages)
-        if limit is not None and needed > limit:
-            raise ClusterError(
-                f"{name!r} needs {needed / 1e9:.3f} GB for the weights of {named}, but has {limit / 1e9:.3f} GB; "
-                "move layers to another machine"
+        check_worker(bundle, stages, cluster.machine(name), address, worker)
+
+
+def check_worker(
+    bundle: Bundle, stages: Sequence[StageSpec], machine: Machine, address: str, worker: WorkerDescription
+) -> None:
+    """Raise an error unless the worker of a machine can run these stages of a bundle, wherever they were planned."""
+    name, named = machine.name, ", ".join(stage.name for stage in stages)
+    versions = {"apache-tvm": worker.tvm_version, "apache-tvm-ffi": worker.tvm_ffi_version}
+    for package, compiled_version in bundle.versions.items():
+        worker_version = versions.get(package, "unknown")
+        if worker_version != compiled_version:
+            raise BundleError(
+                f"the bundle was compiled with {package} {compiled_version}, the worker of {name!r} at "
+                f"{address} has {worker_version}; install the same version on both, or compile again"
             )
+    for stage in stages:
+        planned = _planned(bundle, stage)
+        target = bundle.plan.machine(planned.machine).target
+        if stage.device == "cpu":
+            require_executable(stage.name, name, target, worker.architecture, worker.cpu_features)
+            continue
+        needs = bundle.cuda.get(kernels_key(planned), CudaNeeds(str(target["arch"]), None))
+        problem = cuda_misfit(needs, worker)
+        if problem:
+            raise ClusterError(
+                f"{stage.name} on {name!r} is compiled for CUDA, and the worker at {address} {problem}. "
+                "Or plan the stage for another machine, or give this one an llvm target"
+            )
+    needed = weight_bytes(stages)
+    if machine.memory_bytes is not None and needed > machine.memory_bytes:
+        raise ClusterError(
+            f"{name!r} needs {needed / 1e9:.3f} GB for the weights of {named}, but has "
+            f"{machine.memory_bytes / 1e9:.3f} GB; move layers to another machine"
+        )
+
+
+def _planned(bundle: Bundle, stage: StageSpec) -> StageSpec:
+    """Return the stage as it was planned; ``stage`` may be on another machine, or have another replica's number."""
+    replicas = bundle.program.replicas[stage.name]
+    return next((replica for replica in replicas if replica.library == stage.library), replicas[0])

@@ -7,10 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rpc_runtime.client.placement import TransferProgress
 from rpc_runtime.client.session import LAST_WORD_SECONDS, Session
+from rpc_runtime.client.supervisor import DeploymentEvent, placement_of
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.processes import Closing
@@ -26,6 +27,7 @@ from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.checks import check_codecs, check_machines, check_runnable_here, check_workers
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
+from tvm_split.deployment.recovery import BundleRecovery, EventLog
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.observing.about import About, about_of, text_of
 from tvm_split.observing.recording import Recording
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from rpc_runtime.wire.http_server import HttpServer
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
+OnFailure = Literal["recover", "raise"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,8 +66,9 @@ class Deployment(Closing, Shown):
     deployment is closed, every caller that waits for a result gets the error.
     """
 
-    def __init__(self, bundle: Bundle, workers: Workers, runner: Runner) -> None:
+    def __init__(self, bundle: Bundle, workers: Workers, runner: Runner, log: EventLog) -> None:
         self.bundle = bundle
+        self._log = log
         self._workers = workers
         self._runner = runner
         self._times = RunTimes()
@@ -79,11 +83,22 @@ class Deployment(Closing, Shown):
 
         A stage with replicas has an entry for each of them, with the same name.
         """
-        return self.bundle.program.stages
+        return self.program.stages
 
     @property
     def program(self) -> Program:
-        return self.bundle.program
+        """The stages as they are placed now."""
+        return self._runner.program
+
+    @property
+    def placement(self) -> Mapping[str, tuple[str, ...]]:
+        """The machines of each stage, as they are now: several for a stage with replicas."""
+        return placement_of(self.program)
+
+    @property
+    def events(self) -> tuple[DeploymentEvent, ...]:
+        """What happened to the deployment, the latest 1,000 events: ``failure``, ``recovered``, ``gave up``."""
+        return self._log.events
 
     @cached_property
     def _about(self) -> About:
@@ -105,7 +120,9 @@ class Deployment(Closing, Shown):
             WorkerUnavailableError, StageError, DeadlineError: a failure in the pipeline; names machine and stage.
         """
         with self._times.run():
-            return self._runner.run(inputs_of_call(self.program.inputs, inputs, named))
+            outputs = self._runner.run(inputs_of_call(self.program.inputs, inputs, named))
+        self._log.warn()
+        return outputs
 
     def submit(self, *inputs: Any, **named: Any) -> Future[Outputs]:
         """Run one micro-batch in the background; the inputs are copied, so the caller may reuse them.
@@ -140,7 +157,15 @@ class Deployment(Closing, Shown):
             raise InputError(f"a stream takes an iterable of micro-batches, such as [(x,), (x,)]: {error}") from error
         events = StreamEvents()
         fed = events.feeding(self._checked(iterator))
-        return self._times.stream(cast(Generator[Outputs, None, None], self._runner.stream(fed)), events)
+        results = self._times.stream(cast(Generator[Outputs, None, None], self._runner.stream(fed)), events)
+        return self._warning(results)
+
+    def _warning(self, results: Generator[Outputs, None, None]) -> Iterator[Outputs]:
+        """Yield results; warn of recoveries before the next one."""
+        with contextlib.closing(results):
+            for result in results:
+                self._log.warn()
+                yield result
 
     def _checked(self, batches: Iterator[Any]) -> Iterator[Sequence[Any]]:
         """Yield the inputs of a stream's micro-batches; an `InputError` names the position in the stream."""
@@ -304,6 +329,7 @@ class Deployment(Closing, Shown):
                 self._runner.close()
             finally:
                 self._workers.close()
+                self._log.close()
 
 
 def deploy(
@@ -313,6 +339,8 @@ def deploy(
     timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS,
     on_transfer: TransferProgress | None = None,
     in_flight: Count | None = None,
+    on_failure: OnFailure = "recover",
+    events: str | Path | None = None,
 ) -> Deployment:
     """Load a bundle's stages on the machines of a cluster and connect them.
 
@@ -325,6 +353,9 @@ def deploy(
         in_flight: the most micro-batches of a stream in flight. A lower number gives each result sooner after its
             input, until machines have to wait. By default as many as the queues between stages hold; for a measured
             plan for latency, its ``prediction.in_flight``. In one process there is never more than one.
+        on_failure: ``"recover"`` moves the stages of a machine that fails to those that are left, without losing a
+            result; ``"raise"`` ends the deployment with an error.
+        events: a file to which each of ``Deployment.events`` is appended, as a line of JSON.
 
     Raises:
         ClusterError: the bundle needs a machine that the cluster does not have, or one that cannot run its stages; or a
@@ -333,7 +364,7 @@ def deploy(
         WorkerUnavailableError: a worker cannot be reached; names machine, address and stages.
     """
     bundle = as_bundle(bundle)
-    return deploy_on(as_cluster(cluster).start(), bundle, timeout_seconds, on_transfer, in_flight)
+    return deploy_on(as_cluster(cluster).start(), bundle, timeout_seconds, on_transfer, in_flight, on_failure, events)
 
 
 def deploy_on(
@@ -342,12 +373,16 @@ def deploy_on(
     timeout_seconds: float,
     on_transfer: TransferProgress | None = None,
     in_flight: int | None = None,
+    on_failure: OnFailure = "recover",
+    events: str | Path | None = None,
 ) -> Deployment:
     """`deploy` on a session of workers, which the deployment then owns; the session is closed if this fails."""
     program = bundle.program
     with contextlib.ExitStack() as undo:
         undo.enter_context(workers)
         check_machines(program, workers)
+        log = EventLog(None if events is None else Path(events))
+        undo.callback(log.close)
         runner: Runner
         if workers.launcher.in_process:
             check_runnable_here(bundle)
@@ -357,15 +392,17 @@ def deploy_on(
             endpoints = workers.endpoints()
             runner = Session(
                 program,
-                {name: endpoints[name] for name in program.machines},
+                endpoints,
                 bundle.blob_path,
                 timeout_seconds=timeout_seconds,
                 on_transfer=on_transfer,
                 links=workers.link_settings,
                 in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
-                check=partial(check_workers, bundle, workers, endpoints),
+                check=partial(check_workers, bundle, program, workers, endpoints),
                 model=bundle.model,
                 about=text_of(about_of(bundle)),
+                recovery=BundleRecovery(bundle, workers, endpoints) if on_failure == "recover" else None,
+                on_event=log.add,
             )
         undo.pop_all()
-    return Deployment(bundle, workers, runner)
+    return Deployment(bundle, workers, runner, log)
