@@ -20,7 +20,7 @@ from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.link_end import LinkEnd
-from rpc_runtime.transports.liveness import LinkTimeouts
+from rpc_runtime.transports.liveness import LinkTimeouts, WatchTimeouts
 from rpc_runtime.transports.opening import LinkCall
 from rpc_runtime.transports.transport import DEFAULT, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -44,7 +44,8 @@ class PlacementOptions:
         timeout_seconds: how long a step of opening may take without progress.
         on_transfer: called while blobs are sent, from one thread at a time.
         links: settings of links that differ from the default.
-        timeouts: after how long a silent worker or link counts as dead.
+        timeouts: after how long a silent link counts as dead.
+        watch: after how long a silent worker counts as dead.
         model: the name by which workers list the deployment.
         about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
     """
@@ -54,6 +55,7 @@ class PlacementOptions:
     on_transfer: TransferProgress | None
     links: LinkSettings
     timeouts: LinkTimeouts
+    watch: WatchTimeouts
     model: str
     about: bytes
 
@@ -105,7 +107,7 @@ class Placement:
                 for machine, own in programs.items()
             },
             results=lambda: self.links.results.taken,
-            timeouts=options.timeouts,
+            timeouts=options.watch,
         )
 
     def prepare(self, check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None) -> None:

@@ -18,7 +18,7 @@ from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.runner import Outputs, Runner
-from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
+from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, USUAL_WATCH, LinkTimeouts, WatchTimeouts
 from rpc_runtime.transports.transport import NO_SETTINGS, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
 
@@ -46,7 +46,8 @@ class Session(Runner):
         on_transfer: called while blobs are sent, from one thread at a time.
         links: settings of links that differ from the default.
         in_flight: limit of micro-batches fed whose results are not taken; default: only the queues limit them.
-        timeouts: after how long a silent worker or link counts as dead.
+        timeouts: after how long a silent link counts as dead.
+        watch: after how long a silent worker counts as dead.
         check: called with the description of each worker before anything is sent; what it raises ends the opening.
         model: the name by which workers list the deployment.
         about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
@@ -68,13 +69,14 @@ class Session(Runner):
         links: LinkSettings = NO_SETTINGS,
         in_flight: int | None = None,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+        watch: WatchTimeouts = USUAL_WATCH,
         check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None,
         model: str = "",
         about: bytes = b"",
         recovery: Recovery | None = None,
         on_event: Callable[[DeploymentEvent], None] = lambda event: None,
     ) -> None:
-        options = PlacementOptions(blob_path, timeout_seconds, on_transfer, links, timeouts, model, about)
+        options = PlacementOptions(blob_path, timeout_seconds, on_transfer, links, timeouts, watch, model, about)
         self._supervisor: Supervisor | None = None
         self._dispatcher = Dispatcher(
             program, timeout_seconds, in_flight, lambda sequence: self._placement.waited_for(sequence)

@@ -6,23 +6,26 @@ link is only a symptom, unless every worker has shown since then that it is aliv
 """
 
 import enum
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import grpc
 
-from rpc_runtime.client.worker_client import WorkerClient
+from rpc_runtime.client.worker_client import WorkerClient, describe
 from rpc_runtime.errors import ProtocolError, StageError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.round_robin import Recurrence
 from rpc_runtime.program.routes import CLIENT
-from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts, Liveness
+from rpc_runtime.transports.liveness import USUAL_WATCH, MeasuredLiveness, WatchTimeouts
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import details_of, error_of
 from rpc_runtime.wire.text import clean_message
+
+logger = logging.getLogger(__name__)
 
 CAUSE_SECONDS = 0.5
 """How long a failed call waits for a report, which may name the cause."""
@@ -100,9 +103,8 @@ def _broken_first(reports: Sequence[Report]) -> Report:
 class WorkerWatch:
     """Keeps the Watch streams of a deployment open.
 
-    Calls ``on_failure`` once with the root cause, and ``on_activity`` if a worker's activity has changed. Workers send
-    an event per heartbeat interval. A silent worker counts as dead one interval later than a silent link, so that
-    broken links are reported first.
+    Calls ``on_failure`` once with the root cause, and ``on_activity`` if a worker's activity has changed. Silence is a
+    suspicion: a silent worker is asked on a new connection, and has ended only if it does not answer.
 
     ``model`` is the deployment's name for `WorkerClient.describe`, ``about`` is for `WorkerClient.about`. ``stages``
     are those of each machine, with the micro-batches that they compute. ``results`` returns how many micro-batches
@@ -119,10 +121,10 @@ class WorkerWatch:
         about: bytes = b"",
         stages: Mapping[str, Mapping[str, Recurrence]] = MappingProxyType({}),
         results: Callable[[], int] = lambda: 0,
-        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+        timeouts: WatchTimeouts = USUAL_WATCH,
     ) -> None:
         self._beat_seconds = timeouts.beat_seconds
-        self._timeouts = replace(timeouts, silence_seconds=timeouts.silence_seconds + timeouts.beat_seconds)
+        self._timeouts = timeouts
         self._connections = connections
         self._model = model
         self._about = about
@@ -133,7 +135,9 @@ class WorkerWatch:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._heard: dict[str, float] = {}
-        self._lives = {machine: Liveness(self._timeouts) for machine in connections}
+        self._lives = {machine: MeasuredLiveness(timeouts) for machine in connections}
+        self._asked: set[str] = set()
+        """The silent machines that are being asked."""
         self._activity: dict[str, int] = {}
         self._finished: dict[tuple[str, str], int] = {}
         self._reports: list[Report] = []
@@ -151,7 +155,7 @@ class WorkerWatch:
         """
         for machine, connection in self._connections.items():
             self._lives[machine].hear()
-            self._calls[machine] = connection.watch(self._model, self._about)
+            self._calls[machine] = connection.watch(self._model, self._about, self._beat_seconds)
             self._begin(self._read, machine)
         self._begin(self._judge)
         with self._lock:
@@ -172,7 +176,7 @@ class WorkerWatch:
     def cause_of(self, error: TvmSplitError) -> TvmSplitError:
         """Wait shortly for reports after a call failed with ``error``; return the root cause, else ``error``."""
         # By then each worker has sent an event or counts as dead.
-        verdict_seconds = self._timeouts.silence_seconds + 2 * self._beat_seconds
+        verdict_seconds = self._timeouts.silence_seconds + self._timeouts.answer_seconds + 2 * self._beat_seconds
         with self._lock:
             if self._changed.wait_for(lambda: self._reports, CAUSE_SECONDS):
                 self._changed.wait_for(lambda: self._cause is not None, verdict_seconds)
@@ -253,11 +257,33 @@ class WorkerWatch:
                 since = time.monotonic()
                 self._changed.wait(self._beat_seconds / 2)
                 silent = [machine for machine, life in self._lives.items() if life.is_silent(since)]
+                silent = [machine for machine in silent if machine not in self._asked]
+                self._asked.update(silent)
             for machine in silent:
-                seconds = self._timeouts.silence_seconds
-                text = f"{self._connections[machine].endpoint} has been silent for {seconds:g} seconds: it hangs, or "
-                self._report(Report(ReportKind.GONE, machine, f"{text}the network is gone"))
+                self._begin(self._ask, machine)
         self._on_failure(failure)
+
+    def _ask(self, machine: str) -> None:
+        """Ask a silent worker on a new connection; report that it has gone if it does not answer."""
+        life, endpoint, asked = self._lives[machine], self._connections[machine].endpoint, time.monotonic()
+        try:
+            describe(endpoint, self._timeouts.answer_seconds)
+            is_alive = True
+        except TvmSplitError:
+            is_alive = False
+        with self._lock:
+            self._asked.discard(machine)
+            is_alive = is_alive or self._heard.get(machine, 0.0) > asked
+            seconds = life.silent_seconds
+            if is_alive:
+                life.hear()
+        if is_alive:
+            logger.info("%s was silent for %.3g seconds, and answers", endpoint, seconds)
+        else:
+            text = (
+                f"{endpoint} has been silent for {seconds:.2g} seconds, and does not answer: it hangs, or the network"
+            )
+            self._report(Report(ReportKind.GONE, machine, f"{text} is gone"))
 
     def _held(self, machine: str) -> str:
         """Return the stages of an ended machine as text, each with a lower bound of its computed micro-batches."""

@@ -20,6 +20,7 @@ from rpc_runtime.program.events import Observation, checked, now
 from rpc_runtime.program.measurements import KernelSet, KernelTime, LinkStatistics, TimingEffort
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.specs import BlobSpec
+from rpc_runtime.transports.liveness import USUAL_WATCH
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
 from rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION
@@ -260,12 +261,15 @@ class WorkerClient:
             wall_clock_offset_nanoseconds=reply.wall_clock_nanoseconds - wall if reply.wall_clock_nanoseconds else 0,
         )
 
-    def watch(self, model: str = "", about: bytes = b"") -> Any:
+    def watch(self, model: str = "", about: bytes = b"", beat_seconds: float = USUAL_WATCH.beat_seconds) -> Any:
         """Open the stream of ``WatchEvent``; the deployment ends when the stream ends.
 
-        ``model`` is the name that `describe` shows; ``about`` is the JSON that `about` returns.
+        ``model`` is the name that `describe` shows; ``about`` is the JSON that `about` returns; an event comes each
+        ``beat_seconds``.
         """
-        request = pb.WatchRequest(deployment=self.deployment, model=model, owner=_own_name(), about=about)
+        request = pb.WatchRequest(
+            deployment=self.deployment, model=model, owner=_own_name(), about=about, beat_seconds=beat_seconds
+        )
         return self._stub.Watch(request, metadata=self._metadata)
 
     def send_blobs(

@@ -8,6 +8,7 @@ frame per heartbeat interval, and any received frame proves that its sender is a
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,7 +20,8 @@ Clock = Callable[[], float]
 class LinkTimeouts:
     """How long the ends of a link wait for each other.
 
-    ``silence_seconds`` is the time of the longest frame (1 MiB) on the slowest supported link (256 KiB/s).
+    ``silence_seconds`` is twice the time of the longest frame (1 MiB) on the slowest supported link (256 KiB/s). A dead
+    machine is noticed sooner (`WatchTimeouts`); this is for a network that is cut between two machines only.
 
     Args:
         beat_seconds: heartbeat interval: each end sends at least one frame in this time.
@@ -29,7 +31,7 @@ class LinkTimeouts:
     """
 
     beat_seconds: float = 1.0
-    silence_seconds: float = 4.0
+    silence_seconds: float = 8.0
     choice_seconds: float = 10.0
     handshake_seconds: float = 5.0
 
@@ -48,10 +50,26 @@ class LinkTimeouts:
 USUAL_TIMEOUTS = LinkTimeouts()
 
 
+@dataclass(frozen=True)
+class WatchTimeouts:
+    """How soon a client notices that a worker hangs, has no power, or is behind a cut cable.
+
+    A worker sends an event each ``beat_seconds``. One that is silent for ``silence_seconds`` is asked on a new
+    connection. It has failed if it does not answer within ``answer_seconds``, and no event arrives meanwhile.
+    """
+
+    beat_seconds: float = 0.25
+    silence_seconds: float = 1.0
+    answer_seconds: float = 1.0
+
+
+USUAL_WATCH = WatchTimeouts()
+
+
 class Liveness:
     """Liveness of the other end of a connection, which is never considered silent before its first frame."""
 
-    def __init__(self, timeouts: LinkTimeouts, clock: Clock = time.monotonic) -> None:
+    def __init__(self, timeouts: LinkTimeouts | WatchTimeouts, clock: Clock = time.monotonic) -> None:
         self._timeouts = timeouts
         self.clock = clock
         self._heard: float | None = None
@@ -70,4 +88,47 @@ class Liveness:
             return False
         if now - since > 2 * self._timeouts.beat_seconds:
             self._heard = now
-        return now - self._heard > self._timeouts.silence_seconds
+        return now - self._heard > self.limit_seconds
+
+    @property
+    def limit_seconds(self) -> float:
+        """How long the other end may be silent."""
+        return self._timeouts.silence_seconds
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long nothing was received; 0 before the first frame."""
+        return 0.0 if self._heard is None else self.clock() - self._heard
+
+
+class MeasuredLiveness(Liveness):
+    """Liveness by the gaps between frames: a busy host whose frames come late is given more time.
+
+    The limit is `GAPS` times the longest gap of the last `GAP_MEMORY_SECONDS`, if that is more than the timeout.
+    """
+
+    def __init__(self, timeouts: LinkTimeouts | WatchTimeouts, clock: Clock = time.monotonic) -> None:
+        super().__init__(timeouts, clock)
+        self._gaps: deque[tuple[float, float]] = deque()
+        """(time, length) of gaps, each longer than all later ones."""
+
+    def hear(self) -> None:
+        before = self._heard
+        super().hear()
+        if before is not None and self._heard is not None:
+            gap = self._heard - before
+            while self._gaps and self._gaps[-1][1] <= gap:
+                self._gaps.pop()
+            self._gaps.append((self._heard, gap))
+
+    @property
+    def limit_seconds(self) -> float:
+        while self._gaps and self._gaps[0][0] < self.clock() - GAP_MEMORY_SECONDS:
+            self._gaps.popleft()
+        longest = self._gaps[0][1] if self._gaps else 0.0
+        return max(super().limit_seconds, GAPS * longest)
+
+
+GAPS = 3
+"""With one, an event 2.5 s late, on two cores with 20 busy processes, counted as a failure."""
+GAP_MEMORY_SECONDS = 60.0

@@ -30,6 +30,7 @@ MAXIMUM_TENSOR_BYTES = 1 << 36
 LINK_SECRET_BYTES = 16
 MAXIMUM_CONNECT_SECONDS = 600.0
 """The longest time that a client may give a worker to connect its links."""
+SHORTEST_BEAT_SECONDS, LONGEST_BEAT_SECONDS = 0.05, 10.0
 MAXIMUM_ABOUT_BYTES = 64 * 1024
 """The most bytes of what a client says about its deployment."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -178,6 +179,14 @@ def link_secrets(message: pb.LoadStagesRequest, program: MachineProgram) -> dict
                 f"the link from {source!r} to {destination!r} has no secret of {LINK_SECRET_BYTES} bytes"
             )
     return {ends: secrets[ends] for ends in program.links}
+
+
+def checked_beat(seconds: float) -> float:
+    """Return the time between two events of a watch; raise `ProtocolError` unless it is usual."""
+    if not SHORTEST_BEAT_SECONDS <= seconds <= LONGEST_BEAT_SECONDS:
+        limits = f"{SHORTEST_BEAT_SECONDS:g} to {LONGEST_BEAT_SECONDS:g}"
+        raise ProtocolError(f"an event comes each {limits} seconds, not each {seconds}")
+    return seconds
 
 
 def checked_about(text: bytes) -> bytes:

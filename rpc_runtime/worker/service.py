@@ -18,7 +18,14 @@ from rpc_runtime.transports.opening import LinkAnswer
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import DATA_SERVICE, HELLO_KEY, LINK_METHOD, LINK_PATH, WorkerEndpoint
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
-from rpc_runtime.wire.messages import MAXIMUM_CONNECT_SECONDS, link_secrets, message_of, program_of, value_of
+from rpc_runtime.wire.messages import (
+    MAXIMUM_CONNECT_SECONDS,
+    checked_beat,
+    link_secrets,
+    message_of,
+    program_of,
+    value_of,
+)
 from rpc_runtime.wire.security import Metadata, TlsFiles
 from rpc_runtime.wire.server import CONTROL_SERVICE, CallQuota
 from rpc_runtime.wire.worker_pb2_grpc import ControlServicer
@@ -111,7 +118,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         return describe(self._machine, threads, is_secure, self.deployments(), self._blobs.folder)
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:
-        name = request.deployment
+        name, beat_seconds = request.deployment, checked_beat(request.beat_seconds)
         with self._lock:
             if name in self._programs:
                 raise ProtocolError(f"deployment {name[:8]} is watched already")
@@ -122,7 +129,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
             if not context.add_callback(program.stop_waiting):
                 return
             yield pb.WatchEvent()
-            while (event := program.next_event(self._config.timeouts.beat_seconds)) is not None:
+            while (event := program.next_event(beat_seconds)) is not None:
                 yield event
         finally:
             self._drop(request.deployment)

@@ -18,7 +18,6 @@ from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.program.placing import place
 from rpc_runtime.program.program import Program
-from rpc_runtime.transports.liveness import LinkTimeouts
 from rpc_runtime.transports.transport import NO_SETTINGS
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.pipelines import deployments_left, over_grpc, same
@@ -93,7 +92,7 @@ def test_calls_of_several_threads_survive_two_deaths(workers: LocalWorkers, make
 def test_a_worker_that_hangs_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
     batches = batches_for(program, 60)
-    with open_on(workers, program, maker, timeouts=LinkTimeouts.of_silence(1.0)) as session:
+    with open_on(workers, program, maker) as session:
         expected = [tuple(session.run(batch)) for batch in batches]
         with contextlib.ExitStack() as stack:
             freeze = partial(stack.enter_context, stopped(workers.process_ids[B]))
