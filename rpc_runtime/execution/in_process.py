@@ -90,13 +90,12 @@ class InProcessRunner(Runner):
         self._own_process = OwnProcess()
         self._recorders = {machine: Recorder() for machine in program.machines}
         self._tracks = [self._recorders[stage.machine].track(COMPUTE, stage.name) for stage in program.stages]
-        cache: WeightCache = {}
+        cache = WeightCache()
         self._stages: list[ObservedStage] = []
         self._closed = False
         for stage in program.stages:
             library = read_blob(blob_path(stage.library.sha256), stage.library)
-            weights = (read_blob(blob_path(weight.blob.sha256), weight.blob) for weight in stage.weights)
-            loaded = LoadedStage(stage, library, weights, cache)
+            loaded = LoadedStage(stage, library, lambda blob: read_blob(blob_path(blob.sha256), blob), cache)
             self._stages.append(ObservedStage(loaded, self._recorders[stage.machine]))
         self._sequence = 0
 

@@ -5,9 +5,12 @@ import fcntl
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
 import numpy as np
@@ -18,7 +21,7 @@ from tvm.runtime.vm import VirtualMachine
 from rpc_runtime.errors import BlobError, StageError, WorkerError, out_of_files
 from rpc_runtime.execution.cuda_runtime import load_cuda
 from rpc_runtime.program.events import now
-from rpc_runtime.program.specs import Bytes, StageSpec, TensorSpec, WeightSpec
+from rpc_runtime.program.specs import BlobSpec, Bytes, StageSpec, TensorSpec, WeightSpec
 from rpc_runtime.transports.carrier import ALIGNMENT_BYTES, Slot
 
 Tensor = Any
@@ -71,8 +74,36 @@ def size_of(tensor: Tensor) -> int:
     return int(tensor.numel() * np.dtype(str(tensor.dtype)).itemsize)
 
 
-WeightCache = dict[tuple[Any, ...], Tensor]
-"""The loaded weights of a deployment by content and device; several stages may use one under different names."""
+@dataclass(frozen=True, eq=False)
+class LoadedWeight:
+    """A weight on a device; stages that use it share it."""
+
+    tensor: Tensor
+
+
+class WeightCache:
+    """The loaded weights of a process by content and device, as long as something holds them. Thread-safe.
+
+    Several stages may use one under different names. A deployment that replaces another one on the same machines finds
+    its weights here.
+    """
+
+    def __init__(self) -> None:
+        self._weights: WeakValueDictionary[tuple[Any, ...], LoadedWeight] = WeakValueDictionary()
+
+    def missing(self, stage: StageSpec) -> StageSpec:
+        """Return the stage with only those weights that are not loaded."""
+        weights = tuple(weight for weight in stage.weights if (*weight.content, stage.device) not in self._weights)
+        return replace(stage, weights=weights)
+
+    def loaded(self, spec: WeightSpec, device: str, load: Callable[[], Tensor]) -> LoadedWeight:
+        """Return a weight; load it if it is missing."""
+        key = (*spec.content, device)
+        weight = self._weights.get(key)
+        if weight is None:
+            weight = LoadedWeight(load())
+            self._weights[key] = weight
+        return weight
 
 
 class LoadedStage:
@@ -90,7 +121,7 @@ class LoadedStage:
         self,
         stage: StageSpec,
         library: Bytes,
-        weights: Iterable[Bytes],
+        read: Callable[[BlobSpec], Bytes],
         cache: WeightCache,
         begin: Callable[[Sequence[Any]], Sequence[Tensor]] | None = None,
         finish: Callable[[], None] | None = None,
@@ -112,10 +143,11 @@ class LoadedStage:
             raise
         except Exception as error:
             raise WorkerError(f"{where}: TVM cannot load the library: {first_line(error)}") from error
-        self._weights = [
-            _weight(spec, content, self._device, stage.device, cache, where)
-            for spec, content in zip(stage.weights, weights, strict=True)
-        ]
+        self.weights = tuple(
+            cache.loaded(spec, stage.device, partial(_loaded, spec, read, self._device, where))
+            for spec in stage.weights
+        )
+        self._tensors = [weight.tensor for weight in self.weights]
 
     def run(self, inputs: Sequence[Any]) -> list[Tensor]:
         """Return the outputs for one micro-batch, in memory that neither an input shares nor a later call changes.
@@ -127,7 +159,7 @@ class LoadedStage:
         if self._begin is not None:
             inputs = self._begin(inputs)
         try:
-            result = self._main(*inputs, *self._weights)
+            result = self._main(*inputs, *self._tensors)
             outputs = self._outputs(result, inputs)
             if self._finish is not None:
                 self._finish()
@@ -272,19 +304,14 @@ def load_library(content: Bytes, where: str) -> Any:
         raise WorkerError(out_of_files(text) or f"{text}. {advice}") from error
 
 
-def _weight(spec: WeightSpec, content: Bytes, device: Any, kind: str, cache: WeightCache, where: str) -> Tensor:
-    key = (*spec.content, kind)
-    tensor = cache.get(key)
-    if tensor is not None:
-        return tensor
+def _loaded(spec: WeightSpec, read: Callable[[BlobSpec], Bytes], device: Any, where: str) -> Tensor:
+    content = read(spec.blob)
     if content.size != spec.tensor.size_bytes:
         raise BlobError(
             f"{where}: weight {spec.tensor} takes {spec.tensor.size_bytes} bytes, and its blob {spec.blob.sha256[:12]} "
             f"has {content.size}"
         )
-    tensor = tvm.runtime.tensor(content, device)._create_view(spec.tensor.shape, spec.tensor.dtype)
-    cache[key] = tensor
-    return tensor
+    return tvm.runtime.tensor(content, device)._create_view(spec.tensor.shape, spec.tensor.dtype)
 
 
 def first_line(error: Exception) -> str:

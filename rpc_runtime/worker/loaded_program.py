@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 
@@ -15,7 +16,15 @@ from rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
 from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingOwner, overlapping_transfers
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.kernel_timer import KernelTimer
-from rpc_runtime.execution.loaded_stage import LoadedStage, Tensor, WeightCache, size_of, tensor_bytes, tensor_slot
+from rpc_runtime.execution.loaded_stage import (
+    LoadedStage,
+    LoadedWeight,
+    Tensor,
+    WeightCache,
+    size_of,
+    tensor_bytes,
+    tensor_slot,
+)
 from rpc_runtime.hardware import available_memory_bytes
 from rpc_runtime.processes import do_all
 from rpc_runtime.program.events import FAILURE, LINK_ENDED, MOST_KERNEL_RUNS, SHOWN_LETTERS, Measured, Recorder
@@ -54,6 +63,7 @@ class LoadedProgram:
         request: pb.WatchRequest,
         store: BlobStore,
         trials: LibraryTrials,
+        cache: WeightCache,
         timeouts: LinkTimeouts,
         threads: int,
     ) -> None:
@@ -64,6 +74,9 @@ class LoadedProgram:
         self._weight_bytes = 0
         self._store = store
         self._trials = trials
+        self._cache = cache
+        self._weights: frozenset[LoadedWeight] = frozenset()
+        """The weights of all stages; after a link broke, the deployment that replaces this one needs them."""
         self._lock = threading.Lock()
         self._failures: SimpleQueue[pb.Failure | None] = SimpleQueue()
         """The failure, once; None when the program is closed or no longer watched."""
@@ -138,8 +151,8 @@ class LoadedProgram:
             self._program = program
         deadline = time.monotonic() + seconds
         self.pin(blob for stage in program.stages for blob in stage.blobs)
-        require_room(program, available_memory_bytes(), _free_on_device(program))
-        cache: WeightCache = {}
+        lacking = replace(program, stages=tuple(map(self._cache.missing, program.stages)))
+        require_room(lacking, available_memory_bytes(), _free_on_device(program))
         stages: list[LoadedStage] = []
         transfers = overlapping_transfers(program.stages)
         overlap = () if transfers is None else (transfers.begin, transfers.end)
@@ -152,15 +165,15 @@ class LoadedProgram:
             self._check_open()
             library = self._store.read(stage.library)
             self._trials.stage(stage, deadline, caller_waits)
-            weights = (self._store.read(weight.blob) for weight in stage.weights)
-            stages.append(LoadedStage(stage, library, weights, cache, *overlap))
+            stages.append(LoadedStage(stage, library, self._store.read, self._cache, *overlap))
         with self._lock:
             self._check_open_locked()
             self._stages, self._transfers, self._link_secrets = stages, transfers, link_secrets
             self._recorder = Recorder()
+            self._weights = frozenset(weight for stage in stages for weight in stage.weights)
         names = ", ".join(stage.name for stage in program.stages)
         logger.info("deployment %s: machine %r has loaded %s", self.identifier[:8], program.machine, names)
-        self._weight_bytes = sum(map(size_of, cache.values()))
+        self._weight_bytes = sum(size_of(weight.tensor) for weight in self._weights)
         return self._weight_bytes
 
     def load_kernels(self, kernels: KernelSet, seconds: float, caller_waits: Callable[[], bool]) -> int:
@@ -301,8 +314,10 @@ class LoadedProgram:
         logger.log(level, "deployment %s has failed: %s", self.identifier[:8], text)
         self._failures.put(failure)
         self._settled.set()
-        # A failed program cannot continue, so its memory is freed at once, even if the client stays.
-        threading.Thread(target=self._free, name="free", daemon=True).start()
+        # A failed program cannot continue, so its memory is freed at once, even if the client stays. Only after a link
+        # broke weights and blobs stay while it is watched: a client that recovers needs them.
+        keeps = kind == pb.Failure.LINK
+        threading.Thread(target=self._free, args=(keeps,), name="free", daemon=True).start()
 
     def _halt_locked(self) -> None:
         if self._executor is not None:
@@ -357,14 +372,17 @@ class LoadedProgram:
         self._failures.put(None)
         self._settled.set()
         logger.info("deployment %s is closed", self.identifier[:8])
-        self._free()
+        self._free(keeps_weights=False)
 
-    def _free(self) -> None:
-        """Free libraries, weights, links and pins; the failure is still reported. Idempotent.
+    def _free(self, keeps_weights: bool) -> None:
+        """Free libraries and links, and weights and pins unless they are kept; the failure is still reported.
 
-        Frees the rest if a part fails, as every call to a failed GPU does; the first error is logged.
+        Idempotent. Frees the rest if a part fails, as every call to a failed GPU does; the first error is logged.
         """
         error = self._end_all()
+        if not keeps_weights:
+            self._weights = frozenset()
+            self._store.unpin(self.identifier)
         trim_heap()  # no variable refers to the stages any more, even if their thread failed to free them
         if error is not None:
             logger.error("deployment %s: freeing it failed: %s", self.identifier[:8], error)
@@ -380,7 +398,7 @@ class LoadedProgram:
             steps.append(partial(executor.join, JOIN_SECONDS))
         if self._transfers is not None:
             steps.append(self._transfers.close)
-        return do_all([*steps, self.timer.close, partial(self._store.unpin, self.identifier)])
+        return do_all([*steps, self.timer.close])
 
     def _loaded_locked(self) -> tuple[MachineProgram, Recorder]:
         self._check_open_locked()

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
+from rpc_runtime.execution.loaded_stage import WeightCache
 from rpc_runtime.program.events import SHOWN_LETTERS, Measured
 from rpc_runtime.program.measurements import KernelSet, TimingEffort
 from rpc_runtime.program.specs import BlobSpec
@@ -53,6 +54,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         self._config = config
         self._blobs = blobs
         self._trials = LibraryTrials(blobs)
+        self._weights = WeightCache()
         self._timing = threading.Lock()
         self._lock = threading.Lock()
         self._programs: dict[str, LoadedProgram] = {}
@@ -122,7 +124,8 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         with self._lock:
             if name in self._programs:
                 raise ProtocolError(f"deployment {name[:8]} is watched already")
-            program = LoadedProgram(request, self._blobs, self._trials, self._config.timeouts, self._config.threads)
+            config = self._config
+            program = LoadedProgram(request, self._blobs, self._trials, self._weights, config.timeouts, config.threads)
             self._programs[name] = program
         self.on_change()
         try:

@@ -18,21 +18,19 @@ import numpy as np
 import pytest
 
 from rpc_runtime.client import placement
-from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.placement import Placement, PlacementOptions
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, StageError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.specs import TensorSpec
-from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, USUAL_WATCH, LinkTimeouts, WatchTimeouts
-from rpc_runtime.transports.transport import NO_SETTINGS, LinkSetting
+from rpc_runtime.transports.liveness import LinkTimeouts, WatchTimeouts
+from rpc_runtime.transports.transport import LinkSetting
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import SILENCE_VARIABLE
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.hostile_worker import HostileWorker, describes_itself
-from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on
+from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, placed_on
 from tests.helpers.rpc_runtime.program_maker import Body, ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
 from tests.helpers.rpc_runtime.raw_calls import METHODS
@@ -320,18 +318,11 @@ def test_a_client_that_vanishes_leaves_nothing_behind(workers: LocalWorkers, mak
     program = chain(maker)
     for endpoint in workers.endpoints.values():
         assert deployments_left(endpoint) == ()
-    options = PlacementOptions(
-        maker.blob_path, PATIENCE_SECONDS, None, NO_SETTINGS, USUAL_TIMEOUTS, USUAL_WATCH, "", b""
-    )
-    dispatcher = Dispatcher(program, PATIENCE_SECONDS, None, lambda sequence: "a result")
-    opened = Placement(program, workers.endpoints, dispatcher, options, lambda opened, failure: None)
-    opened.prepare()
-    opened.join()
-    assert len(describe(workers.endpoints[A], PATIENCE_SECONDS).deployments) == 1
-    opened.close(unload=False)  # as the end of the client's process does
-    for endpoint in workers.endpoints.values():
-        assert deployments_left(endpoint) == ()
-    dispatcher.close()
+    with placed_on(workers, program, maker) as opened:
+        assert len(describe(workers.endpoints[A], PATIENCE_SECONDS).deployments) == 1
+        opened.close(unload=False)  # as the end of the client's process does
+        for endpoint in workers.endpoints.values():
+            assert deployments_left(endpoint) == ()
 
 
 def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:

@@ -24,9 +24,9 @@ from rpc_runtime.execution.cuda_code import find_nvcc
 from rpc_runtime.execution.cuda_runtime import runtime_library
 from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingOwner
 from rpc_runtime.execution.executor import StageExecutor
-from rpc_runtime.execution.loaded_stage import LoadedStage
+from rpc_runtime.execution.loaded_stage import LoadedStage, WeightCache
 from rpc_runtime.program.program import Program
-from rpc_runtime.program.specs import StageSpec, TensorSpec
+from rpc_runtime.program.specs import BlobSpec, Bytes, StageSpec, TensorSpec
 from tests.helpers.gpu_driver import require_toolkit
 from tests.helpers.rpc_runtime.cuda_stand_in import Launched, compiled, on_host
 from tests.helpers.rpc_runtime.joined_executors import Ends, check
@@ -107,8 +107,11 @@ def identity(folder: Path, finish: Callable[[], None]) -> tuple[LoadedStage, Any
     maker = ProgramMaker(folder / "identity")
     x = maker.input("x")
     (stage,) = maker.program([maker.stage("s", "A", [x], lambda v: [v])]).stages
-    library = read_blob(maker.blob_path(stage.library.sha256), stage.library)
-    executable = LoadedStage(stage, library, (), {}, finish=finish)
+
+    def read(blob: BlobSpec) -> Bytes:
+        return read_blob(maker.blob_path(blob.sha256), blob)
+
+    executable = LoadedStage(stage, read(stage.library), read, WeightCache(), finish=finish)
     return executable, tvm.runtime.tensor(np.ones((2, 8), "float32"))
 
 

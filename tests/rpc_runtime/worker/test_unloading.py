@@ -11,7 +11,7 @@ from tvm.relax import op
 
 from rpc_runtime.client.local_workers import LocalWorkers
 from tests.helpers.mappings import mappings, removed_libraries
-from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc
+from tests.helpers.rpc_runtime.pipelines import open_on, over_grpc, placed_on
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, batches_for, chain, double
 from tests.helpers.waiting import eventually
@@ -101,9 +101,8 @@ def test_nobody_complains_of_a_client_that_goes(two_workers: LocalWorkers, maker
     """A client that is interrupted: its streams end in any order, without an announcement."""
     x = maker.input("x")
     first = maker.stage("one", A, [x], double)
-    pipe = open_on(two_workers, maker.program([maker.stage("two", B, [first], double)]), maker)
-    for call in pipe._calls:
-        call.close()
-    require_no_libraries(two_workers)
-    pipe.close()
+    with placed_on(two_workers, maker.program([maker.stage("two", B, [first], double)]), maker) as opened:
+        for link in (*opened.links.outgoing.values(), *opened.links.incoming.values()):
+            link.close()
+        require_no_libraries(two_workers)
     assert [two_workers.messages(name) for name in (A, B)] == ["", ""]
