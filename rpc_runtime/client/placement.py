@@ -201,8 +201,7 @@ class Placement:
         if not self._is_joined:
             for client in self.clients.values():
                 client.close()
-            for call in tuple(self._calls):
-                call.close()
+            self.close_links()
 
     def waited_for(self, sequence: int) -> str:
         """Return what a micro-batch waits for: the first stage, in topological order, that has not computed it."""
@@ -236,10 +235,14 @@ class Placement:
             with contextlib.suppress(TvmSplitError):
                 self.on_every_machine(lambda machine: self.clients[machine].unload(UNLOAD_SECONDS))
         self._watch.close()
-        for call in self._calls:
-            call.close()
+        self.close_links()
         for client in self.clients.values():
             client.close()
+
+    def close_links(self) -> None:
+        """End the client's own links."""
+        for call in tuple(self._calls):
+            call.close()
 
     def on_every_machine(self, step: Callable[[str], Answer]) -> dict[str, Answer]:
         """Run a step for all machines at the same time; raise the first error."""

@@ -102,7 +102,6 @@ def test_nobody_complains_of_a_client_that_goes(two_workers: LocalWorkers, maker
     x = maker.input("x")
     first = maker.stage("one", A, [x], double)
     with placed_on(two_workers, maker.program([maker.stage("two", B, [first], double)]), maker) as opened:
-        for link in (*opened.links.outgoing.values(), *opened.links.incoming.values()):
-            link.close()
+        opened.close_links()
         require_no_libraries(two_workers)
     assert [two_workers.messages(name) for name in (A, B)] == ["", ""]
