@@ -16,7 +16,7 @@ from tvm import relax
 from relay_passes.ir import constant, is_tensor_constant, new_function
 from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from relay_passes.sharding.region import Range
-from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, replaced_at, same_range
+from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, reading, replaced_at, same_range
 
 Table = np.ndarray[Any, Any]
 
@@ -43,8 +43,7 @@ def take(operation: Operation) -> Rule:
         local_indices = constant(table[slice(*result_range)] - _places(table, result_range)[0])
         return relax.op.take(parts[0], local_indices, along, expression.attrs.mode)
 
-    result = Axis(along, 1, len(table))
-    return Rule((axis, None), (result,), needs=lambda result_range: (_places(table, result_range), None), write=write)
+    return reading(operation, axis, lambda result_range: _places(table, result_range), write)
 
 
 def interpolation(operation: Operation) -> Rule:
@@ -102,8 +101,7 @@ def resize(operation: Operation) -> Rule:
         left, right = (constant(np.ascontiguousarray(factor, dtype)) for factor in (rows, columns.T))
         return relax.op.matmul(emit(relax.op.matmul(left, parts[0])), right)
 
-    result = Axis(axis.index, 1, len(matrix))
-    return Rule((axis,), (result,), needs=lambda result_range: (_span(matrix, result_range),), write=write)
+    return reading(operation, axis, lambda result_range: _span(matrix, result_range), write)
 
 
 @cache
