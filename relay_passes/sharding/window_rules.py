@@ -21,14 +21,6 @@ def window_range(result_range: Range, stride: int, before: int, kernel: int) -> 
     return result_range[0] * stride - before, (result_range[1] - 1) * stride - before + kernel
 
 
-def transposed_range(result_range: Range, stride: int, before: int, kernel: int) -> Range:
-    """Return the operand indices whose windows in a transposed convolution's result reach ``result_range``.
-
-    The range may lie partly outside the operand.
-    """
-    return -((kernel - 1 - before - result_range[0]) // stride), (result_range[1] - 1 + before) // stride + 1
-
-
 def convolution(operation: Operation) -> Rule:
     layout = str(operation.expression.attrs.data_layout)
     data, weight = operation.operands
@@ -58,7 +50,9 @@ def transposed_convolution(operation: Operation) -> Rule:
     before = padding[place]
 
     def operand_range(result_range: Range) -> Range:
-        first, end = transposed_range(result_range, stride, before, reach)
+        """Return the indices whose windows in the result reach the range; some may lie outside the operand."""
+        first = -((reach - 1 - before - result_range[0]) // stride)
+        end = (result_range[1] - 1 + before) // stride + 1
         # If the kernel is shorter than the stride, results between two windows are 0 and belong to the window before.
         first = min(first, (result_range[0] + before) // stride)
         return first, max(end, first + 1)
