@@ -16,6 +16,8 @@ SIZE = 16
 DTYPES = ("float16", "bfloat16")
 _TOTAL = ("wmma.accumulator", "float32")
 """The memory and dtype of sums."""
+Emit = Callable[..., None]
+"""Emits statements on a fragment of each matrix."""
 
 
 @cache
@@ -26,7 +28,7 @@ def fragments_of(dtype: str) -> dict[str, str]:
     """
     left, right = ("wmma.matrix_a", dtype), ("wmma.matrix_b", dtype)
     # Each with its matrices, the positions of those that it reads, its loops and its call; it writes the last matrix.
-    instructions = {
+    instructions: dict[str, tuple[Sequence[tuple[str, str]], Sequence[int], Emit, Emit]] = {
         "load_left": ([("shared", dtype), left], [0], _copy, _load),
         "load_right": ([("shared", dtype), right], [0], _copy, _load),
         "clear": ([_TOTAL], [], _clear, _fill),
@@ -41,7 +43,7 @@ def fragments_of(dtype: str) -> dict[str, str]:
 
 
 def _function(
-    matrices: Sequence[tuple[str, str]], reads: Sequence[int], emit: Callable[..., None], *, has_rows: bool = False
+    matrices: Sequence[tuple[str, str]], reads: Sequence[int], emit: Emit, *, has_rows: bool = False
 ) -> tirx.PrimFunc:
     """Return the function that ``emit`` writes of one fragment of each matrix; ``has_rows``: matrices may be larger."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):
