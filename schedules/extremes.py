@@ -44,15 +44,12 @@ def legalize_extreme(builder: BlockBuilder, call: relax.Call, *, widened: bool =
 
     def compute(x: te.Tensor) -> te.Tensor:
         axes = {axis: te.reduce_axis((0, shape[axis]), name=f"k{axis}") for axis in reduced}
-        result = [1 if axis in axes else size for axis, size in enumerate(shape) if keeps or axis not in axes]
+        kept = [axis for axis in range(len(shape)) if keeps or axis not in axes]
+        result = [1 if axis in axes else shape[axis] for axis in kept]
 
         def extreme(*index: Any) -> Any:
-            output_indices = iter(index)
-            places = []
-            for axis in range(len(shape)):
-                place = next(output_indices) if keeps or axis not in axes else None
-                places.append(axes.get(axis, place))
-            return reducer(x[tuple(places)].astype(kind), axis=list(axes.values()))
+            places = {**dict(zip(kept, index, strict=True)), **axes}
+            return reducer(x[tuple(places[axis] for axis in range(len(shape)))].astype(kind), axis=list(axes.values()))
 
         extremes = te.compute(result, extreme, name=name)
         return (

@@ -18,14 +18,7 @@ from math import gcd
 from tvm import relax
 
 from relay_passes.fold_constants import folded
-from relay_passes.ir import (
-    constant,
-    dependent_names,
-    is_tensor_constant,
-    leaves_of,
-    shape_of,
-    with_leaves,
-)
+from relay_passes.ir import constant, dependent_names, is_tensor_constant, leaves_of, shape_of, with_leaves
 from relay_passes.sharding.partial_sums import linear_rule
 from relay_passes.sharding.region import CommonBounds, Contents, ShardError, fit_blocks
 from relay_passes.sharding.rule import Axis, Operation, Rule, operation_of
