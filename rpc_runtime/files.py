@@ -112,7 +112,7 @@ def locked(path: Path, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
     try:
         _require_own(descriptor, path)
         deadline, pause = time.monotonic() + timeout_seconds, _FIRST_PAUSE_SECONDS
-        while not _try_lock(descriptor):
+        while not try_lock(descriptor):
             if time.monotonic() >= deadline:
                 text = f"another process has held this lock for {timeout_seconds:g} s"
                 raise TimeoutError(errno.ETIMEDOUT, text, str(path))
@@ -132,9 +132,10 @@ def _require_own(descriptor: int, path: Path) -> None:
         os.fchmod(descriptor, 0o600)
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(file: IO[bytes] | int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file, or its descriptor, if no other process holds its lock; return whether it is locked now."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -150,9 +151,7 @@ def keep(file: IO[bytes]) -> None:
 
 def is_kept(file: IO[bytes]) -> bool:
     """Return whether a running process holds the lock of `keep` on a file."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(file, fcntl.LOCK_UN)
-    return False
+    is_free = try_lock(file, fcntl.LOCK_SH)
+    if is_free:
+        fcntl.flock(file, fcntl.LOCK_UN)
+    return not is_free

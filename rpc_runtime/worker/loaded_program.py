@@ -138,7 +138,8 @@ class LoadedProgram:
             self._program = program
         deadline = time.monotonic() + seconds
         self.pin(blob for stage in program.stages for blob in stage.blobs)
-        require_room(program, available_memory_bytes(), _free_on_device(program))
+        on_device = any(stage.device != "cpu" for stage in program.stages) and not load_cuda()
+        require_room(program, available_memory_bytes(), free_device_bytes() if on_device else 0)
         cache: WeightCache = {}
         stages: list[LoadedStage] = []
         transfers = overlapping_transfers(program.stages)
@@ -397,9 +398,3 @@ class LoadedProgram:
             raise WorkerError(f"deployment {self.identifier[:8]} is closed")
         if self._failure is not None:
             raise WorkerError(f"deployment {self.identifier[:8]} has failed: {self._failure.message}")
-
-
-def _free_on_device(program: MachineProgram) -> int:
-    """Return the free memory of the GPU in bytes; 0 if it is not known, or no stage uses a GPU."""
-    is_taken = any(stage.device != "cpu" for stage in program.stages)
-    return free_device_bytes() if is_taken and not load_cuda() else 0

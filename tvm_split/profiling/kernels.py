@@ -18,7 +18,7 @@ from relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES
 from rpc_runtime.program.measurements import TimedKernel
 from rpc_runtime.program.specs import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
-from schedules.tuning import TuningDatabase
+from schedules.tuning.database import TuningDatabase
 from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.build_cache import keep, key_of, recall
 from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of

@@ -14,7 +14,7 @@ import tvm_split
 from rpc_runtime.program.specs import TensorSpec
 from schedules import machine_of
 from schedules.template import text_of
-from schedules.tuning import DatabaseWriter
+from schedules.tuning.database import DatabaseWriter
 from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.targets import host_target, tvm_target
 from tvm_split.errors import CacheWarning
