@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_split.errors import PlanError
 from tvm_split.placement.problem import TOLERANCE
 from tvm_split.placement.search.bounds import Prices, client_bound, fair_prices, longest_latency
 from tvm_split.placement.search.budget import EVALUATION_WORK, Budget
-from tvm_split.placement.search.candidate import Candidate, Placement, candidate, fits, scheduled
+from tvm_split.placement.search.candidate import Candidate, Placement, scheduled, tried
 from tvm_split.placement.search.instance import Instance
 from tvm_split.placement.search.order_costs import DeviceClasses, OrderCosts
 from tvm_split.placement.search.stage_beam import Counts, StageBeam
@@ -58,7 +57,7 @@ class PricedSearch:
         if not instance.problem.replicas:  # some machine computes the slowest piece
             bound = max(bound, float(machines.seconds.min(axis=1).max()))
         self.bound = max(bound * (1 - TOLERANCE), client_bound(instance))
-        self._costs = OrderCosts(instance, range(len(instance.pieces)))
+        self._costs = OrderCosts(instance)
 
     def search(self, width: int) -> None:
         """Add the plans of beam searches of this width to ``plans``, if they fit."""
@@ -113,11 +112,8 @@ class PricedSearch:
         instance = self._instance
         stage_count = instance.problem.stages
         self._budget.spend(EVALUATION_WORK * len(stages))
-        try:
-            plan = candidate(instance, stages if stage_count is None else _with_count(instance, stages, stage_count))
-        except PlanError:  # a link is missing between stages that are not adjacent
-            return None
-        if not fits(instance, plan):
+        plan = tried(instance, stages if stage_count is None else _with_count(instance, stages, stage_count))
+        if plan is None:
             return None
         self.plans.append(plan)
         period = scheduled(instance, plan).flow.period_seconds

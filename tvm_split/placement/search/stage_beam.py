@@ -62,9 +62,9 @@ class StageBeam:
         self._costs = costs
         self._machines = machines
         self._width = width
-        self._length = len(costs.order)
-        self._runs = ComputeRuns(machines.seconds[costs.order])
-        self._value = np.concatenate([[0.0], np.cumsum(prices.pieces[costs.order])])
+        self._length = len(machines.seconds)
+        self._runs = ComputeRuns(machines.seconds)
+        self._value = np.concatenate([[0.0], np.cumsum(prices.pieces)])
         self._price = prices.classes
         links = machines.seconds_per_byte
         self._best_in, self._best_out = links[:-1, :-1].min(axis=0), links[:-1, :-1].min(axis=1)
@@ -151,8 +151,7 @@ class StageBeam:
         waiting = [iter(members) for members in self._machines.members]
         placements = []
         for before, step in itertools.pairwise(reversed(steps)):
-            held = sorted(self._costs.order[before.end : step.end].tolist())
-            placements.append(Placement(next(waiting[step.class_index]), tuple(held)))
+            placements.append(Placement(next(waiting[step.class_index]), tuple(range(before.end, step.end))))
         return placements
 
 

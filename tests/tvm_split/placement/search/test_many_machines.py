@@ -249,7 +249,7 @@ def test_the_example_of_the_beam_search_is_right() -> None:
     instance = instance_of(Problem("throughput", tuple(map(ProblemMachine, seconds)), (), pieces, ()))
     classes = DeviceClasses(instance)
     prices = Prices(np.array([0.5, 0.25]), np.array([0.5, 0.5, 0.25, 1.0]), 2.25)
-    beam = StageBeam(OrderCosts(instance, range(4)), classes, prices, width=2)
+    beam = StageBeam(OrderCosts(instance), classes, prices, width=2)
     placed = beam.stages(4.0, 3, classes.counts, Budget())
     assert placed == [Placement((0,), (0, 1, 2)), Placement((1,), (3,))]
     assert beam.stages(3.9, 3, classes.counts, Budget()) is None
