@@ -220,8 +220,6 @@ def piped(names: Sequence[str], transport: str, is_far: bool, setup: Setup) -> S
 
 
 CASE = Case(
-    doc="Networks on a GPU: differences from torch, speed beside torch, pipelines and kernels. "
-    "--set target=llvm rehearses it on the CPU.",
     subjects={
         f"kernels of {PIPELINED}": lambda setup: [setup.side(OURS, kernels, name=PIPELINED, **_settings(setup))],
         f"{PIPELINED} over two machines": partial(piped, (HOST, DEVICE), "auto", False),
