@@ -257,9 +257,15 @@ class _SavedMachine:
             raise TraceError(f"{path}: the events of {self.machine!r} last longer than a hundred days")
         if unknown := {track.kind for track in self.tracks}.difference(KINDS):
             raise TraceError(f"{path}: {min(unknown)!r} is no kind of event; {known_names(KINDS, min(unknown))}")
-        texts = ("stage", "peer", "tensor", "detail")
         tracks = tuple(
-            replace(track, **{name: cleaned(getattr(track, name)) for name in texts}) for track in self.tracks
+            replace(
+                track,
+                stage=cleaned(track.stage),
+                peer=cleaned(track.peer),
+                tensor=cleaned(track.tensor),
+                detail=cleaned(track.detail),
+            )
+            for track in self.tracks
         )
         return MachineTrace(tracks, rows, self.clock_error_nanoseconds, self.lost)
 
