@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import threading
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,15 +19,22 @@ from typing import IO
 import numpy as np
 
 from rpc_runtime.errors import BlobError
-from rpc_runtime.files import is_kept, keep, locked, reason_and_remedy, replacing, require_file
+from rpc_runtime.files import (
+    is_kept,
+    keep,
+    locked,
+    reason_and_remedy,
+    remove_abandoned,
+    replacing,
+    require_file,
+    statuses,
+)
 from rpc_runtime.private_folder import private_folder
 from rpc_runtime.program.specs import BlobSpec, Bytes
 
 SHARE_OF_FREE_DISK = 0.8
 LOCK_SECONDS = 60.0
 """Timeout of the folder's lock: longer than removing all blobs takes on a slow disk."""
-STALE_SECONDS = 86_400.0
-"""Age after which a temporary file counts as abandoned: no blob takes a day to write."""
 
 
 class BlobStore:
@@ -57,9 +63,7 @@ class BlobStore:
             for path in (folder, *self._inner):
                 private_folder(path)
         with self._exclusively():
-            for path, status in _statuses(self._temporary.iterdir()):
-                if time.time() - status.st_mtime > STALE_SECONDS:
-                    path.unlink(missing_ok=True)
+            remove_abandoned(self._temporary)
             self._all_pins()
             self._record(self._counted_bytes())
         self._own_limit_bytes = limit_bytes
@@ -214,7 +218,7 @@ class BlobStore:
         self._record(total)
 
     def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
-        return _statuses((self.folder / "blobs").glob("*/*"))
+        return statuses((self.folder / "blobs").glob("*/*"))
 
     def _counted_bytes(self) -> int:
         return sum(status.st_size for _, status in self._entries())
@@ -240,13 +244,6 @@ class BlobStore:
                 else:
                     path.unlink(missing_ok=True)
         return pins
-
-
-def _statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files that still exist, with their status: other processes may rename or remove files meanwhile."""
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            yield path, path.stat()
 
 
 class ChangedBlobError(BlobError):

@@ -8,6 +8,7 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import tvm
 
+from rpc_runtime.files import replacing
 from rpc_runtime.program.specs import BlobSpec, TensorSpec, WeightSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.errors import OutputError
@@ -35,7 +36,8 @@ class BlobFolder:
         digest = hashlib.sha256(content).hexdigest()
         if not self.path(digest).exists():
             try:
-                self.path(digest).write_bytes(content)
+                with replacing(self.path(digest)) as file:  # what was half written must not count as written
+                    file.write(content)
             except OSError as error:
                 raise OutputError(
                     f"{self.folder} cannot hold what is compiled: {error.strerror}; make room there, or name another "

@@ -45,9 +45,9 @@ def test_writers_keep_each_others_entries(tmp_path: Path) -> None:
         b"\xff\xfe\x00",
         b"{}",
         b"[" * 100_000,
-        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": 7}}',
-        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": {"seconds": 1}}}',
-        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": {"seconds": NaN, "measured_at": 0}}}',
+        b'{"format": "tvm-split measurements", "version": 4, "entries": {"k": 7}}',
+        b'{"format": "tvm-split measurements", "version": 4, "entries": {"k": {"seconds": 1}}}',
+        b'{"format": "tvm-split measurements", "version": 4, "entries": {"k": {"seconds": NaN, "measured_at": 0}}}',
     ],
 )
 def test_a_damaged_file_is_measured_again(tmp_path: Path, content: bytes) -> None:
