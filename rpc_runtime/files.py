@@ -60,6 +60,7 @@ def reason_and_remedy(error: OSError, setting: str) -> str:
     """Return "(REASON): REMEDY" for a folder that cannot be used; ``setting`` is the option that sets the folder."""
     remedies = {errno.EPERM: "repair owner and mode (chown, chmod go-w)", **dict.fromkeys(FULL, "make room there")}
     remedies |= dict.fromkeys((errno.EMFILE, errno.ENFILE), "allow more open files (ulimit -n 1024)")
+    remedies[errno.EISDIR] = "remove that folder"
     remedies[errno.ETIMEDOUT] = "find that process with fuser and end it"
     return f"({reason_of(error)}): {remedies.get(error.errno or 0, f'name another folder with {setting}')}"
 

@@ -225,12 +225,15 @@ class BlobStore:
 
     def _recorded_bytes(self) -> int:
         """Return an upper bound of the blobs' total bytes (removals are not recorded); listing all takes too long."""
-        with contextlib.suppress(FileNotFoundError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
             return int((self.folder / "held").read_text(encoding="ascii"))
         return self._counted_bytes()
 
     def _record(self, size_bytes: int) -> None:
-        (self.folder / "held").write_text(str(size_bytes), encoding="ascii")
+        path = self.folder / "held"
+        with contextlib.suppress(OSError):  # on a full disk; without the file, the blobs are counted each time
+            path.unlink(missing_ok=True)  # a link would lead to a file elsewhere
+            path.write_text(str(size_bytes), encoding="ascii")
 
     def _all_pins(self) -> set[str]:
         """Return the digests that open stores use; remove the pin files of stores that are gone."""
