@@ -100,8 +100,9 @@ class BlobStore:
         """
         with self._explained():
             self._make_folders()
-            if blob.size_bytes > min(self.limit_bytes, shutil.disk_usage(self.folder).free):
-                raise self._full(blob.size_bytes, f"blob {blob.sha256[:12]}")
+            limit = self.limit_bytes  # before the new file takes a part of the free space
+            if blob.size_bytes > min(limit, shutil.disk_usage(self.folder).free):
+                raise self._full(blob.size_bytes, f"blob {blob.sha256[:12]}", limit)
             digest, size = hashlib.sha256(), 0
             path = self.path(blob)
             with contextlib.ExitStack() as until_it_is_there, replacing(path, self._temporary) as file:
@@ -114,7 +115,7 @@ class BlobStore:
                 # No fsync for each weight: after a power failure, `read` detects an incomplete file by its digest.
                 _check(blob, size, digest.hexdigest())
                 until_it_is_there.enter_context(self._exclusively())
-                self._evict(blob)
+                self._evict(blob, limit)
                 path.parent.mkdir(mode=0o700, exist_ok=True)
 
     def read(self, blob: BlobSpec) -> Bytes:
@@ -191,20 +192,20 @@ class BlobStore:
             self._pin_file.write("\n".join(sorted(set().union(*self._pins.values()))).encode())
             self._pin_file.flush()
 
-    def _full(self, needed_bytes: int, what: str) -> BlobError | OSError:
+    def _full(self, needed_bytes: int, what: str, limit: int) -> BlobError | OSError:
         """Return the error for content (``what``) that exceeds this store's own limit, or the space on its disk."""
         if self._own_limit_bytes is not None and needed_bytes > self._own_limit_bytes:
             return BlobError(
                 f"the cache {self.folder} may hold {self._own_limit_bytes} bytes, and {what} needs {needed_bytes}: "
                 "raise its limit (--cache-limit-bytes), or close deployments"
             )
-        free = f"{shutil.disk_usage(self.folder).free} are free, of which all blobs may take {self.limit_bytes}"
+        free = f"{shutil.disk_usage(self.folder).free} are free, and all blobs may take {limit} together"
         text = f"{what} needs {needed_bytes} bytes, and {free}"
         return OSError(errno.ENOSPC, text, str(self.folder))  # which `_explained` converts
 
-    def _evict(self, blob: BlobSpec) -> None:
+    def _evict(self, blob: BlobSpec, limit: int) -> None:
         """Remove unpinned blobs until a new one fits. Requires the lock of all processes."""
-        total, limit = self._recorded_bytes() + blob.size_bytes, self.limit_bytes
+        total = self._recorded_bytes() + blob.size_bytes
         if total > limit:
             entries = [entry for entry in self._entries() if entry[0].name != blob.sha256]
             total = sum(status.st_size for _, status in entries) + blob.size_bytes
@@ -214,7 +215,7 @@ class BlobStore:
                     path.unlink(missing_ok=True)
                     total -= status.st_size
             if total > limit:
-                raise self._full(total, "what is in use")
+                raise self._full(total, "what is in use", limit)
         self._record(total)
 
     def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:

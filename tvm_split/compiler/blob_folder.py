@@ -14,6 +14,14 @@ from rpc_runtime.scratch import ScratchFolder
 from tvm_split.errors import OutputError
 
 
+def no_room(folder: str | Path, error: OSError) -> OutputError:
+    """Return the error that says that a temporary folder cannot hold more files."""
+    return OutputError(
+        f"{folder} cannot hold what is compiled: {error.strerror}; make room there, or name another folder for "
+        "temporary files in $TMPDIR"
+    )
+
+
 class BlobFolder:
     """A folder of blobs, each in a file named by its digest. A blob that exists is not written again."""
 
@@ -39,10 +47,7 @@ class BlobFolder:
                 with replacing(self.path(digest)) as file:  # what was half written must not count as written
                     file.write(content)
             except OSError as error:
-                raise OutputError(
-                    f"{self.folder} cannot hold what is compiled: {error.strerror}; make room there, or name another "
-                    "folder for temporary files in $TMPDIR"
-                ) from error
+                raise no_room(self.folder, error) from error
         return BlobSpec(digest, len(content))
 
     def add_file(self, source: Path) -> BlobSpec:
