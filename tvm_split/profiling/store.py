@@ -25,6 +25,7 @@ from rpc_runtime.files import (
     reason_and_remedy,
     remove_abandoned,
     replacing,
+    statuses,
 )
 from rpc_runtime.private_folder import private_folder
 from tvm_split.errors import CacheWarning
@@ -157,14 +158,15 @@ class StoreFile:
 
 def store_files(folder: Path) -> tuple[StoreFile, ...]:
     """Return a description of each store file (``*.json``) in a folder, in the order of their names."""
-    return tuple(_store_file(path) for path in sorted(folder.glob("*.json")))
+    files = statuses(sorted(folder.glob("*.json")))
+    return tuple(_store_file(path, status.st_size) for path, status in files)
 
 
-def _store_file(path: Path) -> StoreFile:
+def _store_file(path: Path, size_bytes: int) -> StoreFile:
     subject: Mapping[str, Any] = {}
     moments: Sequence[float] = ()
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         content = json.loads(file_bytes(path))
         entries = _entries(content, content["subject"])
         subject, moments = {**content["subject"]}, [float(entry["measured_at"]) for entry in entries.values()]
-    return StoreFile(path, path.stat().st_size, subject, moments)
+    return StoreFile(path, size_bytes, subject, moments)
