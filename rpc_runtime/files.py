@@ -103,7 +103,7 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
         Path(name).unlink(missing_ok=True)
 
 
-def remove_abandoned(folder: Path) -> None:
+def tidy(folder: Path) -> None:
     """Remove the files that `replacing` has left in a folder because its process was killed."""
     for path, status in statuses(folder.glob(f"{WRITING}*")):
         if abs(time.time() - status.st_mtime) > STALE_SECONDS:  # later than now after the clock was set back

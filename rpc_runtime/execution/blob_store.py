@@ -19,16 +19,7 @@ from typing import IO
 import numpy as np
 
 from rpc_runtime.errors import BlobError
-from rpc_runtime.files import (
-    is_kept,
-    keep,
-    locked,
-    reason_and_remedy,
-    remove_abandoned,
-    replacing,
-    require_file,
-    statuses,
-)
+from rpc_runtime.files import is_kept, keep, locked, reason_and_remedy, replacing, require_file, statuses, tidy
 from rpc_runtime.private_folder import private_folder
 from rpc_runtime.program.specs import BlobSpec, Bytes
 
@@ -63,7 +54,7 @@ class BlobStore:
             for path in (folder, *self._inner):
                 private_folder(path)
         with self._exclusively():
-            remove_abandoned(self._temporary)
+            tidy(self._temporary)
             self._all_pins()
             self._record(self._counted_bytes())
         self._own_limit_bytes = limit_bytes

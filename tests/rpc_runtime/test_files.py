@@ -17,9 +17,9 @@ from rpc_runtime.files import (
     keep,
     locked,
     reason_and_remedy,
-    remove_abandoned,
     replacing,
     state_folder,
+    tidy,
 )
 from tvm_split.compiler.tuning_folder import default_folder as tuning_folder
 from tvm_split.profiling.store import default_folder as measurements_folder
@@ -34,7 +34,7 @@ def test_what_a_killed_process_was_writing_is_removed_after_a_day(tmp_path: Path
         os.utime(path, (now - age, now - age))
     (tmp_path / "kept").touch()
     os.utime(tmp_path / "kept", (0, 0))
-    remove_abandoned(tmp_path)
+    tidy(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {f"{WRITING}new", "kept"}
 
 

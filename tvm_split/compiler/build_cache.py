@@ -25,15 +25,7 @@ import schedules
 import tvm_split
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.files import (
-    CACHE_VARIABLE,
-    cache_folder,
-    file_bytes,
-    reason_and_remedy,
-    remove_abandoned,
-    replacing,
-    statuses,
-)
+from rpc_runtime.files import CACHE_VARIABLE, cache_folder, file_bytes, reason_and_remedy, replacing, statuses, tidy
 from rpc_runtime.private_folder import private_folder
 from rpc_runtime.program.specs import BlobSpec
 from tvm_split.compiler.blob_folder import BlobFolder
@@ -118,7 +110,7 @@ def keep_contents(folder: Path, contents: Mapping[str, bytes], most: int) -> Non
         for name, content in contents.items():
             with replacing(folder / name) as file:
                 file.write(_seal(name, content) + b"\n" + content)
-        remove_abandoned(folder)
+        tidy(folder)
         paths = list(folder.glob("[!.]*"))  # others are being written
         if len(paths) > most:
             for path, _ in sorted(statuses(paths), key=lambda entry: entry[1].st_mtime)[:-most]:

@@ -23,9 +23,8 @@ from rpc_runtime.files import (
     file_bytes,
     locked,
     reason_and_remedy,
-    remove_abandoned,
     replacing,
-    statuses,
+    tidy,
 )
 from rpc_runtime.private_folder import private_folder
 from tvm_split.errors import CacheWarning
@@ -94,7 +93,7 @@ class Store:
         folder = self.path.parent
         try:
             private_folder(folder)
-            remove_abandoned(folder)
+            tidy(folder)
             with locked(folder / "lock", self._lock_seconds), replacing(self.path) as file:
                 entries = dict(sorted({**self._read(), **added}.items()))
                 kept = {"subject": self._subject, "entries": entries}
@@ -158,15 +157,13 @@ class StoreFile:
 
 def store_files(folder: Path) -> tuple[StoreFile, ...]:
     """Return a description of each store file (``*.json``) in a folder, in the order of their names."""
-    files = statuses(sorted(folder.glob("*.json")))
-    return tuple(_store_file(path, status.st_size) for path, status in files)
+    return tuple(map(_store_file, sorted(folder.glob("*.json"))))
 
 
-def _store_file(path: Path, size_bytes: int) -> StoreFile:
-    subject: Mapping[str, Any] = {}
-    moments: Sequence[float] = ()
+def _store_file(path: Path) -> StoreFile:
+    kept, subject, moments = b"", dict[str, Any](), list[float]()
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        content = json.loads(file_bytes(path))
+        content = json.loads(kept := file_bytes(path))
         entries = _entries(content, content["subject"])
         subject, moments = {**content["subject"]}, [float(entry["measured_at"]) for entry in entries.values()]
-    return StoreFile(path, size_bytes, subject, moments)
+    return StoreFile(path, len(kept), subject, moments)

@@ -79,7 +79,7 @@ def test_no_change_of_a_file_changes_a_measurement(tmp_path: Path) -> None:
             warnings.simplefilter("ignore", CacheWarning)
             assert Store(tmp_path, MACHINE).get("k", KIND) in (None, ENTRY)
     path.write_bytes(digit)
-    assert [store.measured_at for store in store_files(tmp_path) if store.path == path] == [()]
+    assert not any(store.measured_at for store in store_files(tmp_path) if store.path == path)
 
 
 def test_nothing_is_from_the_future(tmp_path: Path) -> None:
