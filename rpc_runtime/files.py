@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +22,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Error numbers of a disk that is full or fails. Python's exception names no file, or the source of a copy."""
 LOCK_SECONDS = 10.0
 """Timeout of a lock: longer than any process holds it to change a file."""
+STALE_SECONDS = 86_400.0
+"""Age after which a file that is being written counts as abandoned: no blob takes a day to write."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0005, 0.05
 _OWN = PlatformDirs("tvm-split", appauthor=False)
 
@@ -51,13 +53,14 @@ def state_folder(subject: str) -> Path | None:
 
 def reason_of(error: OSError) -> str:
     """Return the system's message for an error and the file that it names."""
-    return ": ".join(str(part) for part in (error.strerror, error.filename) if part)
+    return ": ".join(str(part) for part in (error.strerror, error.filename2 or error.filename) if part)
 
 
 def reason_and_remedy(error: OSError, setting: str) -> str:
     """Return "(REASON): REMEDY" for a folder that cannot be used; ``setting`` is the option that sets the folder."""
     remedies = {errno.EPERM: "repair owner and mode (chown, chmod go-w)", **dict.fromkeys(FULL, "make room there")}
     remedies |= dict.fromkeys((errno.EMFILE, errno.ENFILE), "allow more open files (ulimit -n 1024)")
+    remedies[errno.EISDIR] = "remove that folder"
     remedies[errno.ETIMEDOUT] = "find that process with fuser and end it"
     return f"({reason_of(error)}): {remedies.get(error.errno or 0, f'name another folder with {setting}')}"
 
@@ -98,6 +101,20 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
         raise
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def tidy(folder: Path) -> None:
+    """Remove the files that `replacing` has left in a folder because its process was killed."""
+    for path, status in statuses(folder.glob(f"{WRITING}*")):
+        if abs(time.time() - status.st_mtime) > STALE_SECONDS:  # later than now after the clock was set back
+            path.unlink(missing_ok=True)
+
+
+def statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the files that still exist, with their status: other processes may rename or remove files meanwhile."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            yield path, path.stat()
 
 
 @contextlib.contextmanager
