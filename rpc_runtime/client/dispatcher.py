@@ -19,6 +19,7 @@ from rpc_runtime.program.inputs import checked_inputs, client_arrays, flat_bytes
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.runner import Outputs
+from rpc_runtime.program.specs import Array
 from rpc_runtime.sleeper import Due, Sleeper, do_due
 from rpc_runtime.transports.credits import MOST_MORE
 from rpc_runtime.transports.links import IncomingLink, OutgoingLink
@@ -69,6 +70,8 @@ class Dispatcher:
         self._streams: set[Stream] = set()
         self._waiting: deque[MicroBatch] = deque()
         self._in_flight: deque[MicroBatch] = deque()
+        self._lending: list[Stream] = []
+        """The streams whose feeders wait until a micro-batch is sent, because their sources may then change it."""
         self._last_activity = time.monotonic()
         self.recorder = Recorder()
         self._flights = self.recorder.track(FLIGHT)
@@ -76,7 +79,7 @@ class Dispatcher:
         """Why the pipeline has ended; `CLOSED` after `close`."""
         own = program.on(CLIENT)
         self.outgoing = {
-            machine: OutgoingLink(self, routes, flat_bytes, array_slot, timeouts=timeouts)
+            machine: OutgoingLink(self, routes, flat_bytes, array_slot, timeouts=timeouts, lends=True)
             for machine, routes in own.by_destination.items()
         }
         self.incoming = {
@@ -205,6 +208,8 @@ class Dispatcher:
 
     def room_locked(self) -> None:
         """Make it due to wake the thread that waits to feed the next micro-batch, if there is room for it."""
+        while self._lending:
+            self._lending.pop().feeder.rouse_locked()
         if (batch := self._next_locked()) is not None:
             (batch.source.feeder if isinstance(batch.source, Stream) else self._calls).rouse_locked()
 
@@ -218,11 +223,14 @@ class Dispatcher:
     def _feed_stream(self, stream: Stream, batches: Iterable[Sequence[Any]]) -> None:
         """Feed the micro-batches of a stream until ``batches`` ends or raises an error, or the stream has ended."""
         error: BaseException | None = None
+        # The iterable may reuse its arrays when the next micro-batch is requested: by then they are sent, or copied.
+        lends = all(link.is_direct for link in self.outgoing.values())
         try:
             for batch in batches:
-                # The iterable may reuse its arrays when the next micro-batch is requested.
-                copies = [array.copy() for array in checked_inputs(self._program, batch)]
-                if not self._put(stream, MicroBatch(stream, copies, client_arrays(self._program, copies))):
+                arrays: Sequence[Array] = checked_inputs(self._program, batch)
+                if not lends:
+                    arrays = [array.copy() for array in arrays]
+                if not self._put(stream, MicroBatch(stream, arrays, client_arrays(self._program, arrays))):
                     return
         except BaseException as raised:
             error = raised
@@ -231,21 +239,32 @@ class Dispatcher:
         self.wake()
 
     def _put(self, stream: Stream, batch: MicroBatch) -> bool:
-        """Wait until a stream's micro-batch was fed; return False if the stream has ended."""
+        """Wait until a stream's micro-batch was fed, and sent if it is lent; return False if the stream has ended."""
         with self.lock:
             if not stream.is_over:
                 self._waiting.append(batch)
         while True:
             with self.lock:
-                self._require_usable_locked()
                 self._feed_locked()
-                is_settled = stream.is_over or batch.sequence is not None
-                if not is_settled:
-                    stream.feeder.rest_locked()
             self._flush()
-            if is_settled:
-                return not stream.is_over
+            with self.lock:
+                self._require_usable_locked()
+                if stream.is_over or self._has_left_locked(batch):
+                    return not stream.is_over
+                if self._next_locked() is not None:
+                    continue
+                stream.feeder.rest_locked()
+                if batch.sequence is not None:
+                    self._lending.append(stream)
             stream.feeder.sleep()
+
+    def _has_left_locked(self, batch: MicroBatch) -> bool:
+        """Return whether a micro-batch was fed, and none of its tensors is lent any more."""
+        sequence = batch.sequence
+        return sequence is not None and not any(
+            self.outgoing[machine].is_lent_locked(tensor, sequence)
+            for tensor, _, machine in self._sends[sequence % len(self._sends)]
+        )
 
     def _feed_locked(self) -> None:
         """Feed all waiting micro-batches that there is room for, of any stream or call. The caller then flushes."""

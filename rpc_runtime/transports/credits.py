@@ -180,6 +180,16 @@ class Outbox:
         """Return whether the queue of a tensor has room for one more micro-batch."""
         return len(self._by_name[tensor].items) < OUTBOX
 
+    def may_send_next(self, tensor: str) -> bool:
+        """Return whether a micro-batch that is queued now can be sent at once."""
+        queue = self._by_name[tensor]
+        return not queue.items and queue.window.may_start
+
+    def holds(self, tensor: str, sequence: int) -> bool:
+        """Return whether a micro-batch is queued or being sent, if it is the latest one."""
+        items = self._by_name[tensor].items
+        return bool(items) and items[-1][0] == sequence
+
     def put(self, tensor: str, sequence: int, value: Any) -> None:
         queue = self._by_name[tensor]
         queue.items.append((sequence, value))

@@ -48,7 +48,11 @@ class _Sending(LinkTensor[SendWindow]):
 
 
 class OutgoingLink(LinkEnd):
-    """The sending end of a link. ``as_bytes`` returns a value's content as a flat array of bytes."""
+    """The sending end of a link. ``as_bytes`` returns a value's content as a flat array of bytes.
+
+    If the owner ``lends`` values, which may change once they are sent, a link with shared slots queues only what it can
+    send at once: it is then direct.
+    """
 
     receives = False
 
@@ -59,8 +63,11 @@ class OutgoingLink(LinkEnd):
         as_bytes: Callable[[Any], Bytes],
         make_slot: MakeSlot,
         timeouts: LinkTimeouts = USUAL_TIMEOUTS,
+        *,
+        lends: bool = False,
     ) -> None:
         super().__init__(owner, routes, make_slot, timeouts)
+        self._lends = lends
         self._outbox = Outbox(routes)
         self._tensors: dict[int, _Sending] = {
             route.index: _Sending(route, self._outbox.window(route.index)) for route in routes
@@ -69,10 +76,18 @@ class OutgoingLink(LinkEnd):
 
     def has_room_locked(self, tensor: str) -> bool:
         """Return whether ``put_locked`` may queue one more micro-batch of a tensor."""
-        return self._outbox.has_room(tensor)
+        return self._outbox.may_send_next(tensor) if self.is_direct else self._outbox.has_room(tensor)
+
+    @property
+    def is_direct(self) -> bool:
+        return self._lends and self._has_slots
+
+    def is_lent_locked(self, tensor: str, sequence: int) -> bool:
+        """Return whether a direct link has not sent a micro-batch yet."""
+        return self.is_direct and self._outbox.holds(tensor, sequence)
 
     def put_locked(self, tensor: str, sequence: int, value: Any) -> None:
-        """Queue a tensor, whose content must not change afterwards. Requires room; the caller then calls ``flush``."""
+        """Queue a tensor, which must not change until it is sent. Requires room; the caller then calls ``flush``."""
         self._outbox.put(tensor, sequence, value)
         self._wake_locked()
 
@@ -129,7 +144,10 @@ class OutgoingLink(LinkEnd):
             sending.free.extend(freed)
             window.credit(frame.sequence, depth, now())
             self._wake_locked()
+            if self.is_direct:
+                self.owner.room_locked()
         self.flush()
+        self.owner.wake()
 
     def close_locked(self) -> None:
         self._outbox.clear()
