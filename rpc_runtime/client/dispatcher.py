@@ -317,7 +317,7 @@ class Dispatcher:
                     return
                 yield result
             if not taken:
-                stream.sleep()
+                stream.taker.sleep()
 
     def _feed_calls(self) -> None:
         """Feed calls that had to wait for room, and fail micro-batches that take too long, until the pipeline ends."""
