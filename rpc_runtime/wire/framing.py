@@ -23,6 +23,7 @@ raises :class:`ProtocolError`.
 import enum
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -151,15 +152,12 @@ def shared_tensor_frame(tensor: int, sequence: int, slot: int, total: int) -> by
 
 
 def joined(frames: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the frames, the small ones together in one message."""
-    small: list[bytes] = []
-    for frame in frames:
-        if len(frame) <= JOINED_BYTES:
-            small.append(frame)
+    """Yield the frames in order, successive small ones together in one message."""
+    for is_small, group in groupby(frames, lambda frame: len(frame) <= JOINED_BYTES):
+        if is_small:
+            yield b"".join(group)
         else:
-            yield frame
-    if small:
-        yield b"".join(small)
+            yield from group
 
 
 def frames_of(message: bytes | memoryview) -> Iterator[Frame]:

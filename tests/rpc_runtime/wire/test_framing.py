@@ -36,8 +36,8 @@ def test_small_frames_come_together_and_large_ones_alone(sizes: list[int]) -> No
     for sequence, size in enumerate(sizes):
         frames += tensor_frames(7, sequence, np.full(size, sequence, np.uint8))
     messages = list(joined(frames))
-    assert len(messages) == 1 + sum(size > CHUNK_BYTES for size in sizes)
-    assert sorted(map(decode, frames)) == sorted(frame for message in messages for frame in frames_of(message))
+    assert len(messages) <= 1 + 2 * sum(size > CHUNK_BYTES for size in sizes)
+    assert [frame for message in messages for frame in frames_of(message)] == [*map(decode, frames)]
     with pytest.raises(ProtocolError):
         list(frames_of(messages[-1] + b"TVMS"))
 
