@@ -32,11 +32,10 @@ class Call:
         """Return whether its micro-batch is to be fed, because the future was not cancelled."""
         return self.future.set_running_or_notify_cancel()
 
-    def give_locked(self, result: Outputs) -> None:
+    def give_locked(self, result: Outputs | TvmSplitError) -> None:
         self._due.append(partial(self._settle, result))
 
-    def fail_locked(self, error: TvmSplitError) -> None:
-        self._due.append(partial(self._settle, error))
+    fail_locked = give_locked
 
     def _settle(self, result: Outputs | TvmSplitError) -> None:
         if self.future.cancelled():
