@@ -173,8 +173,8 @@ class Dispatcher:
                 self.recorder.happened(f"{FAILURE}{error}")
             for link in (*self.outgoing.values(), *self.incoming.values()):
                 link.close_locked()
-            calls = (batch.source for batch in (*self._in_flight, *self._waiting) if isinstance(batch.source, Call))
-            for source in (*self._streams, *calls):
+            sources = {*self._streams, *(batch.source for batch in (*self._in_flight, *self._waiting))}
+            for source in sources:
                 source.fail_locked(_copy(failure))
             self._waiting.clear()
             self._calls.rouse_locked()
