@@ -166,7 +166,7 @@ class UploadingOwner:
         self._owner, self._transfers = owner, transfers
         self.lock, self.device = owner.lock, transfers
         self.moved, self.transferred, self.widened = owner.moved, owner.transferred, owner.widened
-        self.room_locked, self.starves_locked = owner.room_locked, owner.starves_locked
+        self.room_locked, self.wake, self.starves_locked = owner.room_locked, owner.wake, owner.starves_locked
 
     def deliver(self, route: Route, sequence: int, value: Tensor | Uploaded, release: Callable[[], None]) -> None:
         if isinstance(value, Uploaded):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from rpc_runtime.execution.observed_stage import ObservedStage
@@ -12,6 +11,7 @@ from rpc_runtime.execution.scheduler import IdleTimes, Scheduler, StageState
 from rpc_runtime.program.events import COMPUTE, RECEIVE, SEND, WINDOW, Recorder, now
 from rpc_runtime.program.routes import MachineProgram, Route
 from rpc_runtime.program.specs import StageSpec
+from rpc_runtime.sleeper import Due, Sleeper, do_due
 from rpc_runtime.transports.link_end import LinkEnd
 from rpc_runtime.transports.links import OutgoingLink
 
@@ -36,14 +36,14 @@ class StageExecutor:
         on_failure: Callable[[StageSpec, Exception], None],
     ) -> None:
         self.lock = lock
-        # The computing thread waits here: a queue (written in C) wakes it sooner than a condition (Python).
-        self._roused: SimpleQueue[None] = SimpleQueue()
-        self._rests = False
+        self._due: Due = Due()
+        self._computer = Sleeper(self._due)
+        """The thread that computes."""
         self._recorder = recorder
         self._on_failure = on_failure
         self._stopped = False
         self._stages = tuple(ObservedStage(stage, recorder) for stage in stages)
-        self._scheduler = Scheduler(program, self._rouse_locked)
+        self._scheduler = Scheduler(program, self._computer.rouse_locked)
         self._ends: list[tuple[LinkEnd, ...]] = []
         """By the position of a stage: the links to flush after it has computed."""
         # The stage that a transfer is counted for: the producer of a sent tensor, the first consumer of a received one.
@@ -91,9 +91,13 @@ class StageExecutor:
         with self.lock:
             if not self._stopped:
                 self._scheduler.give(route, sequence, value, release)
+        self.wake()
 
     def room_locked(self) -> None:
         self._scheduler.room()
+
+    def wake(self) -> None:
+        do_due(self._due)
 
     def starves_locked(self, route: Route, sequence: int) -> bool:
         return self._scheduler.starves(route.tensor.name, sequence)
@@ -110,18 +114,13 @@ class StageExecutor:
     def stop_locked(self) -> None:
         self._stopped = True
         self._scheduler.clear()
-        self._rouse_locked()
+        self._computer.wake()
 
     def join(self, timeout_seconds: float) -> bool:
         """Wait for the computing thread; return whether it has ended. A running kernel cannot be interrupted."""
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
-
-    def _rouse_locked(self) -> None:
-        if self._rests:
-            self._rests = False
-            self._roused.put(None)
 
     def _run(self) -> None:
         try:
@@ -144,8 +143,8 @@ class StageExecutor:
                     self._recorder.record(track, idle.sequence, idle.since, moment)
                 if state is not None:
                     return state, state.inputs
-                self._rests = True
-            self._roused.get()
+                self._computer.rest_locked()
+            self._computer.sleep()
 
     def _compute(self, state: StageState, values: list[Any]) -> bool:
         """Run a stage on its next micro-batch and pass its outputs on; return False at the end: a failure or a stop."""

@@ -18,11 +18,12 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from rpc_runtime.program.codecs import CODECS, Codec
 from rpc_runtime.program.routes import CLIENT, Route, require_available
-from rpc_runtime.program.specs import Bytes, TensorSpec
+from rpc_runtime.program.specs import TensorSpec
+from rpc_runtime.sleeper import Due, Sleeper, do_due
 from rpc_runtime.transports.carrier import Carrier, MakeSlot, Slot
 from rpc_runtime.transports.credits import ReceiveWindow, SendWindow
 from rpc_runtime.transports.liveness import LinkTimeouts, Liveness
-from rpc_runtime.wire.framing import Frame, FrameKind, control_frame
+from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, joined
 
 Window = TypeVar("Window", SendWindow, ReceiveWindow)
 
@@ -77,6 +78,9 @@ class LinkOwner(Protocol):
     def room_locked(self) -> None:
         """Use the room for one more micro-batch of a tensor that a sending link now has."""
 
+    def wake(self) -> None:
+        """Wake the threads that can go on after `room_locked`: the caller's last step, without the lock."""
+
     def starves_locked(self, route: Route, sequence: int) -> bool:
         """Return whether this machine was idle because it lacked the micro-batch that has just arrived."""
 
@@ -123,9 +127,11 @@ class LinkEnd(ABC):
         self.routes = tuple(routes)
         self.timeouts = timeouts
         self.owner = owner
-        self._make_slot = make_slot
+        self.make_slot = make_slot
         self._lock = owner.lock
-        self._wake = threading.Condition(owner.lock)
+        self._due: Due = Due()
+        self._sender = Sleeper(self._due)
+        """The thread that iterates over `frames`."""
         self._closed = False
         self._has_closed = threading.Event()
         ends = {route.source if self.receives else route.destination for route in routes}
@@ -133,14 +139,9 @@ class LinkEnd(ABC):
         self._carrier: Carrier | None = None
         self._has_slots = False
         self._is_draining = False
-        self._sender_sleeps = False
         self._may_send = True
         """Whether there may be a message that `drain` has not looked for."""
         self._carrier_frames: list[bytes] = []
-
-    def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
-        """Return a slot of this end over memory that both ends share."""
-        return self._make_slot(tensor, memory)
 
     def send_now(self, frame: bytes) -> None:
         """Send a frame of the carrier itself, before all other messages."""
@@ -171,8 +172,10 @@ class LinkEnd(ABC):
         self._carrier = carrier
         carrier.wake()
 
-    def frames(self) -> Iterator[bytes]:
+    def frames(self, *, are_joined: bool = False) -> Iterator[bytes]:
         """Yield the frames to send, heartbeats included, until the link is closed. Blocks; only one thread may call it.
+
+        With ``are_joined``, several small frames may come as one, if tensors are sent in frames.
 
         Raises:
             WorkerUnavailableError: nothing was received from the other end for too long.
@@ -180,22 +183,23 @@ class LinkEnd(ABC):
         """
         while True:
             with self._lock:
-                while (message := self._begin_locked()) is None and not self._closed:
-                    begin = time.monotonic()
-                    self._sender_sleeps = True
-                    has_come = self._wake.wait(self.timeouts.beat_seconds)
-                    self._sender_sleeps = False
-                    if not has_come:
-                        self.require_life(begin)
-                        message = Message((HEARTBEAT,))
-                        break
+                message = self._begin_locked()
                 if message is None:
-                    return
-            yield from message.frames
+                    if self._closed:
+                        return
+                    self._sender.rest_locked()
+            if message is None:
+                begin = time.monotonic()
+                if self._sender.sleep(self.timeouts.beat_seconds):
+                    continue
+                self.require_life(begin)
+                message = Message((HEARTBEAT,))
+            yield from joined(message.frames) if are_joined and not self._has_slots else message.frames
             with self._lock:
                 if self._closed:
                     return
                 message.sent_locked()
+            self.owner.wake()
 
     def drain(self, send: Callable[[bytes], None]) -> None:
         """Send the queued messages by ``send``; if another thread is draining, leave them to that thread.
@@ -218,17 +222,18 @@ class LinkEnd(ABC):
                 message.sent_locked()
                 message = self._begin_locked()
                 self._is_draining = message is not None
+        self.owner.wake()
 
     def flush(self) -> None:
-        """Notify the carrier that there may be a message. For any thread, without the lock."""
+        """Notify the carrier or the sending thread that there may be a message. For any thread, without the lock."""
+        do_due(self._due)
         if self._may_send and self._carrier is not None:
             self._carrier.wake()
 
     def _wake_locked(self) -> None:
-        """Wake the sending thread, because there may be a message. The caller then calls `flush`."""
+        """Note that there may be a message. The caller then calls `flush`."""
         self._may_send = True
-        if self._sender_sleeps:
-            self._wake.notify()
+        self._sender.rouse_locked()
 
     def _begin_locked(self) -> Message | None:
         if self._closed:
@@ -276,7 +281,7 @@ class LinkEnd(ABC):
         for tensor in self._tensors.values():
             tensor.slots.clear()
         self._has_closed.set()
-        self._wake.notify_all()
+        self._sender.wake()
 
     def close(self) -> None:
         with self._lock:

@@ -11,7 +11,6 @@ from queue import Empty, SimpleQueue
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
 from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingOwner, overlapping_transfers
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.kernel_timer import KernelTimer
@@ -32,7 +31,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.messages import checked_about, hello_of
 from rpc_runtime.wire.text import MAXIMUM_LETTERS
 from rpc_runtime.worker.library_trials import LibraryTrials
-from rpc_runtime.worker.memory import require_room, trim_heap
+from rpc_runtime.worker.memory import free_on_device, require_room, trim_heap
 
 logger = logging.getLogger(__name__)
 
@@ -138,8 +137,7 @@ class LoadedProgram:
             self._program = program
         deadline = time.monotonic() + seconds
         self.pin(blob for stage in program.stages for blob in stage.blobs)
-        on_device = any(stage.device != "cpu" for stage in program.stages) and not load_cuda()
-        require_room(program, available_memory_bytes(), free_device_bytes() if on_device else 0)
+        require_room(program, available_memory_bytes(), free_on_device(program))
         cache: WeightCache = {}
         stages: list[LoadedStage] = []
         transfers = overlapping_transfers(program.stages)

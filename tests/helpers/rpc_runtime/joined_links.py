@@ -51,6 +51,8 @@ class Idle:
 
     def room_locked(self) -> None: ...
 
+    def wake(self) -> None: ...
+
     def starves_locked(self, route: Route, sequence: int) -> bool:
         return self.starving
 
