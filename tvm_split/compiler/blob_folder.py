@@ -9,7 +9,7 @@ import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import tvm
 
 from rpc_runtime.files import replacing
-from rpc_runtime.program.specs import BlobSpec, TensorSpec, WeightSpec
+from rpc_runtime.program.specs import BlobSpec, Bytes, TensorSpec, WeightSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.errors import OutputError
 
@@ -49,6 +49,13 @@ class BlobFolder:
             except OSError as error:
                 raise no_room(self.folder, error) from error
         return BlobSpec(digest, len(content))
+
+    def add_link(self, blob: BlobSpec, source: Path, content: Bytes) -> None:
+        """Store a blob as a hard link to a file that is replaced as a whole; if it cannot be, as `add` does."""
+        try:
+            self.path(blob.sha256).hardlink_to(source)
+        except OSError:  # it exists, it is on another file system, or it was removed
+            self.add(bytes(content))
 
     def add_file(self, source: Path) -> BlobSpec:
         """Store the content of a file. Raises `OutputError` if the disk is full."""

@@ -65,13 +65,13 @@ def _code_digest() -> str:
 
 
 def recall(key: str, blobs: BlobFolder | None = None) -> Any:
-    """Return the JSON value kept under a key, and copy its blobs to ``blobs``; None if it, or a blob, is missing."""
+    """Return the JSON value kept under a key, and link its blobs in ``blobs``; None if it, or a blob, is missing."""
     try:
         with contextlib.closing(_store()) as store:
             kept = json.loads(content_in(default_folder() / key))
             if blobs is not None:
-                for blob in kept["blobs"]:
-                    blobs.add(bytes(store.read(BlobSpec(**blob))))
+                for blob in [BlobSpec(**fields) for fields in kept["blobs"]]:
+                    blobs.add_link(blob, store.path(blob), store.read(blob))
             return kept["content"]
     except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
         logger.debug("nothing that was compiled under %s can be used: %s", key, error)
