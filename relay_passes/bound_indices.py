@@ -18,11 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax
-from tvm.ir.transform import PassContext
 
-from relay_passes.ir import call_like, constant, is_tensor_constant, operator_name, rewrite_main, shape_of
+from relay_passes.ir import call_like, constant, is_tensor_constant, main_pass, operator_name, shape_of
 
 Lengths = Sequence[int]
 """The lengths of the axes of the tensor that the indices address."""
@@ -30,13 +28,10 @@ Bounds = tuple[Any, Any]
 """The lowest and the highest index: numbers, or an array of one number for each coordinate or each index of a tuple."""
 
 
-@tvm.transform.module_pass(opt_level=0, name="BoundIndices")  # type: ignore[untyped-decorator]
-def bound_indices(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
-    def replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
-        bounded = _bounded(expression, builder)
-        return None if bounded is None else builder.emit(bounded, name_hint=name)
-
-    return rewrite_main(module, replacement)
+@main_pass("BoundIndices")
+def bound_indices(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
+    bounded = _bounded(expression, builder)
+    return None if bounded is None else builder.emit(bounded, name_hint=name)
 
 
 def _bounded(call: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:

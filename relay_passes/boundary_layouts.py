@@ -37,8 +37,25 @@ from relay_passes.ir import (
 )
 from relay_passes.partition import Computation, computation_of
 
-LayOut = Callable[[int, Computation], Sequence[relax.Function]]
-"""Maps a stage's position and computation to its function after the layout phase, one function per target."""
+
+@dataclass(frozen=True, eq=False)
+class BoundaryLayouts:
+    """Layouts of a stage's function after the layout phase: of each returned tensor, before it was changed to plain.
+
+    ``is_changed`` says of each parameter whether the function changes its layout; ``changes`` counts all changes.
+    """
+
+    made: tuple[Layout | None, ...]
+    is_changed: tuple[bool, ...]
+    changes: int
+
+    @classmethod
+    def of(cls, function: relax.Function) -> BoundaryLayouts:
+        return cls(tuple(layouts_made(function)), tuple(changed_parameters(function)), count_changes(function))
+
+
+LayOut = Callable[[int, Computation], Sequence[BoundaryLayouts]]
+"""Maps a stage's position and computation to its layouts, one for each target of the stage."""
 LAYOUT_TRANSFORM = "relax.layout_transform"
 CONV2D = "relax.nn.conv2d"
 IMAGE_DIMENSIONS = 4
@@ -56,8 +73,8 @@ def in_common_layouts(
     for index, computation in enumerate(computations):
         if between & {*computation.sent}:
             end = sending_end(computation, between)
-            for function in lay_out(index, end) if has_convolution(end) else ():
-                for name, layout in zip(end.sent, layouts_made(function), strict=True):
+            for layouts in lay_out(index, end) if has_convolution(end) else ():
+                for name, layout in zip(end.sent, layouts.made, strict=True):
                     layouts_by_name[name].append(layout)
     common = dict(_common(layouts_by_name))
     for index, computation in enumerate(computations):
@@ -79,13 +96,13 @@ def _images_between(computations: Sequence[Computation]) -> set[str]:
     return received & {name for computation in computations for name in computation.sent}
 
 
-def _better_plain(end: Computation, function: relax.Function, plain: relax.Function) -> Iterator[str]:
-    """Yield the received tensors that should be sent in plain layout: those that ``function`` converts back.
+def _better_plain(end: Computation, layouts: BoundaryLayouts, plain: BoundaryLayouts) -> Iterator[str]:
+    """Yield the received tensors that should be sent in plain layout: those that the stage with ``layouts`` converts.
 
-    All of them if ``function`` has more layout changes than ``plain``, the same stage on plain tensors.
+    All of them if it has more layout changes than with ``plain``, the layouts of the same stage on plain tensors.
     """
-    costs_more = count_changes(function) > count_changes(plain)
-    for name, is_changed in zip(end.received, changed_parameters(function), strict=True):
+    costs_more = layouts.changes > plain.changes
+    for name, is_changed in zip(end.received, layouts.is_changed, strict=True):
         if is_changed or costs_more:
             yield name
 

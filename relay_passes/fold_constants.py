@@ -25,8 +25,8 @@ from relay_passes.ir import (
     constant,
     is_tensor_constant,
     main_function,
+    main_pass,
     operator_name,
-    rewrite_main,
     shape_of,
     used_variables,
 )
@@ -82,10 +82,11 @@ MOST_ELEMENTS = 1 << 20
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-@tvm.transform.module_pass(opt_level=0, name="FoldConstants")  # type: ignore[untyped-decorator]
-def fold_constants(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
+@main_pass("FoldConstants")
+def fold_constants(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
     """Fold arithmetic and views of constants in the function ``main``."""
-    return rewrite_main(module, _replacement)
+    value = folded(expression)
+    return None if value is None else constant(value)
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldRemaining")  # type: ignore[untyped-decorator]
@@ -95,11 +96,6 @@ def fold_remaining(module: tvm.IRModule, _: PassContext) -> tvm.IRModule:
     if any(isinstance(value, relax.Call) and not used_variables(value) for value in values):
         module = relax.transform.FoldConstant()(module)
     return relax.transform.DeadCodeElimination(["main"])(module)
-
-
-def _replacement(name: str, expression: relax.Expr, builder: relax.BlockBuilder) -> relax.Expr | None:
-    value = folded(expression)
-    return None if value is None else constant(value)
 
 
 def folded(expression: relax.Expr) -> Array | None:

@@ -158,6 +158,15 @@ def rewrite_main(module: tvm.IRModule, replace: Replace) -> tvm.IRModule:
     return with_main(module, builder.get()["main"])
 
 
+def main_pass(name: str) -> Callable[[Replace], Any]:
+    """Return a decorator that makes a pass of modules from what it does with each variable of ``main``."""
+
+    def made(replace: Replace) -> Any:
+        return tvm.transform.module_pass(lambda module, _: rewrite_main(module, replace), opt_level=0, name=name)
+
+    return made
+
+
 def with_main(module: tvm.IRModule, rewritten: relax.Function) -> tvm.IRModule:
     """Return the module with another ``main``, which keeps the attributes of the old one."""
     attributes = main_function(module).attrs

@@ -7,7 +7,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +22,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Error numbers of a disk that is full or fails. Python's exception names no file, or the source of a copy."""
 LOCK_SECONDS = 10.0
 """Timeout of a lock: longer than any process holds it to change a file."""
+STALE_SECONDS = 86_400.0
+"""Age after which a file that is being written counts as abandoned: no blob takes a day to write."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0005, 0.05
 _OWN = PlatformDirs("tvm-split", appauthor=False)
 
@@ -51,13 +53,14 @@ def state_folder(subject: str) -> Path | None:
 
 def reason_of(error: OSError) -> str:
     """Return the system's message for an error and the file that it names."""
-    return ": ".join(str(part) for part in (error.strerror, error.filename) if part)
+    return ": ".join(str(part) for part in (error.strerror, error.filename2 or error.filename) if part)
 
 
 def reason_and_remedy(error: OSError, setting: str) -> str:
     """Return "(REASON): REMEDY" for a folder that cannot be used; ``setting`` is the option that sets the folder."""
     remedies = {errno.EPERM: "repair owner and mode (chown, chmod go-w)", **dict.fromkeys(FULL, "make room there")}
     remedies |= dict.fromkeys((errno.EMFILE, errno.ENFILE), "allow more open files (ulimit -n 1024)")
+    remedies[errno.EISDIR] = "remove that folder"
     remedies[errno.ETIMEDOUT] = "find that process with fuser and end it"
     return f"({reason_of(error)}): {remedies.get(error.errno or 0, f'name another folder with {setting}')}"
 
@@ -100,6 +103,20 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[IO[bytes]]:
         Path(name).unlink(missing_ok=True)
 
 
+def tidy(folder: Path) -> None:
+    """Remove the files that `replacing` has left in a folder because its process was killed."""
+    for path, status in statuses(folder.glob(f"{WRITING}*")):
+        if abs(time.time() - status.st_mtime) > STALE_SECONDS:  # later than now after the clock was set back
+            path.unlink(missing_ok=True)
+
+
+def statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the files that still exist, with their status: other processes may rename or remove files meanwhile."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            yield path, path.stat()
+
+
 @contextlib.contextmanager
 def locked(path: Path, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold an exclusive lock on a file among all threads and processes; no other user can open the file.
@@ -112,7 +129,7 @@ def locked(path: Path, timeout_seconds: float = LOCK_SECONDS) -> Iterator[None]:
     try:
         _require_own(descriptor, path)
         deadline, pause = time.monotonic() + timeout_seconds, _FIRST_PAUSE_SECONDS
-        while not _try_lock(descriptor):
+        while not try_lock(descriptor):
             if time.monotonic() >= deadline:
                 text = f"another process has held this lock for {timeout_seconds:g} s"
                 raise TimeoutError(errno.ETIMEDOUT, text, str(path))
@@ -132,9 +149,10 @@ def _require_own(descriptor: int, path: Path) -> None:
         os.fchmod(descriptor, 0o600)
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(file: IO[bytes] | int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file, or its descriptor, if no other process holds its lock; return whether it is locked now."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -150,9 +168,7 @@ def keep(file: IO[bytes]) -> None:
 
 def is_kept(file: IO[bytes]) -> bool:
     """Return whether a running process holds the lock of `keep` on a file."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    fcntl.flock(file, fcntl.LOCK_UN)
-    return False
+    is_free = try_lock(file, fcntl.LOCK_SH)
+    if is_free:
+        fcntl.flock(file, fcntl.LOCK_UN)
+    return not is_free

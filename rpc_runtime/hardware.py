@@ -8,6 +8,7 @@ hierarchies of their own.
 import math
 import os
 import platform
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -53,11 +54,7 @@ def cpu_features() -> frozenset[str]:
     Raises:
         InputError: the variable names what no kernel uses: hiding it would have no effect.
     """
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return frozenset()
-    features = features_in(text, platform.machine())
+    features = features_in(_read(Path("/proc/cpuinfo")), platform.machine())
     disabled = frozenset(os.environ.get(DISABLED_FEATURES_VARIABLE, "").split())
     if unused := disabled - _USED_FEATURES:
         raise InputError(
@@ -79,14 +76,8 @@ def features_in(cpuinfo: str, architecture: str) -> frozenset[str]:
 
 
 def _memory_line(name: str) -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            if key == name:
-                return int(value.split()[0]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return 0
+    line = re.search(rf"^{name}: *(\d+)", _read(Path("/proc/meminfo")), re.MULTILINE)
+    return 0 if line is None else int(line[1]) * 1024
 
 
 def total_memory_bytes() -> int:
@@ -161,10 +152,7 @@ def memory_domain() -> str:
 @cache
 def boot_id() -> str:
     """Return the boot id of the host's kernel, the same in all its containers; empty if it is not known."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
+    return _read(Path("/proc/sys/kernel/random/boot_id"))
 
 
 ROOT = Path("/")

@@ -8,8 +8,9 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, TextIO
 
@@ -43,6 +44,18 @@ def do_all(steps: Iterable[Callable[[], object]]) -> Exception | None:
         except Exception as error:
             first = first or error
     return first
+
+
+@contextlib.contextmanager
+def ending_after(seconds: float, end: Callable[..., object], *arguments: object) -> Iterator[None]:
+    """Call ``end``, which ends what the body does, if the body takes longer than ``seconds``."""
+    timer = threading.Timer(seconds, end, arguments)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def before_end(key: Hashable, clear: Callable[[], object]) -> None:

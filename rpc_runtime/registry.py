@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rpc_runtime.errors import InputError, TvmSplitError
@@ -24,6 +25,7 @@ class PluginWarning(UserWarning):
     """A plug-in is left out; the message names its package and the reason."""
 
 
+@dataclass(eq=False)
 class Registry(Generic[Kind]):
     """Kinds (implementations) by name; a kind's module is imported when the kind is first used.
 
@@ -38,30 +40,20 @@ class Registry(Generic[Kind]):
         instances: each kind must be an instance of ``base``, not a subclass.
     """
 
-    def __init__(
-        self,
-        group: str,
-        noun: str,
-        built_in: Mapping[str, Kind | str],
-        base: type | None = None,
-        unknown: type[TvmSplitError] = InputError,
-        *,
-        instances: bool = False,
-    ) -> None:
-        self._group = group
-        self._noun = noun
-        self._built_in = dict(built_in)
-        self._base = base
-        self._unknown = unknown
-        self._instances = instances
-        self._loaded: dict[str, Kind] = {}
+    group: str
+    noun: str
+    built_in: Mapping[str, Kind | str]
+    base: type | None = None
+    unknown: type[TvmSplitError] = InputError
+    instances: bool = field(default=False, kw_only=True)
+    _loaded: dict[str, Kind] = field(default_factory=dict, init=False)
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._built_in
+        yield from self.built_in
         yield from sorted(self._plugins())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._built_in or name in self._plugins()
+        return name in self.built_in or name in self._plugins()
 
     def __getitem__(self, name: str) -> Kind:
         """Return the kind of this name.
@@ -71,7 +63,7 @@ class Registry(Generic[Kind]):
             PluginError: the kind is a plug-in that cannot be loaded.
         """
         if name not in self._loaded:
-            self._loaded[name] = self._built_in_kind(name) if name in self._built_in else self._plugin_kind(name)
+            self._loaded[name] = self._built_in_kind(name) if name in self.built_in else self._plugin_kind(name)
         return self._loaded[name]
 
     def items(self) -> Iterator[tuple[str, Kind]]:
@@ -91,7 +83,7 @@ class Registry(Generic[Kind]):
         try:
             yield
         except (Exception, SystemExit) as error:
-            if name in self._built_in or isinstance(error, (PluginError, *documented)):
+            if name in self.built_in or isinstance(error, (PluginError, *documented)):
                 raise
             broken = self._broken(self._plugins()[name], f"failed: {error!r}")
             warnings.warn(str(broken), PluginWarning, stacklevel=3)
@@ -100,11 +92,11 @@ class Registry(Generic[Kind]):
     def _broken(self, entry: EntryPoint, what: str) -> PluginError:
         package = entry.dist.name if entry.dist else entry.module
         return PluginError(
-            f"the {self._noun} {entry.name!r} of the package {package!r} {what}; update the package, or uninstall it"
+            f"the {self.noun} {entry.name!r} of the package {package!r} {what}; update the package, or uninstall it"
         )
 
     def _built_in_kind(self, name: str) -> Kind:
-        kind: Any = self._built_in[name]
+        kind: Any = self.built_in[name]
         if isinstance(kind, str):
             module, _, attribute = kind.partition(":")
             kind = getattr(importlib.import_module(module), attribute)
@@ -112,19 +104,19 @@ class Registry(Generic[Kind]):
 
     def _plugin_kind(self, name: str) -> Kind:
         if (entry := (plugins := self._plugins()).get(name)) is None:
-            known = ", ".join([*self._built_in, *sorted(plugins)])
-            raise self._unknown(f"there is no {self._noun} {name!r}; there are: {known}")
+            known = ", ".join([*self.built_in, *sorted(plugins)])
+            raise self.unknown(f"there is no {self.noun} {name!r}; there are: {known}")
         try:
             return self._checked(entry.load())
         except (Exception, SystemExit) as error:
             raise self._broken(entry, f"cannot be loaded from {entry.value}: {error}") from error
 
     def _checked(self, kind: Kind) -> Kind:
-        base = self._base
+        base = self.base
         if base and not (
-            isinstance(kind, base) if self._instances else isinstance(kind, type) and issubclass(kind, base)
+            isinstance(kind, base) if self.instances else isinstance(kind, type) and issubclass(kind, base)
         ):
-            raise TypeError(f"{kind!r} is not {'of the class' if self._instances else 'a subclass of'} {base.__name__}")
+            raise TypeError(f"{kind!r} is not {'of the class' if self.instances else 'a subclass of'} {base.__name__}")
         if missing := getattr(kind, "__abstractmethods__", ()):
             raise TypeError(f"{kind!r} does not define {', '.join(sorted(missing))}")
         return kind
@@ -132,4 +124,4 @@ class Registry(Generic[Kind]):
     def _plugins(self) -> dict[str, EntryPoint]:
         from importlib.metadata import entry_points  # takes 40 ms, and is not needed for the built-in kinds
 
-        return {entry.name: entry for entry in entry_points(group=self._group) if entry.name not in self._built_in}
+        return {entry.name: entry for entry in entry_points(group=self.group) if entry.name not in self.built_in}

@@ -14,6 +14,7 @@ import weakref
 from functools import partial
 from pathlib import Path
 
+from rpc_runtime.files import try_lock
 from rpc_runtime.processes import Closing, OwnProcess, before_end, cleared
 
 PREFIX = "tvm-split-scratch-"
@@ -67,15 +68,10 @@ def _release(path: Path, lock: int, owner: OwnProcess) -> None:
 
 
 def _remove_orphan(path: Path) -> None:
-    """Remove a folder whose lock is free; one without a lock file is being made."""
+    """Remove a folder whose lock is free; raise an `OSError` for one without a lock file, which is being made."""
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
     try:
-        lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+        if try_lock(lock):
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
         os.close(lock)

@@ -24,7 +24,7 @@ NamedRule = tuple[str, Callable[[tirx.PrimFunc], tirx.PrimFunc | None]]
 
 
 class TunedKernels(Protocol):
-    """The interface to tuned kernels; `schedules.tuning.TuningDatabase` implements it."""
+    """The interface to tuned kernels; `schedules.tuning.database.TuningDatabase` implements it."""
 
     def kernel(self, function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
         """Return the function scheduled with the choices tuned for this target, or None if there is no decision."""

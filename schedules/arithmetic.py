@@ -21,10 +21,10 @@ from functools import partial
 from operator import add, mul, sub
 from typing import Any
 
-from tvm import relax, te, tirx
+from tvm import relax, tirx
 from tvm.relax import BlockBuilder
 
-from schedules.relax_tools import array_of, broadcast_index, default_legalization, operator_of, static_shape
+from schedules.relax_tools import array_of, default_legalization, legalize_elements, operator_of, static_shape
 
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 SIGNED = ("int8", "int16", "int32", "int64")
@@ -130,29 +130,17 @@ def legalize_arithmetic(builder: BlockBuilder, call: relax.Call, *, is_widened: 
     if operator == CAST:
         return _legalize_cast(builder, call)
     function = _FUNCTIONS.get((operator, dtype))
-    shape, shapes = static_shape(call), [static_shape(operand) for operand in call.args]
-    if function is None or shape is None or None in shapes or _divides_otherwise(operator, call):
+    if function is None or None in map(static_shape, (call, *call.args)) or _divides_otherwise(operator, call):
         return default_legalization(builder, call)
+    of_elements, wrap = function, partial(wrapped, is_widened=is_widened)
     name = operator.rsplit(".", 1)[-1]
-
-    def compute(*tensors: te.Tensor) -> te.Tensor:
-        def element(*index: Any) -> Any:
-            operands = (tensor[tuple(broadcast_index(index, [*map(int, tensor.shape)]))] for tensor in tensors)
-            return function(partial(wrapped, is_widened=is_widened), *operands, dtype)
-
-        return te.compute(shape, element, name=name)
-
-    return builder.call_te(compute, *call.args, primfunc_name_hint=name)
+    return legalize_elements(builder, name, call.args, lambda *operands: of_elements(wrap, *operands, dtype))
 
 
 def _legalize_cast(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     if str(call.ty.dtype) != "bfloat16" or str(call.args[0].ty.dtype) not in ("float32", "float64"):
         return default_legalization(builder, call)
-
-    def compute(x: te.Tensor) -> te.Tensor:
-        return te.compute(x.shape, lambda *index: _rounded(x[index]), name="cast")
-
-    return builder.call_te(compute, call.args[0], primfunc_name_hint="cast")
+    return legalize_elements(builder, "cast", call.args, _rounded)
 
 
 def _divides_otherwise(operator: str, call: relax.Call) -> bool:

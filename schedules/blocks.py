@@ -18,6 +18,9 @@ ANCHOR = "tvm_split.anchor"
 INLINE = "tvm_split.inline"
 """Block annotation of views, which only read a tensor in another way. They are always inlined."""
 
+KINDS = {tirx.IterVar.DataPar: "S", tirx.IterVar.CommReduce: "R"}
+"""The letters of a block's iterators."""
+
 LARGEST_EXPRESSION = 20000
 """Most nodes, over all readers, of an expression that is inlined. Chains of gates would double it at every step."""
 
@@ -106,25 +109,14 @@ def blocks_of(schedule: s_tir.Schedule) -> list[Block] | None:
     root = schedule.get_sblock("root")
     for handle in schedule.get_child_blocks(root):
         statement = schedule.get(handle)
-        loops = schedule.get_loops(handle)
-        extents = []
-        kinds = ""
-        if len(loops) != len(statement.iter_vars):
+        iterators = statement.iter_vars
+        kinds = "".join(KINDS.get(iterator.iter_type, "?") for iterator in iterators)
+        bounds = [bound for iterator in iterators for bound in (iterator.dom.min, iterator.dom.extent)]
+        if "?" in kinds or "RS" in kinds or not all(isinstance(bound, tirx.IntImm) for bound in bounds):
             return None
-        for iterator in statement.iter_vars:
-            extent = iterator.dom.extent
-            if not isinstance(extent, tirx.IntImm) or not isinstance(iterator.dom.min, tirx.IntImm):
-                return None
-            if iterator.iter_type == tirx.IterVar.DataPar:
-                kinds += "S"
-            elif iterator.iter_type == tirx.IterVar.CommReduce:
-                kinds += "R"
-            else:
-                return None
-            extents.append(int(extent))
-        if "RS" in kinds:
+        if len(schedule.get_loops(handle)) != len(iterators):
             return None
-        blocks.append(Block(handle, statement, kinds, tuple(extents)))
+        blocks.append(Block(handle, statement, kinds, tuple(map(int, bounds[1::2]))))
     return blocks or None
 
 

@@ -16,8 +16,8 @@ from schedules.relax_tools import (
     Legalization,
     accumulator_dtype,
     array_of,
-    broadcast_index,
     default_legalization,
+    legalize_elements,
     pool_of,
     static_shape,
 )
@@ -44,15 +44,12 @@ def legalize_extreme(builder: BlockBuilder, call: relax.Call, *, widened: bool =
 
     def compute(x: te.Tensor) -> te.Tensor:
         axes = {axis: te.reduce_axis((0, shape[axis]), name=f"k{axis}") for axis in reduced}
-        result = [1 if axis in axes else size for axis, size in enumerate(shape) if keeps or axis not in axes]
+        kept = [axis for axis in range(len(shape)) if keeps or axis not in axes]
+        result = [1 if axis in axes else shape[axis] for axis in kept]
 
         def extreme(*index: Any) -> Any:
-            output_indices = iter(index)
-            places = []
-            for axis in range(len(shape)):
-                place = next(output_indices) if keeps or axis not in axes else None
-                places.append(axes.get(axis, place))
-            return reducer(x[tuple(places)].astype(kind), axis=list(axes.values()))
+            places = {**dict(zip(kept, index, strict=True)), **axes}
+            return reducer(x[tuple(places[axis] for axis in range(len(shape)))].astype(kind), axis=list(axes.values()))
 
         extremes = te.compute(result, extreme, name=name)
         return (
@@ -152,35 +149,26 @@ def legalize_bounds(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     tensor, limits = bounded
     low, high = (None if limit is None else tirx.const(float(limit), dtype) for limit in limits)
 
-    def compute(x: te.Tensor) -> te.Tensor:
-        def element(*index: Any) -> Any:
-            value = x[index]
-            value = value if low is None else tirx.Select(value < low, low, value)
-            return value if high is None else tirx.Select(value > high, high, value)
+    def element(value: Any) -> Any:
+        value = value if low is None else tirx.Select(value < low, low, value)
+        return value if high is None else tirx.Select(value > high, high, value)
 
-        return te.compute(x.shape, element, name=name)
-
-    return builder.call_te(compute, tensor, primfunc_name_hint=name)
+    return legalize_elements(builder, name, [tensor], element)
 
 
 def _legalize_pairs(builder: BlockBuilder, call: relax.Call, name: str) -> relax.Expr:
     """Lower ``maximum`` or ``minimum`` of two tensors that are broadcast against each other."""
-    shape = static_shape(call)
-    if shape is None:
+    if static_shape(call) is None:
         return default_legalization(builder, call)
     infinity = tirx.const(float("inf"), str(call.ty.dtype))
 
-    def compute(x: te.Tensor, y: te.Tensor) -> te.Tensor:
-        def element(*index: Any) -> Any:
-            left, right = (tensor[tuple(broadcast_index(index, list(map(int, tensor.shape))))] for tensor in (x, y))
-            wins = left > right if name == "maximum" else left < right
-            # Only NaN fails ``left <= infinity``. The comparison is false if ``right`` is NaN, so ``right`` (the NaN)
-            # is taken. TVM's own test for NaN is not vectorized.
-            return tirx.Select(left <= infinity, tirx.Select(wins, left, right), left)
+    def element(left: Any, right: Any) -> Any:
+        wins = left > right if name == "maximum" else left < right
+        # Only NaN fails ``left <= infinity``. The comparison is false if ``right`` is NaN, so ``right`` (the NaN) is
+        # taken. TVM's own test for NaN is not vectorized.
+        return tirx.Select(left <= infinity, tirx.Select(wins, left, right), left)
 
-        return te.compute(shape, element, name=name)
-
-    return builder.call_te(compute, *call.args, primfunc_name_hint=name)
+    return legalize_elements(builder, name, call.args, element)
 
 
 def _bounded(call: relax.Call, name: str) -> tuple[relax.Expr, Sequence[Any]] | None:

@@ -8,13 +8,14 @@ A schedule marks that loop with `mark_for_prefetch`; `prefetch_weights` then rew
 else depends on it. An address after the last weight is harmless, because a prefetch never faults.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
 from tvm import s_tir, tirx
 from tvm.s_tir import SBlockRealize
 from tvm.s_tir.schedule import LoopRV
+from tvm.sym.analyzer import Analyzer
 from tvm_ffi import structural_map
 
 MARK = "tvm_split.prefetch"
@@ -136,22 +137,8 @@ def _weight_load(body: Any, parameters: list[Any]) -> tuple[Any, list[Any]] | No
     return None
 
 
-_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
-    tirx.Add: lambda a, b: a + b,
-    tirx.Sub: lambda a, b: a - b,
-    tirx.Mul: lambda a, b: a * b,
-    tirx.FloorDiv: tirx.floordiv,
-    tirx.FloorMod: tirx.floormod,
-    tirx.Min: tirx.min,
-    tirx.Max: tirx.max,
-}
-
-
 def _replaced(expression: Any, values: Mapping[int, Any]) -> Any:
     """Return an index with its variables replaced by ``values``, keyed by their hashes; other variables become zero."""
-    if isinstance(expression, tirx.Var):
-        return values.get(hash(expression), tirx.const(0, "int32"))
-    combine = _OPERATORS.get(type(expression))
-    if combine is not None:
-        return combine(_replaced(expression.a, values), _replaced(expression.b, values))
-    return expression
+    zero = tirx.const(0, "int32")
+    replaced = structural_map(expression, (tirx.Var, lambda variable: values.get(hash(variable), zero)))
+    return Analyzer().simplify(replaced)

@@ -122,6 +122,25 @@ def default_legalization(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     return call if legalize is None else legalize(builder, call)
 
 
+def legalize_elements(
+    builder: BlockBuilder, name: str, operands: Sequence[relax.Expr], element: Callable[..., Any]
+) -> relax.Expr:
+    """Lower to ``element`` of each element of an operand, or of several operands that are broadcast."""
+
+    def compute(*tensors: te.Tensor) -> te.Tensor:
+        if len(tensors) == 1:
+            return te.compute(tensors[0].shape, lambda *index: element(tensors[0][index]), name=name)
+        shapes = [tuple(map(int, tensor.shape)) for tensor in tensors]
+
+        def combined(*index: Any) -> Any:
+            places = (tuple(broadcast_index(index, shape)) for shape in shapes)
+            return element(*(tensor[place] for tensor, place in zip(tensors, places, strict=True)))
+
+        return te.compute(np.broadcast_shapes(*shapes), combined, name=name)
+
+    return builder.call_te(compute, *operands, primfunc_name_hint=name)
+
+
 def default_convolution(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     """Return TVM's lowering of a convolution, with sums in `accumulator_dtype`; TVM sums in the dtype of the result."""
     dtype = str(call.ty.dtype)

@@ -10,7 +10,9 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib import import_module
 from importlib.util import find_spec
+from inspect import getdoc
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +24,7 @@ from scripts.harness import Options, Report, run
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", nargs="?", choices=CASES, help="without one: all cases in a line each")
+    parser.add_argument("case", nargs="?", choices=CASES, help="without one: all cases, with what each measures")
     parser.add_argument("only", nargs="*", help="only subjects that contain one of these words")
     parser.add_argument("--rounds", type=int, help="by default the case's own number")
     parser.add_argument("--also", nargs="*", default=[], metavar="PYTHON", help="interpreters of other checkouts")
@@ -35,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.case is None:
         table = Table("case", "what it measures", show_lines=True)
         for name in CASES:
-            table.add_row(name, case_named(name).doc)
+            table.add_row(name, getdoc(import_module(f"scripts.cases.{name}")))
         console.print(table)
         return 0
     if arguments.rounds is not None and arguments.rounds < 1:

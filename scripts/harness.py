@@ -127,7 +127,6 @@ class Case:
     ``needs`` is "root", or the modules it imports.
     """
 
-    doc: str
     subjects: Mapping[str, MakeSides]
     ratios: tuple[Ratio, ...] = ()
     limits: tuple[Limit, ...] = ()

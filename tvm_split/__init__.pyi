@@ -11,8 +11,7 @@ from rpc_runtime.errors import (
 )
 from tvm_split.api import compile_and_deploy as compile_and_deploy
 from tvm_split.cluster.cluster import Cluster as Cluster, Workers as Workers
-from tvm_split.cluster.machine import Link as Link, Machine as Machine
-from tvm_split.cluster.shared_cores import SharedCores as SharedCores
+from tvm_split.cluster.machine import Link as Link, Machine as Machine, SharedCores as SharedCores
 from tvm_split.compiler.bundle import Bundle as Bundle
 from tvm_split.compiling import compile as compile
 from tvm_split.deployment.benchmark import bench as bench

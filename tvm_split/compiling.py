@@ -14,7 +14,7 @@ from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from rpc_runtime.program.program import Program, RouteCodec
 from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.scratch import ScratchFolder
-from schedules.tuning import TuningDatabase
+from schedules.tuning.database import TuningDatabase
 from tvm_split.arguments import ModelLike, PlanLike, as_model, as_plan
 from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.build_cache import keep, key_of, recall

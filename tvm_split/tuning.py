@@ -18,9 +18,13 @@ from rpc_runtime.processes import before_end, cleared
 from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.tracker import listed_servers
-from schedules import machine_of, templates_of, tuning
+from schedules import machine_of, templates_of
 from schedules.blocks import without_symbol
-from schedules.tuning import FixedKernel, KernelResult, TunableKernel, TuningProgress
+from schedules.tuning import errors
+from schedules.tuning.database import DatabaseWriter
+from schedules.tuning.devices import Tracker
+from schedules.tuning.measuring import Effort, Measurer
+from schedules.tuning.tuner import FixedKernel, KernelResult, TunableKernel, Tuner, TuningProgress
 from tvm_split.arguments import ClusterLike, ModelLike, as_cluster, as_model
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.cuda_code import tuning_needs
@@ -79,7 +83,7 @@ def tune(
     tracker: str | None = None,
     key: str | None = None,
     seed: Whole = 0,
-    effort: InstanceOf[tuning.Effort] | None = None,
+    effort: InstanceOf[Effort] | None = None,
     device_timeout_seconds: Seconds = 30.0,
     on_progress: Callable[[TuningProgress], None] | None = None,
 ) -> TuningReport:
@@ -120,18 +124,16 @@ def tune(
         linker = link_command(target, "a kernel")
         gpu = tuning_needs(target)
         with (
-            tuning.DatabaseWriter(folder) as writer,
+            DatabaseWriter(folder) as writer,
             ScratchFolder("tuning") as scratch,
-            tuning.Measurer(
-                built_for, scratch.path, where_measured, effort, linker, gpu, own_cores().count
-            ) as measurer,
+            Measurer(built_for, scratch.path, where_measured, effort, linker, gpu, own_cores().count) as measurer,
             ExitStack() as until_end,
         ):
             before_end(measurer, measurer.close)
             until_end.callback(cleared, measurer)
             # Prepare the kernels only after a device of the right kind was found, because it takes long.
             kernels, fixed = kernels_to_tune(model, planned, [tuned.name for tuned in machines], target)
-            run = tuning.Tuner(kernels, fixed, built_for, measurer, writer, seed=seed, on_progress=on_progress)
+            run = Tuner(kernels, fixed, built_for, measurer, writer, seed=seed, on_progress=on_progress)
             results = run.run(trials)
             return TuningReport(
                 model=model.name,
@@ -165,7 +167,7 @@ def ask_first(
             if measured is None:
                 _require_measurable_here(first)
             tuning_needs(first)
-        tuning.DatabaseWriter(folder).close()
+        DatabaseWriter(folder).close()
         if measured is not None:
             measured.wait_for_devices()
 
@@ -190,7 +192,7 @@ def merge_databases(into: str | Path, other: str | Path) -> int:
     Raises:
         TuningError: one of the two folders cannot be used.
     """
-    with _errors(), tuning.DatabaseWriter(into) as writer:
+    with _errors(), DatabaseWriter(into) as writer:
         return writer.merge(other)
 
 
@@ -240,7 +242,7 @@ def _machines_to_tune(plan: Plan, machine: str | None) -> list[PlannedMachine]:
     return used
 
 
-def _tracker(address: str | None, key: str | None, device_timeout_seconds: float) -> tuning.Tracker | None:
+def _tracker(address: str | None, key: str | None, device_timeout_seconds: float) -> Tracker | None:
     if address is None:
         if key is not None:
             raise TuningUseError(f"key {key!r} was given without a tracker; give both or none")
@@ -254,14 +256,14 @@ def _tracker(address: str | None, key: str | None, device_timeout_seconds: float
     return tracker_at(where, key, device_timeout_seconds=device_timeout_seconds)
 
 
-def tracker_at(address: Address, key: str, **options: float) -> tuning.Tracker:
-    """Return the devices of one key at a tracker; ``options`` are timeouts of `schedules.tuning.Tracker`."""
+def tracker_at(address: Address, key: str, **options: float) -> Tracker:
+    """Return the devices of one key at a tracker; ``options`` are timeouts of `schedules.tuning.devices.Tracker`."""
 
     def list_servers() -> list[tuple[str, bool, str]]:
         try:
             servers = listed_servers(address)
         except TvmSplitError as error:
-            raise tuning.DeviceError(str(error)) from error
+            raise errors.DeviceError(str(error)) from error
         # TVM's own servers do not report a state as this project's workers do.
         return [
             (server.key, server.registration.tunes, server.registration.state)
@@ -270,7 +272,7 @@ def tracker_at(address: Address, key: str, **options: float) -> tuning.Tracker:
             for server in servers
         ]
 
-    return tuning.Tracker(address.host, address.port, key, list_servers, **options)  # type: ignore[arg-type]
+    return Tracker(address.host, address.port, key, list_servers, **options)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -278,5 +280,5 @@ def _errors() -> Iterator[None]:
     """Convert errors of ``schedules.tuning`` to `tvm_split.errors.TuningError`."""
     try:
         yield
-    except tuning.TuningError as error:
+    except errors.TuningError as error:
         raise TuningError(str(error)) from error

@@ -135,9 +135,8 @@ class _Emitter:
         for machine in self._machines if name in self._layout.exchanged else ():
             index = step.axis.index
             read = self._needs.read.get((name, index, machine))
-            if read is not None and not any(
-                _contains(held_range, read) for held_range, _ in self._parts(name, index, machine)
-            ):
+            held = self._parts(name, index, machine) if read is not None else []
+            if read is not None and not any(common_range(held_range, read) == read for held_range, _ in held):
                 self._fetch(name, index, read, machine)
         whole = self._needs.whole.get(name, set())
         for place in (*self._machines, None):
@@ -247,7 +246,7 @@ class _Emitter:
         for held_range, part in held:
             if held_range == needed:
                 return part
-        around = next(((held_range[0], part) for held_range, part in held if _contains(held_range, needed)), None)
+        around = next(((has[0], part) for has, part in held if common_range(has, needed) == needed), None)
         if around is not None:
             piece = sliced(around[1], index, (needed[0] - around[0], needed[1] - around[0]))
             result = self._emit(piece, hint or f"{own_name}_{needed[0]}_to_{needed[1]}", name, machine)
@@ -360,7 +359,3 @@ class _Emitter:
         self.machine_of[variable.name] = None if machine is None else self._region.machines[machine]
         self.source_of[variable.name] = source
         return variable
-
-
-def _contains(outer: Range, inner: Range) -> bool:
-    return outer[0] <= inner[0] and inner[1] <= outer[1]

@@ -18,14 +18,7 @@ from math import gcd
 from tvm import relax
 
 from relay_passes.fold_constants import folded
-from relay_passes.ir import (
-    constant,
-    dependent_names,
-    is_tensor_constant,
-    leaves_of,
-    shape_of,
-    with_leaves,
-)
+from relay_passes.ir import constant, dependent_names, is_tensor_constant, leaves_of, shape_of, with_leaves
 from relay_passes.sharding.partial_sums import linear_rule
 from relay_passes.sharding.region import CommonBounds, Contents, ShardError, fit_blocks
 from relay_passes.sharding.rule import Axis, Operation, Rule, operation_of
@@ -152,10 +145,13 @@ class ChannelSteps:
         leaf_values = [self._known(leaf) for leaf in leaves]
         if not leaves or any(leaf is None for leaf in leaf_values):
             return False
-        literal = value if is_tensor_constant(value) else _value_of(value, leaf_values)
-        if literal is not None:
-            self.literals[binding.var.name] = literal
-        return literal is not None
+        if is_tensor_constant(value):
+            self.literals[binding.var.name] = value
+        elif isinstance(value, relax.Call):
+            result = folded(relax.BlockBuilder().normalize(with_leaves(value, leaf_values)))
+            if result is not None:
+                self.literals[binding.var.name] = constant(result)
+        return binding.var.name in self.literals
 
     def _rule(self, operation: Operation) -> Rule | None:
         """Return the rule of an operation on its sharded operands; None if they must be gathered before it."""
@@ -317,11 +313,3 @@ _WEIGHTS: Mapping[str, tuple[int, int, int]] = {
     "relax.take": (0, 1, 2),
 }
 """Operator → (position of the weight operand, its axis of output channels, its required rank)."""
-
-
-def _value_of(value: relax.Expr, leaf_values: Sequence[relax.Expr | None]) -> relax.Expr | None:
-    """Return the value of an operation on constants: arithmetic, a view, or rows of a table; None for any other."""
-    if not isinstance(value, relax.Call):
-        return None
-    result = folded(relax.BlockBuilder().normalize(with_leaves(value, leaf_values)))
-    return None if result is None else constant(result)

@@ -24,12 +24,7 @@ import tvm
 from tvm import relax
 from tvm_ffi import register_error
 
-from relay_passes.ir import (
-    main_function,
-    operations_of,
-    returned_fields,
-    used_variables,
-)
+from relay_passes.ir import main_function, operations_of, returned_fields, used_variables
 
 ShardAxis = Literal["batch", "rows", "columns", "channels", "heads"]
 Exchange = Literal["fused", "each"]

@@ -16,7 +16,7 @@ from tvm import relax
 from relay_passes.ir import constant, is_tensor_constant, new_function
 from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from relay_passes.sharding.region import Range
-from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, replaced_at, same_range
+from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, reading, replaced_at, same_range
 
 Table = np.ndarray[Any, Any]
 
@@ -43,8 +43,7 @@ def take(operation: Operation) -> Rule:
         local_indices = constant(table[slice(*result_range)] - _places(table, result_range)[0])
         return relax.op.take(parts[0], local_indices, along, expression.attrs.mode)
 
-    result = Axis(along, 1, len(table))
-    return Rule((axis, None), (result,), needs=lambda result_range: (_places(table, result_range), None), write=write)
+    return reading(operation, axis, lambda result_range: _places(table, result_range), write)
 
 
 def interpolation(operation: Operation) -> Rule:
@@ -88,9 +87,10 @@ def resize(operation: Operation) -> Rule:
     mode = str(attributes.coordinate_transformation_mode)
     if mode == "tf_crop_and_resize":
         raise operation.refused(f"its coordinates are {mode!r}, of a region")
-    settings = (method, mode, str(attributes.rounding_method), float(attributes.cubic_alpha))
+    settings: dict[str, Any] = {"method": method, "coordinate_transformation_mode": mode}
+    settings |= {"rounding_method": str(attributes.rounding_method), "cubic_alpha": float(attributes.cubic_alpha)}
     lengths, sizes = operation.operands[0].shape[2:], operation.shape[2:]
-    matrices = [_weights(*along, *settings) for along in zip(lengths, sizes, strict=True)]
+    matrices = [_weights(*along, **settings) for along in zip(lengths, sizes, strict=True)]
     place = axis.index - 2
     matrix = matrices[place]
 
@@ -102,23 +102,15 @@ def resize(operation: Operation) -> Rule:
         left, right = (constant(np.ascontiguousarray(factor, dtype)) for factor in (rows, columns.T))
         return relax.op.matmul(emit(relax.op.matmul(left, parts[0])), right)
 
-    result = Axis(axis.index, 1, len(matrix))
-    return Rule((axis,), (result,), needs=lambda result_range: (_span(matrix, result_range),), write=write)
+    return reading(operation, axis, lambda result_range: _span(matrix, result_range), write)
 
 
 @cache
 @ONE_AT_A_TIME
-def _weights(length: int, size: int, method: str, mode: str, rounding: str, cubic_alpha: float) -> Table:
+def _weights(length: int, size: int, **settings: Any) -> Table:
     """Return the matrix [size, length] by which a resize multiplies an axis: TVM's kernel applied to an identity."""
     image = relax.Var("image", relax.TensorType((length, 1, length, 2), "float32"))
-    resized = relax.op.image.resize2d(
-        image,
-        (size, 2),
-        method=method,
-        coordinate_transformation_mode=mode,
-        rounding_method=rounding,
-        cubic_alpha=cubic_alpha,
-    )
+    resized = relax.op.image.resize2d(image, (size, 2), **settings)
     module = tvm.IRModule({"main": new_function("main", [image], lambda builder: [builder.emit(resized)])})
     identity = np.repeat(np.eye(length, dtype=np.float32).reshape(length, 1, length, 1), 2, axis=3)
     machine = relax.VirtualMachine(relax.build(module, "llvm"), tvm.cpu())

@@ -198,6 +198,26 @@ def same_range(operation: Operation, axis: Axis, result: Axis | None = None) -> 
     return Rule((axis, *[None] * (len(operation.operands) - 1)), (result or axis,))
 
 
+def reading(operation: Operation, axis: Axis, read: Callable[[Range], Range], write: Write) -> Rule:
+    """Return the rule of an operation that reads the range ``read(result_range)`` of its first operand, clipped.
+
+    It reads its other operands whole.
+    """
+    rest = (None,) * (len(operation.operands) - 1)
+
+    def needs(result_range: Range) -> tuple[Range | None, ...]:
+        return inside(operation, read(result_range), axis.length), *rest
+
+    return Rule((axis, *rest), (Axis(axis.index, 1, operation.shape[axis.index]),), needs=needs, write=write)
+
+
+def inside(operation: Operation, needed: Range, length: int) -> Range:
+    first, end = max(0, needed[0]), min(length, needed[1])
+    if first >= end:
+        raise operation.refused("a part of its result would be made of padding alone")
+    return first, end
+
+
 def sliced(tensor: relax.Expr, axis: int, part: Range) -> relax.Expr:
     return relax.op.strided_slice(tensor, [axis], [part[0]], [part[1]], assume_inbound=True)
 

@@ -13,7 +13,7 @@ from tvm import relax
 
 from relay_passes.ir import leaves_of, shape_of
 from relay_passes.sharding.region import Range
-from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, replaced_at, same_range, sliced
+from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, reading, replaced_at, same_range, sliced
 
 
 def reshape(operation: Operation) -> Rule:
@@ -161,9 +161,6 @@ def strided_slice(operation: Operation) -> Rule:
     if operation.by_blocks and not is_whole_blocks:
         raise operation.refused("it takes that axis apart")
 
-    def needs(result_range: Range) -> tuple[Range | None, ...]:
-        return ((begin + result_range[0] * stride, begin + (result_range[1] - 1) * stride + 1),)
-
     def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
         width = result_range[1] - result_range[0]
         axis_slice = (0, (width - 1) * stride + 1, stride)
@@ -174,7 +171,7 @@ def strided_slice(operation: Operation) -> Rule:
 
     if is_whole_blocks:
         return Rule((axis,), (Axis(axis.index, (end - begin) // axis.length, axis.length),), write=write)
-    return Rule((axis,), (Axis(axis.index, 1, operation.shape[axis.index]),), needs=needs, write=write)
+    return reading(operation, axis, lambda part: (begin + part[0] * stride, begin + (part[1] - 1) * stride + 1), write)
 
 
 def slice_ranges(call: relax.Call) -> dict[int, tuple[int, int, int]] | None:

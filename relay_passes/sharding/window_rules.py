@@ -5,7 +5,7 @@ the indices b·s - p … (e - 1)·s - p + k - 1 of the operand. Indices outside 
 image's border keeps the layer's padding, clipped, and an inner part has none. (Arithmetic: Dumoulin and Visin, 2016.)
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from tvm import relax
@@ -13,20 +13,12 @@ from tvm import relax
 from relay_passes.ir import call_like, constant, shape_of
 from relay_passes.sharding.compute_rules import channel_convolution
 from relay_passes.sharding.region import Range
-from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, Write, replaced_at, same_range
+from relay_passes.sharding.rule import Axis, Emit, Operation, Rule, inside, reading, replaced_at, same_range
 
 
 def window_range(result_range: Range, stride: int, before: int, kernel: int) -> Range:
     """Return the operand indices that the windows of ``result_range`` cover, including indices outside the operand."""
     return result_range[0] * stride - before, (result_range[1] - 1) * stride - before + kernel
-
-
-def transposed_range(result_range: Range, stride: int, before: int, kernel: int) -> Range:
-    """Return the operand indices whose windows in a transposed convolution's result reach ``result_range``.
-
-    The range may lie partly outside the operand.
-    """
-    return -((kernel - 1 - before - result_range[0]) // stride), (result_range[1] - 1 + before) // stride + 1
 
 
 def convolution(operation: Operation) -> Rule:
@@ -47,7 +39,7 @@ def convolution(operation: Operation) -> Rule:
         one_sided = _one_sided(padding, place, max(0, -first), max(0, end - axis.length))
         return call_like(operation.expression, parts, padding=one_sided)
 
-    return _windowed(operation, axis, lambda result_range: window_range(result_range, stride, before, reach), write)
+    return reading(operation, axis, lambda result_range: window_range(result_range, stride, before, reach), write)
 
 
 def transposed_convolution(operation: Operation) -> Rule:
@@ -58,13 +50,15 @@ def transposed_convolution(operation: Operation) -> Rule:
     before = padding[place]
 
     def operand_range(result_range: Range) -> Range:
-        first, end = transposed_range(result_range, stride, before, reach)
+        """Return the indices whose windows in the result reach the range; some may lie outside the operand."""
+        first = -((reach - 1 - before - result_range[0]) // stride)
+        end = (result_range[1] - 1 + before) // stride + 1
         # If the kernel is shorter than the stride, results between two windows are 0 and belong to the window before.
         first = min(first, (result_range[0] + before) // stride)
         return first, max(end, first + 1)
 
     def write(result_range: Range, parts: Sequence[relax.Expr], emit: Emit) -> relax.Expr:
-        first, end = _inside(operation, operand_range(result_range), axis.length)
+        first, end = inside(operation, operand_range(result_range), axis.length)
         covered = first * stride, (end - 1) * stride + reach
         cut_before, cut_after = result_range[0] + before - covered[0], covered[1] - result_range[1] - before
         output_padding = [int(width) for width in attributes.output_padding]
@@ -75,7 +69,7 @@ def transposed_convolution(operation: Operation) -> Rule:
             output_padding=replaced_at(output_padding, place, max(0, -cut_after)),
         )
 
-    return _windowed(operation, axis, operand_range, write)
+    return reading(operation, axis, operand_range, write)
 
 
 def pool(operation: Operation) -> Rule:
@@ -110,7 +104,7 @@ def pool(operation: Operation) -> Rule:
 
     if (reach, stride, before, after) == (1, 1, 0, 0):
         return same_range(operation, axis)
-    return _windowed(operation, axis, lambda result_range: window_range(result_range, stride, before, reach), write)
+    return reading(operation, axis, lambda result_range: window_range(result_range, stride, before, reach), write)
 
 
 def pad(operation: Operation) -> Rule:
@@ -128,20 +122,7 @@ def pad(operation: Operation) -> Rule:
         local_widths[2 * axis.index : 2 * axis.index + 2] = max(0, -first), max(0, end - axis.length)
         return relax.op.nn.pad(parts[0], local_widths, attributes.pad_mode, attributes.pad_value)
 
-    return _windowed(operation, axis, lambda result_range: window_range(result_range, 1, before, 1), write)
-
-
-def _windowed(operation: Operation, axis: Axis, window: Callable[[Range], Range], write: Write) -> Rule:
-    """Return the rule of an operation that reads the range ``window(result_range)`` of its first operand, clipped.
-
-    It reads its other operands whole.
-    """
-    rest = (None,) * (len(operation.operands) - 1)
-
-    def needs(result_range: Range) -> tuple[Range | None, ...]:
-        return _inside(operation, window(result_range), axis.length), *rest
-
-    return Rule((axis, *rest), (Axis(axis.index, 1, operation.shape[axis.index]),), needs=needs, write=write)
+    return reading(operation, axis, lambda result_range: window_range(result_range, 1, before, 1), write)
 
 
 def _windows(operation: Operation, axis: Axis) -> tuple[int, int, list[int], int]:
@@ -170,13 +151,6 @@ def _spatial(operation: Operation, layout: str, axis: Axis) -> int:
     if operation.by_blocks or letter not in "DHW" or not layout.isalpha():
         raise operation.refused(f"{letter!r} of its layout {layout} is not an axis of its windows")
     return [spatial for spatial in layout if spatial in "DHW"].index(letter)
-
-
-def _inside(operation: Operation, needed: Range, length: int) -> Range:
-    first, end = max(0, needed[0]), min(length, needed[1])
-    if first >= end:
-        raise operation.refused("a part of its result would be made of padding alone")
-    return first, end
 
 
 def _one_sided(padding: Sequence[int], place: int, before: int, after: int) -> list[int]:

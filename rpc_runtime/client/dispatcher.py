@@ -192,8 +192,7 @@ class Dispatcher:
                     self._links.recorder.happened(f"{FAILURE}{error}")
                 self._links.close_locked()
             unfinished = (*self._in_flight, *self._replay, *self._waiting)
-            calls = (batch.source for batch in unfinished if isinstance(batch.source, Call))
-            for source in (*self._streams, *calls):
+            for source in {*self._streams, *(batch.source for batch in unfinished)}:
                 source.fail_locked(_copy(failure))
             self._waiting.clear()
             self._replay.clear()
@@ -307,7 +306,7 @@ class Dispatcher:
                     return
                 yield result
             if not taken:
-                stream.sleep()
+                stream.taker.sleep()
 
     def _feed_calls(self) -> None:
         """Feed calls that had to wait for room, and fail micro-batches that take too long, until the pipeline ends."""

@@ -32,11 +32,10 @@ class Call:
         """Return whether its micro-batch is to be fed, because the future was not cancelled."""
         return self.future.set_running_or_notify_cancel()
 
-    def give_locked(self, result: Outputs) -> None:
+    def give_locked(self, result: Outputs | TvmSplitError) -> None:
         self._due.append(partial(self._settle, result))
 
-    def fail_locked(self, error: TvmSplitError) -> None:
-        self._due.append(partial(self._settle, error))
+    fail_locked = give_locked
 
     def _settle(self, result: Outputs | TvmSplitError) -> None:
         if self.future.cancelled():
@@ -52,11 +51,12 @@ class Stream:
     """A stream: one thread feeds its micro-batches, and the caller takes the results in order.
 
     It is held, that is not fed, while ``lead`` results are not taken, or ``limit`` micro-batches were fed and their
-    results are not taken, because results use memory of this process. ``feeder`` is the thread that feeds it.
+    results are not taken, because results use memory of this process. ``feeder`` is the thread that feeds it, and
+    ``taker`` the caller's. ``is_over``: the caller takes no more results.
     """
 
     def __init__(self, lead: int, limit: int, due: Due) -> None:
-        self.feeder, self._taker = Sleeper(due), Sleeper(due)
+        self.feeder, self.taker = Sleeper(due), Sleeper(due)
         self._lead, self._limit = lead, limit
         self._results: deque[Outputs | BaseException | None] = deque()
         """What the caller takes next: results in order, then the error that ends the stream, or None."""
@@ -64,7 +64,6 @@ class Stream:
         self._is_fed = False
         self._error: BaseException | None = None
         self.is_over = False
-        """Whether the caller takes no more results."""
 
     @property
     def is_held(self) -> bool:
@@ -93,7 +92,7 @@ class Stream:
     def take_locked(self) -> list[Outputs | BaseException | None]:
         """Return the next result, error or None for the end, in a list; an empty list before the caller sleeps."""
         if not self._results:
-            self._taker.rest_locked()
+            self.taker.rest_locked()
             return []
         result = self._results.popleft()
         if isinstance(result, Outputs):
@@ -101,17 +100,13 @@ class Stream:
             self._ready -= 1
         return [result]
 
-    def sleep(self) -> None:
-        """Wait, in the caller's thread, until there is something to take."""
-        self._taker.sleep()
-
     def _end_if_complete_locked(self) -> None:
         if self._is_fed and self._ready == self._pending:
             self._put_locked(self._error)
 
     def _put_locked(self, result: Outputs | BaseException | None) -> None:
         self._results.append(result)
-        self._taker.rouse_locked()
+        self.taker.rouse_locked()
 
 
 @dataclass(eq=False, repr=False, slots=True)

@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 import threading
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,15 +19,13 @@ from typing import IO
 import numpy as np
 
 from rpc_runtime.errors import BlobError
-from rpc_runtime.files import is_kept, keep, locked, reason_and_remedy, replacing, require_file
+from rpc_runtime.files import is_kept, keep, locked, reason_and_remedy, replacing, require_file, statuses, tidy
 from rpc_runtime.private_folder import private_folder
 from rpc_runtime.program.specs import BlobSpec, Bytes
 
 SHARE_OF_FREE_DISK = 0.8
 LOCK_SECONDS = 60.0
 """Timeout of the folder's lock: longer than removing all blobs takes on a slow disk."""
-STALE_SECONDS = 86_400.0
-"""Age after which a temporary file counts as abandoned: no blob takes a day to write."""
 
 
 class BlobStore:
@@ -57,9 +54,7 @@ class BlobStore:
             for path in (folder, *self._inner):
                 private_folder(path)
         with self._exclusively():
-            for path, status in _statuses(self._temporary.iterdir()):
-                if time.time() - status.st_mtime > STALE_SECONDS:
-                    path.unlink(missing_ok=True)
+            tidy(self._temporary)
             self._all_pins()
             self._record(self._counted_bytes())
         self._own_limit_bytes = limit_bytes
@@ -96,8 +91,9 @@ class BlobStore:
         """
         with self._explained():
             self._make_folders()
-            if blob.size_bytes > min(self.limit_bytes, shutil.disk_usage(self.folder).free):
-                raise self._full(blob.size_bytes, f"blob {blob.sha256[:12]}")
+            limit = self.limit_bytes  # before the new file takes a part of the free space
+            if blob.size_bytes > min(limit, shutil.disk_usage(self.folder).free):
+                raise self._full(blob.size_bytes, f"blob {blob.sha256[:12]}", limit)
             digest, size = hashlib.sha256(), 0
             path = self.path(blob)
             with contextlib.ExitStack() as until_it_is_there, replacing(path, self._temporary) as file:
@@ -110,7 +106,7 @@ class BlobStore:
                 # No fsync for each weight: after a power failure, `read` detects an incomplete file by its digest.
                 _check(blob, size, digest.hexdigest())
                 until_it_is_there.enter_context(self._exclusively())
-                self._evict(blob)
+                self._evict(blob, limit)
                 path.parent.mkdir(mode=0o700, exist_ok=True)
 
     def read(self, blob: BlobSpec) -> Bytes:
@@ -187,20 +183,20 @@ class BlobStore:
             self._pin_file.write("\n".join(sorted(set().union(*self._pins.values()))).encode())
             self._pin_file.flush()
 
-    def _full(self, needed_bytes: int, what: str) -> BlobError | OSError:
+    def _full(self, needed_bytes: int, what: str, limit: int) -> BlobError | OSError:
         """Return the error for content (``what``) that exceeds this store's own limit, or the space on its disk."""
         if self._own_limit_bytes is not None and needed_bytes > self._own_limit_bytes:
             return BlobError(
                 f"the cache {self.folder} may hold {self._own_limit_bytes} bytes, and {what} needs {needed_bytes}: "
                 "raise its limit (--cache-limit-bytes), or close deployments"
             )
-        free = f"{shutil.disk_usage(self.folder).free} are free, of which all blobs may take {self.limit_bytes}"
+        free = f"{shutil.disk_usage(self.folder).free} are free, and all blobs may take {limit} together"
         text = f"{what} needs {needed_bytes} bytes, and {free}"
         return OSError(errno.ENOSPC, text, str(self.folder))  # which `_explained` converts
 
-    def _evict(self, blob: BlobSpec) -> None:
+    def _evict(self, blob: BlobSpec, limit: int) -> None:
         """Remove unpinned blobs until a new one fits. Requires the lock of all processes."""
-        total, limit = self._recorded_bytes() + blob.size_bytes, self.limit_bytes
+        total = self._recorded_bytes() + blob.size_bytes
         if total > limit:
             entries = [entry for entry in self._entries() if entry[0].name != blob.sha256]
             total = sum(status.st_size for _, status in entries) + blob.size_bytes
@@ -210,23 +206,26 @@ class BlobStore:
                     path.unlink(missing_ok=True)
                     total -= status.st_size
             if total > limit:
-                raise self._full(total, "what is in use")
+                raise self._full(total, "what is in use", limit)
         self._record(total)
 
     def _entries(self) -> Iterator[tuple[Path, os.stat_result]]:
-        return _statuses((self.folder / "blobs").glob("*/*"))
+        return statuses((self.folder / "blobs").glob("*/*"))
 
     def _counted_bytes(self) -> int:
         return sum(status.st_size for _, status in self._entries())
 
     def _recorded_bytes(self) -> int:
         """Return an upper bound of the blobs' total bytes (removals are not recorded); listing all takes too long."""
-        with contextlib.suppress(FileNotFoundError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
             return int((self.folder / "held").read_text(encoding="ascii"))
         return self._counted_bytes()
 
     def _record(self, size_bytes: int) -> None:
-        (self.folder / "held").write_text(str(size_bytes), encoding="ascii")
+        path = self.folder / "held"
+        with contextlib.suppress(OSError):  # on a full disk; without the file, the blobs are counted each time
+            path.unlink(missing_ok=True)  # a link would lead to a file elsewhere
+            path.write_text(str(size_bytes), encoding="ascii")
 
     def _all_pins(self) -> set[str]:
         """Return the digests that open stores use; remove the pin files of stores that are gone."""
@@ -240,13 +239,6 @@ class BlobStore:
                 else:
                     path.unlink(missing_ok=True)
         return pins
-
-
-def _statuses(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield the files that still exist, with their status: other processes may rename or remove files meanwhile."""
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            yield path, path.stat()
 
 
 class ChangedBlobError(BlobError):

@@ -14,7 +14,7 @@ DEPLOYMENT_LABELS = ("model", "deployment", "machine")
 
 @dataclass(frozen=True)
 class Family:
-    """A metric: ``field`` times ``unit`` of each track of ``kind``; ``labels`` are in addition to `DEPLOYMENT_LABELS`.
+    """A metric: ``field`` of each track of ``kind``; ``labels`` are in addition to `DEPLOYMENT_LABELS`.
 
     Prometheus appends ``_total`` to the name of a counter.
     """
@@ -24,30 +24,21 @@ class Family:
     kind: str
     field: str
     labels: tuple[str, ...]
-    unit: float = 1.0
     is_gauge: bool = False
 
 
-NANOSECOND = 1e-9
-STAGE, LINK = ("stage",), ("stage", "peer", "tensor")
+STAGE, PAIR, LINK = ("stage",), ("stage", "peer"), ("stage", "peer", "tensor")
 FAMILIES = (
     Family("tvm_split_stage_micro_batches", "Micro-batches that a stage has computed.", COMPUTE, "events", STAGE),
-    Family("tvm_split_stage_compute_seconds", "Seconds of computing.", COMPUTE, "nanoseconds", STAGE, NANOSECOND),
+    Family("tvm_split_stage_compute_seconds", "Seconds of computing.", COMPUTE, "seconds", STAGE),
+    Family("tvm_split_stage_wait_seconds", "Seconds idle until an input of the stage arrived.", WAIT, "seconds", PAIR),
     Family(
-        "tvm_split_stage_wait_seconds", "Seconds idle until an input of the stage arrived.", WAIT, "nanoseconds",
-        ("stage", "peer"), NANOSECOND,
-    ),
-    Family(
-        "tvm_split_stage_block_seconds", "Seconds idle until an output of the stage had room.", BLOCK, "nanoseconds",
-        ("stage", "peer"), NANOSECOND,
+        "tvm_split_stage_block_seconds", "Seconds idle until an output of the stage had room.", BLOCK, "seconds", PAIR
     ),
     Family("tvm_split_link_sent_bytes", "Encoded bytes sent to the peer.", SEND, "size_bytes", LINK),
     Family("tvm_split_link_received_bytes", "Encoded bytes received from the peer.", RECEIVE, "size_bytes", LINK),
-    Family("tvm_split_link_send_seconds", "Seconds in which a tensor was sent.", SEND, "nanoseconds", LINK, NANOSECOND),
-    Family(
-        "tvm_split_link_receive_seconds", "Seconds in which a tensor was received.", RECEIVE, "nanoseconds", LINK,
-        NANOSECOND,
-    ),
+    Family("tvm_split_link_send_seconds", "Seconds in which a tensor was sent.", SEND, "seconds", LINK),
+    Family("tvm_split_link_receive_seconds", "Seconds in which a tensor was received.", RECEIVE, "seconds", LINK),
     Family("tvm_split_link_transfers", "Tensors sent to the peer.", SEND, "events", LINK),
     Family(
         "tvm_split_link_under_way", "Sent micro-batches without a credit, after the latest.", SEND, "value", LINK,
@@ -58,10 +49,7 @@ FAMILIES = (
         is_gauge=True,
     ),
     Family("tvm_split_results", "Results that the client has got.", FLIGHT, "events", ()),
-    Family(
-        "tvm_split_flight_seconds", "Seconds from input to result, summed over results.", FLIGHT, "nanoseconds", (),
-        NANOSECOND,
-    ),
+    Family("tvm_split_flight_seconds", "Seconds from input to result, summed over results.", FLIGHT, "seconds", ()),
 )  # fmt: skip
 """All metrics of tracks. The documentation lists them."""
 
@@ -90,5 +78,5 @@ def _values(family: Family, tracks: Iterable[Track]) -> Mapping[tuple[str, ...],
     for track in tracks:
         if track.kind == family.kind:
             labels = tuple(getattr(track, label) for label in family.labels)
-            values[labels] = values.get(labels, 0.0) + getattr(track, family.field) * family.unit
+            values[labels] = values.get(labels, 0.0) + getattr(track, family.field)
     return values

@@ -148,11 +148,12 @@ def depths(route: Route) -> tuple[int, int]:
 
 @dataclass
 class SendQueue:
-    """Queued micro-batches of one tensor, as (sequence number, value)."""
+    """Micro-batches of one tensor: those queued, as (sequence number, value), and the numbers of those being sent."""
 
     route: Route
     window: SendWindow
     items: deque[tuple[int, Any]] = field(default_factory=deque)
+    sending: deque[int] = field(default_factory=deque)
 
 
 class SendItem(NamedTuple):
@@ -178,7 +179,8 @@ class Outbox:
 
     def has_room(self, tensor: str) -> bool:
         """Return whether the queue of a tensor has room for one more micro-batch."""
-        return len(self._by_name[tensor].items) < OUTBOX
+        queue = self._by_name[tensor]
+        return len(queue.items) + len(queue.sending) < OUTBOX
 
     def put(self, tensor: str, sequence: int, value: Any) -> None:
         queue = self._by_name[tensor]
@@ -186,7 +188,7 @@ class Outbox:
         self.queued[queue.route.index] = queue
 
     def next(self, now: int) -> SendItem | None:
-        """Return the micro-batch to send now, or None; keep it queued until `sent`. Mark tensors that lack a credit."""
+        """Return the micro-batch to send now, or None; it takes room until `sent`. Mark tensors that lack a credit."""
         chosen: SendQueue | None = None
         for queue in self.queued.values():
             if not queue.window.may_start:
@@ -195,15 +197,15 @@ class Outbox:
                 chosen = queue
         if chosen is None:
             return None
-        sequence, value = chosen.items[0]
+        sequence, value = chosen.items.popleft()
+        chosen.sending.append(sequence)
+        if not chosen.items:
+            del self.queued[chosen.route.index]
         return SendItem(chosen.route.index, sequence, value, chosen.window.start(now))
 
     def sent(self, tensor_index: int) -> None:
-        """Remove the tensor's oldest micro-batch, which was sent."""
-        queue = self._by_index[tensor_index]
-        queue.items.popleft()
-        if not queue.items:
-            del self.queued[tensor_index]
+        """Give back the room of the tensor's oldest micro-batch, which was sent."""
+        self._by_index[tensor_index].sending.popleft()
 
     def clear(self) -> None:
         for queue in self._by_name.values():

@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from rpc_runtime.errors import ProtocolError, WorkerUnavailableError
 from rpc_runtime.program.codecs import CODECS, Codec
 from rpc_runtime.program.routes import CLIENT, Route, require_available
-from rpc_runtime.program.specs import Bytes, TensorSpec
+from rpc_runtime.program.specs import TensorSpec
 from rpc_runtime.sleeper import Due, Sleeper, do_due
 from rpc_runtime.transports.carrier import Carrier, MakeSlot, Slot
 from rpc_runtime.transports.credits import ReceiveWindow, SendWindow
 from rpc_runtime.transports.liveness import LinkTimeouts, Liveness
-from rpc_runtime.wire.framing import Frame, FrameKind, control_frame
+from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, joined
 
 Window = TypeVar("Window", SendWindow, ReceiveWindow)
 
@@ -127,7 +127,7 @@ class LinkEnd(ABC):
         self.routes = tuple(routes)
         self.timeouts = timeouts
         self.owner = owner
-        self._make_slot = make_slot
+        self.make_slot = make_slot
         self._lock = owner.lock
         self._due: Due = Due()
         self._sender = Sleeper(self._due)
@@ -142,10 +142,6 @@ class LinkEnd(ABC):
         self._may_send = True
         """Whether there may be a message that `drain` has not looked for."""
         self._carrier_frames: list[bytes] = []
-
-    def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
-        """Return a slot of this end over memory that both ends share."""
-        return self._make_slot(tensor, memory)
 
     def send_now(self, frame: bytes) -> None:
         """Send a frame of the carrier itself, before all other messages."""
@@ -176,8 +172,10 @@ class LinkEnd(ABC):
         self._carrier = carrier
         carrier.wake()
 
-    def frames(self) -> Iterator[bytes]:
+    def frames(self, *, are_joined: bool = False) -> Iterator[bytes]:
         """Yield the frames to send, heartbeats included, until the link is closed. Blocks; only one thread may call it.
+
+        With ``are_joined``, several small frames may come as one, if tensors are sent in frames.
 
         Raises:
             WorkerUnavailableError: nothing was received from the other end for too long.
@@ -196,7 +194,7 @@ class LinkEnd(ABC):
                     continue
                 self.require_life(begin)
                 message = Message((HEARTBEAT,))
-            yield from message.frames
+            yield from joined(message.frames) if are_joined and not self._has_slots else message.frames
             with self._lock:
                 if self._closed:
                     return

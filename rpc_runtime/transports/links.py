@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,13 @@ import numpy as np
 from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.events import RECEIVE, SEND, now
 from rpc_runtime.program.routes import Route
-from rpc_runtime.program.specs import Bytes, TensorSpec
+from rpc_runtime.program.specs import Bytes
 from rpc_runtime.transports.carrier import MakeSlot, Slot
 from rpc_runtime.transports.credits import Grants, Outbox, ReceiveWindow, SendItem, SendWindow
 from rpc_runtime.transports.link_end import LinkEnd, LinkOwner, LinkTensor, Message
 from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, LinkTimeouts
 from rpc_runtime.wire.framing import (
+    JOINED_BYTES,
     Frame,
     FrameFlag,
     FrameKind,
@@ -72,7 +74,7 @@ class OutgoingLink(LinkEnd):
         return self._outbox.has_room(tensor)
 
     def put_locked(self, tensor: str, sequence: int, value: Any) -> None:
-        """Queue a tensor, whose content must not change afterwards. Requires room; the caller then calls ``flush``."""
+        """Queue a tensor, which must not change until it is sent. Requires room; the caller then calls ``flush``."""
         self._outbox.put(tensor, sequence, value)
         self._wake_locked()
 
@@ -80,17 +82,23 @@ class OutgoingLink(LinkEnd):
         if not self._outbox.queued:
             return None
         start = now()
-        item = self._outbox.next(start)
-        if item is None:
+        items: list[SendItem] = []
+        size = 0
+        while size < JOINED_BYTES and (item := self._outbox.next(start)) is not None:
+            items.append(item)
+            size += JOINED_BYTES if self._has_slots else self._tensors[item.tensor_index].route.tensor.size_bytes
+        if not items:
             return None
+        frames = chain.from_iterable([self._frames_of(item) for item in items])
+        return Message(frames, partial(self._sent_locked, items, start))
+
+    def _frames_of(self, item: SendItem) -> Iterator[bytes]:
         sending = self._tensors[item.tensor_index]
-        if sending.slots:
-            index, sending.sent_bytes = sending.free.pop(0), sending.route.tensor.size_bytes
-            header = shared_tensor_frame(item.tensor_index, item.sequence, index, sending.sent_bytes)
-            frames = sending.slots[index].send(item.value, header)
-        else:
-            frames = self._tensor_frames(sending, item)
-        return Message(frames, partial(self._sent_locked, sending, item.sequence, start))
+        if not sending.slots:
+            return self._tensor_frames(sending, item)
+        index, sending.sent_bytes = sending.free.pop(0), sending.route.tensor.size_bytes
+        header = shared_tensor_frame(item.tensor_index, item.sequence, index, sending.sent_bytes)
+        return sending.slots[index].send(item.value, header)
 
     def _tensor_frames(self, sending: _Sending, item: SendItem) -> Iterator[bytes]:
         data = sending.codec.to_wire(self._as_bytes(item.value))
@@ -100,10 +108,12 @@ class OutgoingLink(LinkEnd):
             yield frame  # the next frame is requested after the network has taken this one
             self.owner.moved()
 
-    def _sent_locked(self, sending: _Sending, sequence: int, start: int) -> None:
-        under_way = sending.window.started - sending.window.credited
-        self.owner.transferred(SEND, sending.route, sequence, start, now(), sending.sent_bytes, under_way)
-        self._outbox.sent(sending.route.index)
+    def _sent_locked(self, items: Sequence[SendItem], start: int) -> None:
+        for item in items:
+            sending = self._tensors[item.tensor_index]
+            under_way = sending.window.started - sending.window.credited
+            self.owner.transferred(SEND, sending.route, item.sequence, start, now(), sending.sent_bytes, under_way)
+            self._outbox.sent(item.tensor_index)
         self.owner.room_locked()
 
     def receive(self, frame: Frame) -> None:
@@ -130,6 +140,7 @@ class OutgoingLink(LinkEnd):
             window.credit(frame.sequence, depth, now())
             self._wake_locked()
         self.flush()
+        self.owner.wake()
 
     def close_locked(self) -> None:
         self._outbox.clear()
@@ -163,7 +174,8 @@ class _Arriving:
 class IncomingLink(LinkEnd):
     """The receiving end of a link, which delivers each complete tensor to its owner.
 
-    A credit is granted when the owner releases the tensor; with ``reuse``, its memory is then reused.
+    A credit is granted when the owner releases the tensor; with ``reuse``, its memory is then reused. Else values are
+    arrays.
     """
 
     receives = True
@@ -184,9 +196,6 @@ class IncomingLink(LinkEnd):
         }
         self._reuse = reuse
         self._current: _Arriving | None = None
-
-    def slot_over(self, tensor: TensorSpec, memory: Bytes) -> Slot:
-        return super().slot_over(tensor, memory) if self._reuse else Slot(memory, None)
 
     def receive(self, frame: Frame) -> None:
         """Handle a frame: a tensor, a part of one, the header of one in a shared slot, or a heartbeat."""
@@ -210,13 +219,10 @@ class IncomingLink(LinkEnd):
                 raise ProtocolError(f"tensor {name!r} came in slot {index}, which is not free")
             receiving.free.remove(index)
             slot = receiving.slots[index]
-        tensor = receiving.route.tensor
-        sequence = self._sequence_of(receiving, frame, index, tensor.size_bytes)
+        sequence = self._sequence_of(receiving, frame, index, receiving.route.tensor.size_bytes)
         slot.wait()
         if not self._reuse:
-            copied = self._make_slot(tensor)
-            copied.data[:] = slot.data
-            slot = copied
+            slot = Slot(slot.data, slot.value.copy())
         self.owner.moved()
         self._complete(receiving, frame, sequence, slot, index, start)
 
@@ -247,7 +253,7 @@ class IncomingLink(LinkEnd):
                 return None
             receiving = self._count_in_locked(frame)
             slot = receiving.buffers.pop() if receiving.buffers else None
-        slot = slot or self._make_slot(receiving.route.tensor)
+        slot = slot or self.make_slot(receiving.route.tensor)
         whole = receiving.route.tensor.size_bytes
         if 0 < frame.total < whole:  # encoded
             return _Arriving(receiving, slot, start, frame.total, np.empty(frame.total, np.uint8))

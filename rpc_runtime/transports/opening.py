@@ -21,6 +21,7 @@ import enum
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import grpc
 
@@ -33,7 +34,7 @@ from rpc_runtime.transports.stream import Stream
 from rpc_runtime.transports.transport import FALLBACK, TRANSPORTS, Opening, offered, transport_named
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import HELLO_KEY, LINK_PATH, WorkerEndpoint, error_of, explained, open_channel
-from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, decode, error_frame, error_text, parsed
+from rpc_runtime.wire.framing import Frame, FrameKind, control_frame, error_frame, error_text, frames_of, parsed
 from rpc_runtime.wire.security import Token
 
 logger = logging.getLogger(__name__)
@@ -179,7 +180,8 @@ class LinkCall:
         error: TvmSplitError
         try:
             for message in self._call:
-                self._take(decode(message))
+                for frame in frames_of(message):
+                    self._take(frame)
             error = WorkerUnavailableError(f"{self._endpoint} ended a data stream")
         except grpc.RpcError as status:
             error = error_of(status, self._endpoint)
@@ -324,7 +326,7 @@ class LinkAnswer:
     def _read(self, requests: Iterator[bytes]) -> None:
         error: Exception | None = None
         try:
-            for frame in map(decode, requests):
+            for frame in chain.from_iterable(map(frames_of, requests)):
                 if self._progress.state is State.OFFERED:
                     self._choose(frame)
                 else:

@@ -185,7 +185,7 @@ class SharedMemoryCarrier(Carrier):
         self._thread: threading.Thread | None = None
 
     def slots(self, route: Route) -> Sequence[Slot]:
-        return [self._link.slot_over(route.tensor, memory) for memory in self._memory[route.index]]
+        return [self._link.make_slot(route.tensor, memory) for memory in self._memory[route.index]]
 
     def start(self, on_end: OnEnd) -> None:
         self._on_end = on_end

@@ -48,7 +48,7 @@ class Stream(Carrier):
         """
         self._settled.wait()
         if self._take is not None:
-            yield from self._link.frames()
+            yield from self._link.frames(are_joined=True)
         else:
             self._over.wait()
 

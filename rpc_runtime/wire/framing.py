@@ -1,4 +1,4 @@
-"""The frame format of data streams: a gRPC message of raw bytes with a fixed little-endian header and a payload.
+"""The frame format of data streams: raw bytes with a fixed little-endian header and a payload.
 
 =========  =========  ==============================================================================================
 field      bytes      meaning
@@ -16,12 +16,14 @@ total      8          size of the whole encoded tensor, in bytes
 
 A tensor larger than ``CHUNK_BYTES`` is sent as several frames of that size and one with the rest, in order. They are
 not interleaved with other tensors of the same stream. Smaller frames are refused, so that a peer cannot keep a link
-busy byte by byte. All input is untrusted: an invalid frame raises :class:`ProtocolError`.
+busy byte by byte. A gRPC message holds one frame, or several small ones. All input is untrusted: an invalid frame
+raises :class:`ProtocolError`.
 """
 
 import enum
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -30,11 +32,13 @@ from rpc_runtime.errors import ProtocolError
 from rpc_runtime.program.specs import Bytes
 from rpc_runtime.wire.text import AnyMessage, clean_message, cleaned
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 MAGIC = b"TVMS"
 HEADER = struct.Struct("<4sBBHIIQQQ")
 CHUNK_BYTES = 1 << 20
 """Payload of a full frame: below 256 KiB the cost of a gRPC message dominates, above some MiB copies do not overlap."""
+JOINED_BYTES = 64 << 10
+"""Frames up to this size are sent together if several wait: a message costs more than their copy."""
 MAXIMUM_TEXT_BYTES = 4096
 
 
@@ -145,6 +149,30 @@ def tensor_frames(tensor: int, sequence: int, data: Bytes, flags: FrameFlag = Fr
 def shared_tensor_frame(tensor: int, sequence: int, slot: int, total: int) -> bytes:
     """Return the frame that announces a tensor in shared memory, in the slot with the number ``slot``."""
     return HEADER.pack(MAGIC, PROTOCOL_VERSION, FrameKind.TENSOR, FrameFlag.SHARED, tensor, 0, sequence, slot, total)
+
+
+def joined(frames: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the frames in order, successive small ones together in one message."""
+    for is_small, group in groupby(frames, lambda frame: len(frame) <= JOINED_BYTES):
+        if is_small:
+            yield b"".join(group)
+        else:
+            yield from group
+
+
+def frames_of(message: bytes | memoryview) -> Iterator[Frame]:
+    """Yield the frames in a message; raises as `decode`."""
+    rest = memoryview(message)
+    while True:
+        size = len(rest)
+        if size > HEADER.size:
+            _, _, kind, flags, *_, offset, total = HEADER.unpack_from(rest)
+            payload = min(CHUNK_BYTES, total - offset) if kind == FrameKind.TENSOR else total
+            size = min(size, HEADER.size + (0 if flags == FrameFlag.SHARED else max(0, payload)))
+        yield decode(rest[:size])
+        rest = rest[size:]
+        if not rest:
+            return
 
 
 def decode(message: bytes | memoryview) -> Frame:

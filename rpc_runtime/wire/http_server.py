@@ -14,7 +14,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from rpc_runtime.errors import WorkerError
-from rpc_runtime.processes import Closing
+from rpc_runtime.processes import Closing, ending_after
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.security import TlsFiles
 
@@ -68,20 +68,16 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        # The timeout of a read begins anew with each byte.
-        deadline = threading.Timer(DEADLINE_SECONDS, _shut, (request,))
-        deadline.daemon = True
-        deadline.start()
         try:
-            if self._tls is not None:
-                request.settimeout(CALL_SECONDS)
-                request = self._tls.wrap_socket(request, server_side=True)
-            super().process_request_thread(request, client_address)
+            with ending_after(DEADLINE_SECONDS, _shut, request):  # the timeout of a read begins anew with each byte
+                if self._tls is not None:
+                    request.settimeout(CALL_SECONDS)
+                    request = self._tls.wrap_socket(request, server_side=True)
+                super().process_request_thread(request, client_address)
         except OSError as error:
             logger.debug("an HTTP caller has gone: %s", error)
             self.shutdown_request(request)
         finally:
-            deadline.cancel()
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -95,13 +95,8 @@ def _fields(kind: Any) -> tuple[tuple[str, Any, Any], ...]:
     fields = []
     for name, hint in get_type_hints(kind).items():
         item_kind = (*get_args(hint), hint)[0]
-        fields.append(
-            (
-                name,
-                get_origin(hint),
-                item_kind if is_dataclass(item_kind) or isinstance(item_kind, enum.EnumType) else None,
-            )
-        )
+        is_nested = is_dataclass(item_kind) or isinstance(item_kind, enum.EnumType)
+        fields.append((name, get_origin(hint), item_kind if is_nested else None))
     return tuple(fields)
 
 

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -22,6 +22,7 @@ from grpc_health.v1.health import SERVICE_NAME, HealthServicer
 from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.processes import ending_after
 from rpc_runtime.wire import worker_pb2
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import LINK_PATH, SERVER_OPTIONS, TOKEN_REFUSED, open_channel, status_of
@@ -72,6 +73,7 @@ class CallQuota:
             self._free.release()
 
 
+@dataclass(frozen=True)
 class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     """Refuses calls without the token; runs the others within the quota of their method's path.
 
@@ -79,22 +81,19 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     needs neither. Without a ``token``, all callers are let in. This project's errors become gRPC statuses.
     """
 
-    def __init__(
-        self, quotas: Mapping[str, CallQuota], token: Token | None, knows_link: Callable[[Metadata], bool]
-    ) -> None:
-        self._quotas = quotas
-        self._token = token
-        self._knows_link = knows_link
+    quotas: Mapping[str, CallQuota]
+    token: Token | None
+    knows_link: Callable[[Metadata], bool]
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         """Return the method's handler, or one that refuses the call; None for an unknown method."""
         path, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        quota = self._quotas.get(path)
-        is_open = self._token is None or (quota is not None and quota.is_open)
-        if not is_open and not self._token.shown_in(metadata):  # type: ignore[union-attr]
+        quota = self.quotas.get(path)
+        is_open = self.token is None or (quota is not None and quota.is_open)
+        if not is_open and not self.token.shown_in(metadata):  # type: ignore[union-attr]
             if path != LINK_PATH:
                 return _refusal(TOKEN_REFUSED)
-            if not self._knows_link(metadata):
+            if not self.knows_link(metadata):
                 return _refusal("no deployment here has a link with the secret that was shown; it may have ended")
         handler = None if quota is None else continuation(handler_call_details)
         return None if quota is None or handler is None else _guarded(handler, quota)
@@ -180,7 +179,7 @@ def _guarded(handler: Any, quota: CallQuota) -> Any:
     def answer(messages: Iterator[bytes], context: Any) -> Iterator[Any]:
         with _as_status(context), quota.one():
             if not handler.request_streaming:
-                with _soon(context) if quota.is_open else contextlib.nullcontext():
+                with ending_after(OPEN_SECONDS, context.cancel) if quota.is_open else contextlib.nullcontext():
                     request = _parsed(_only(messages), parse)
             elif parse is None:  # data streams get gRPC's own iterator
                 request = messages
@@ -204,18 +203,6 @@ def _parsed(message: bytes, parse: Callable[[bytes], Any]) -> Any:
         return parse(message)
     except DecodeError as error:
         raise ProtocolError(f"a request that cannot be parsed: {error}") from error
-
-
-@contextlib.contextmanager
-def _soon(context: Any) -> Iterator[None]:
-    """Cancel the call if the body takes longer than `OPEN_SECONDS`, since gRPC's iterator has no timeout."""
-    timer = threading.Timer(OPEN_SECONDS, context.cancel)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 @contextlib.contextmanager

@@ -73,14 +73,6 @@ def _add_bus(device: pb.CudaDevice) -> None:
         logger.warning("the GPU's bus cannot be measured: %s", error)
 
 
-def _cuda_devices_now() -> list[pb.CudaDevice]:
-    """Return the GPUs, with the free memory of the first one, which stages run on."""
-    devices = deepcopy(list(_cuda_devices()))
-    if devices:
-        devices[0].memory_free_bytes = free_device_bytes()
-    return devices
-
-
 @cache
 def _version(package: str) -> str:
     try:
@@ -99,7 +91,9 @@ def describe(
     machine: str, threads: int, secure: bool, deployments: list[pb.HeldDeployment], cache: Path
 ) -> pb.DescribeReply:
     """Return the reply to Describe; ``cache`` is the folder of the worker's blobs."""
-    cores = own_cores()
+    cores, devices = own_cores(), deepcopy(list(_cuda_devices()))
+    if devices:  # stages run on the first one
+        devices[0].memory_free_bytes = free_device_bytes()
     return pb.DescribeReply(
         protocol_version=PROTOCOL_VERSION,
         machine=machine,
@@ -116,7 +110,7 @@ def describe(
         tvm_version=_version("apache-tvm"),
         tvm_ffi_version=_version("apache-tvm-ffi"),
         numpy_version=_version("numpy"),
-        cuda_devices=_cuda_devices_now(),
+        cuda_devices=devices,
         cuda=_cuda(),
         secure=secure,
         deployments=deployments,

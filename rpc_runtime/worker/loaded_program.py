@@ -12,7 +12,6 @@ from queue import Empty, SimpleQueue
 
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
 from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingOwner, overlapping_transfers
 from rpc_runtime.execution.executor import StageExecutor
 from rpc_runtime.execution.kernel_timer import KernelTimer
@@ -41,7 +40,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.messages import checked_about, hello_of
 from rpc_runtime.wire.text import MAXIMUM_LETTERS
 from rpc_runtime.worker.library_trials import LibraryTrials
-from rpc_runtime.worker.memory import require_room, trim_heap
+from rpc_runtime.worker.memory import free_on_device, require_room, trim_heap
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +151,7 @@ class LoadedProgram:
         deadline = time.monotonic() + seconds
         self.pin(blob for stage in program.stages for blob in stage.blobs)
         lacking = replace(program, stages=tuple(map(self._cache.missing, program.stages)))
-        require_room(lacking, available_memory_bytes(), _free_on_device(program))
+        require_room(lacking, available_memory_bytes(), free_on_device(program))
         stages: list[LoadedStage] = []
         transfers = overlapping_transfers(program.stages)
         overlap = () if transfers is None else (transfers.begin, transfers.end)
@@ -415,9 +414,3 @@ class LoadedProgram:
             raise WorkerError(f"deployment {self.identifier[:8]} is closed")
         if self._failure is not None:
             raise WorkerError(f"deployment {self.identifier[:8]} has failed: {self._failure.message}")
-
-
-def _free_on_device(program: MachineProgram) -> int:
-    """Return the free memory of the GPU in bytes; 0 if it is not known, or no stage uses a GPU."""
-    is_taken = any(stage.device != "cpu" for stage in program.stages)
-    return free_device_bytes() if is_taken and not load_cuda() else 0

@@ -5,6 +5,7 @@ import ctypes
 import heapq
 
 from rpc_runtime.errors import WorkerError
+from rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
 from rpc_runtime.program.routes import MachineProgram
 from rpc_runtime.program.specs import weight_bytes
 
@@ -43,6 +44,12 @@ def require_room(program: MachineProgram, host_bytes: int, device_bytes: int) ->
                 f"stages ({', '.join(stage.name for stage in stages)}){listed}, and has {free / 1e9:.1f} GB free. Move "
                 "layers to another machine"
             )
+
+
+def free_on_device(program: MachineProgram) -> int:
+    """Return the free memory of the GPU in bytes; 0 if it is not known, or no stage uses a GPU."""
+    is_taken = any(stage.device != "cpu" for stage in program.stages)
+    return free_device_bytes() if is_taken and not load_cuda() else 0
 
 
 def keep_heap() -> None:

@@ -37,27 +37,18 @@ def load_runtime() -> None:
             raise ModuleNotFoundError(f"there is no module {name!r}", name=name)
         sys.modules[name] = module_from_spec(spec)
     sys.modules["tvm.runtime.disco"] = None  # type: ignore[assignment]
-    sys.modules["tvm.runtime.script_printer"] = _without_printer()
+    # TVM's script printer prints only compiler objects, but classes inherit from it.
+    printer = sys.modules["tvm.runtime.script_printer"] = ModuleType("tvm.runtime.script_printer")
+    printer.Scriptable = object  # type: ignore[attr-defined]
     import_module("tvm.base")
     import_module("tvm.error")
     runtime = import_module("tvm.runtime")
     for name in FROM_RUNTIME:
         setattr(sys.modules["tvm"], name, getattr(runtime, name))
     import_module("tvm.runtime.vm")
-    _load_extra()
-    load_cuda()
-
-
-def _load_extra() -> None:
-    """Load a separate TVM library with functions that kernels call (sorting) and tuners use (random numbers)."""
     from tvm.libinfo import package_lib_paths
     from tvm_ffi.libinfo import load_lib_ctypes
 
+    # A separate library with functions that kernels call (sorting) and tuners use (random numbers).
     load_lib_ctypes("tvm", EXTRA_LIBRARY, "RTLD_GLOBAL", extra_lib_paths=package_lib_paths())
-
-
-def _without_printer() -> ModuleType:
-    """Return a replacement for TVM's script printer: it prints only compiler objects, but classes inherit from it."""
-    module = ModuleType("tvm.runtime.script_printer")
-    module.Scriptable = object  # type: ignore[attr-defined]
-    return module
+    load_cuda()

@@ -66,15 +66,11 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
 
     def deployments(self) -> list[pb.HeldDeployment]:
         """Return the deployments on this worker, the oldest first."""
-        with self._lock:
-            programs = list(self._programs.values())
-        return [program.description() for program in programs]
+        return [program.description() for program in tuple(self._programs.values())]
 
     def measured(self) -> Iterator[Measured]:
         """Yield the tracks of each deployment whose stages are loaded."""
-        with self._lock:
-            programs = list(self._programs.values())
-        for program in programs:
+        for program in tuple(self._programs.values()):
             if (measured := program.measured()) is not None:
                 yield measured
 

@@ -208,15 +208,15 @@ def _seconds_in(options: list[str]) -> float | None:
 def _serve(connection: socket.socket, folder: Path) -> int:
     """Serve a session in the child process; return its exit code."""
     os.chdir(folder)
-    _provide_files(folder)
+    _provide_functions(folder)
     import tvm_ffi
 
     tvm_ffi.get_global_func("rpc.ServerLoop")(connection.fileno())
     return 0
 
 
-def _provide_files(folder: Path) -> None:
-    """Register the functions that TVM's server needs: the path of an uploaded file, and loading it."""
+def _provide_functions(folder: Path) -> None:
+    """Register the functions that TVM's server needs, the path of an uploaded file and loading it, and our own."""
     import tvm
     import tvm_ffi
 
@@ -228,13 +228,7 @@ def _provide_files(folder: Path) -> None:
 
     tvm_ffi.register_global_func("tvm.rpc.server.workpath", path_of, override=True)
     tvm_ffi.register_global_func("tvm.rpc.server.load_module", load, override=True)
-    register_tuning_functions()
-
-
-def register_tuning_functions() -> None:
-    """Register the functions that `schedules.tuning.devices` calls by name through TVM's RPC."""
-    import tvm_ffi
-
+    # `schedules.tuning.devices` calls these by name.
     tvm_ffi.register_global_func("tvm_split.tuning.gpu", describe_gpu, override=True)
     tvm_ffi.register_global_func("tvm_split.tuning.evict", evict, override=True)
 

@@ -153,9 +153,11 @@ class _Carrier:
         data = self._plain_form(call.args[0]) if input_size is None else self._blocked_as(call.args[0], input_size)
         # With one input channel per group, the weight has no input block.
         weight_size = input_size if kernel.shape[1] != 1 or int(call.attrs.groups) == 1 else None
+        # [O, I, H, W] becomes [O/o, I/i, H, W, i, o], or without an input block [O/o, I, H, W, o].
+        weight = kernel if weight_size is None else _in_blocks(kernel, 1, weight_size)
         convolution = relax.op.nn.conv2d(
             data,
-            constant(_blocked_kernel(kernel, weight_size, size)),
+            constant(np.ascontiguousarray(_in_blocks(weight, 0, size))),
             groups=call.attrs.groups,
             data_layout="NCHW" if input_size is None else f"NCHW{input_size}c",
             kernel_layout=f"OIHW{size}o" if weight_size is None else f"OIHW{weight_size}i{size}o",
@@ -193,7 +195,7 @@ class _Carrier:
         if array is not None and len(shape) in (3, 4):
             array = array.reshape((1,) * (4 - array.ndim) + array.shape)
             if array.shape[1] == whole[1]:
-                return constant(_blocked_array(array, size))
+                return constant(np.ascontiguousarray(_in_blocks(array, 1, size)))
             return None
         return self._blocked_as(argument, size) if tuple(shape) == tuple(whole) else None
 
@@ -277,16 +279,7 @@ def _call(call: relax.Call, operands: Sequence[relax.Expr]) -> relax.Call:
     return relax.Call(call.op, list(operands), call.attrs, call.ty_args)
 
 
-def _blocked_array(array: np.ndarray, size: int) -> np.ndarray:
-    """Convert [N, C, H, W] to [N, C / size, H, W, size]."""
-    batch, channels, height, width = array.shape
-    split = array.reshape(batch, channels // size, size, height, width)
-    return np.ascontiguousarray(split.transpose(0, 1, 3, 4, 2))
-
-
-def _blocked_kernel(kernel: np.ndarray, input_size: int | None, size: int) -> np.ndarray:
-    """Convert [O, I, H, W] to [O/o, I/i, H, W, i, o], or without ``input_size`` to [O/o, I, H, W, o]."""
-    outputs, inputs, height, width = kernel.shape
-    split = kernel.reshape(outputs // size, size, inputs // (input_size or 1), input_size or 1, height, width)
-    blocked = np.ascontiguousarray(split.transpose(0, 2, 4, 5, 3, 1))
-    return blocked if input_size is not None else blocked[:, :, :, :, 0]
+def _in_blocks(array: np.ndarray, axis: int, size: int) -> np.ndarray:
+    """Divide an axis into blocks of ``size``, which become the last axis: [N, C, H, W] to [N, C / size, H, W, size]."""
+    blocks = array.reshape(*array.shape[:axis], -1, size, *array.shape[axis + 1 :])
+    return np.moveaxis(blocks, axis + 1, -1)

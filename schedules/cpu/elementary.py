@@ -11,10 +11,10 @@ of erf: 3e-7. GELU's error is at most 1e-7 more than 5e-7 of the value, with and
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import relax, te, tirx
+from tvm import relax, tirx
 from tvm.relax import BlockBuilder
 
-from schedules.relax_tools import default_legalization, operator_of
+from schedules.relax_tools import default_legalization, legalize_elements, operator_of
 
 # Outside these limits, the result's exponent is outside float32's range.
 EXP_LOWEST, EXP_HIGHEST = -87.33654, 88.72283
@@ -135,23 +135,16 @@ def legalize_function(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     dtype, name = str(call.ty.dtype), operator_of(call).rsplit(".", 1)[-1]
     if dtype not in _SUFFIXES:
         return default_legalization(builder, call)
-
-    def compute(x: te.Tensor) -> te.Tensor:
-        function = f"{name}{_SUFFIXES[dtype]}"
-        return te.compute(x.shape, lambda *index: tirx.call_pure_extern(dtype, function, x[index]), name=name)
-
-    return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
+    function = f"{name}{_SUFFIXES[dtype]}"
+    return legalize_elements(builder, name, call.args, lambda value: tirx.call_pure_extern(dtype, function, value))
 
 
 def legalize_elementary(builder: BlockBuilder, call: relax.Call) -> relax.Expr:
     """Lower one of `ELEMENTARY` elementwise; float64 and integers are left to the C library or TVM."""
     if call.op.name in ("relax.erf", "relax.tanh") and str(call.ty.dtype) == "float64":
         return legalize_function(builder, call)
-    if str(call.ty.dtype) not in ("float32", "float16", "bfloat16") or str(call.args[0].ty.dtype) != str(call.ty.dtype):
+    dtype = str(call.ty.dtype)
+    if dtype not in ("float32", "float16", "bfloat16") or str(call.args[0].ty.dtype) != dtype:
         return default_legalization(builder, call)
     function, name = ELEMENTARY[call.op.name], call.op.name.rsplit(".", 1)[-1]
-
-    def compute(x: te.Tensor) -> te.Tensor:
-        return te.compute(x.shape, lambda *index: function(x[index].astype("float32")).astype(x.dtype), name=name)
-
-    return builder.call_te(compute, call.args[0], primfunc_name_hint=name)
+    return legalize_elements(builder, name, call.args, lambda value: function(value.astype("float32")).astype(dtype))

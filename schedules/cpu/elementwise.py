@@ -12,7 +12,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV
 
 from schedules.blocks import Block, blocks_of, finished_block, inline_into_outputs, new_schedule
-from schedules.traits import Traits
+from schedules.traits import Traits, vector_width
 
 # Mapping this many elements takes 3 microseconds on one core, which is less than waking the threads.
 SMALLEST_PARALLEL = 16384
@@ -48,14 +48,6 @@ def split_vector(schedule: s_tir.Schedule, loops: list[LoopRV], traits: Traits) 
         return loops, None
     outer, lane = schedule.split(loops[-1], [None, width])
     return [*loops[:-1], outer], lane
-
-
-def vector_width(extent: int, traits: Traits) -> int | None:
-    """Return the lanes of a whole or half vector, whichever divides ``extent``; None if neither: LLVM does better."""
-    for width in (traits.lanes, traits.lanes // 2):
-        if width > 1 and extent % width == 0:
-            return width
-    return None
 
 
 def schedule_fallback(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:

@@ -17,7 +17,6 @@ import numpy as np
 from tvm import relax
 from tvm.relax.expr_functor import mutator
 
-from schedules.cpu.elementwise import vector_width
 from schedules.relax_tools import (
     CONV2D,
     TraitsMutator,
@@ -28,7 +27,7 @@ from schedules.relax_tools import (
     static_shape,
     window_of,
 )
-from schedules.traits import Traits, channel_block
+from schedules.traits import Traits, channel_block, vector_width
 
 # The time of plain loops relative to a blocked template, for equal work. Measured on one core with AVX-512: 15 GFLOP/s
 # for 3 x 3 with 4 channels per group, 2.4 for 1 x 1 with 80, where the peak is 200.

@@ -7,19 +7,20 @@ A float sum has an order, so LLVM does not vectorise it. Here each vector lane h
 ``partial[row, lane]`` over the whole vectors of a row. Then the lanes and the row's remainder are summed.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 from tvm import relax, te, tirx, topi
 from tvm.relax import BlockBuilder
 
-from schedules.relax_tools import accumulator_dtype, default_legalization, static_shape
+from schedules.relax_tools import accumulator_dtype, default_legalization, operator_of, static_shape
 from schedules.traits import Traits
 
 Reducer = Callable[..., Any]
 Element = Callable[[tuple[Any, ...], Any], Any]
+Place = Callable[..., tuple[tuple[Any, ...], Any, Any]]
+"""Maps the indices of a result to its row, its position in the row, and the index of its weights."""
 
 
 def reduce_rows(
@@ -90,42 +91,37 @@ def _standardised(x: te.Tensor, epsilon: float, traits: Traits, *, centre: bool)
     return (lambda row, k: centred(row, k) * scale[row]), dtype
 
 
-def row_norm(x: te.Tensor, *weights: te.Tensor, name: str, epsilon: float, traits: Traits) -> te.Tensor:
-    """Return the layer norm of x [..., L] with ``weights`` gamma and beta, [L]; the RMS norm if there is no beta."""
-    normal, dtype = _standardised(x, epsilon, traits, centre=len(weights) > 1)
+def _legalize(
+    builder: BlockBuilder,
+    call: relax.Call,
+    rows: tuple[int, ...],
+    weights: Sequence[relax.Expr],
+    result: tuple[int, ...],
+    place: Place,
+    traits: Traits,
+) -> relax.Expr:
+    """Lower a norm of the data in the shape ``rows`` to one in the shape ``result``; without beta it is an RMS norm."""
+    name, shape, epsilon = operator_of(call).rsplit(".", 1)[-1], static_shape(call), float(call.attrs.epsilon)
 
-    def element(*i: Any) -> Any:
-        value = normal(i[:-1], i[-1]) * weights[0][i[-1]].astype(dtype)
-        for shift in weights[1:]:
-            value = value + shift[i[-1]].astype(dtype)
-        return value.astype(x.dtype)
+    def compute(x: te.Tensor, gamma: te.Tensor, *shifts: te.Tensor) -> te.Tensor:
+        normal, dtype = _standardised(x, epsilon, traits, centre=bool(shifts))
 
-    return te.compute(x.shape, element, name=name)
+        def element(*index: Any) -> Any:
+            row, k, channel = place(*index)
+            value = normal(row, k) * gamma[channel].astype(dtype)
+            for shift in shifts:
+                value = value + shift[channel].astype(dtype)
+            return value.astype(x.dtype)
 
+        return te.compute(result, element, name=name)
 
-def group_norm(
-    x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, channels: int, epsilon: float, traits: Traits
-) -> te.Tensor:
-    """Return the group norm of x [N, G, L]: each group has ``channels`` channels of L / channels elements.
-
-    gamma and beta are [G * channels]; the result is [N, G, channels, L / channels].
-    """
-    batch, groups, extent = (int(value) for value in x.shape)
-    inner = extent // channels
-    normal, dtype = _standardised(x, epsilon, traits, centre=True)
-
-    def element(n: Any, g: Any, c: Any, i: Any) -> Any:
-        channel = g * channels + c
-        return (normal((n, g), c * inner + i) * gamma[channel].astype(dtype) + beta[channel].astype(dtype)).astype(
-            x.dtype
-        )
-
-    return te.compute((batch, groups, channels, inner), element, name="group_norm")
+    data = reshaped(builder, call.args[0], rows)
+    return reshaped(builder, builder.call_te(compute, data, *weights, primfunc_name_hint=name), shape or ())
 
 
 def legalize_rows(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
     """Lower layer or RMS norm over any number of trailing axes; other forms are left to TVM."""
-    shape, name = static_shape(call.args[0]), call.op.name.rsplit(".", 1)[-1]
+    shape = static_shape(call.args[0])
     if shape is None or not fits(shape, call):
         return default_legalization(builder, call)
     axes = sorted(int(axis) % len(shape) for axis in call.attrs.axes)
@@ -133,10 +129,9 @@ def legalize_rows(builder: BlockBuilder, call: relax.Call, traits: Traits) -> re
     if not axes or axes != list(range(first, len(shape))):
         return default_legalization(builder, call)
     extent = prod(shape[first:])
-    rows = reshaped(builder, call.args[0], (*(shape[:first] or (1,)), extent))
+    rows = (*(shape[:first] or (1,)), extent)
     weights = [reshaped(builder, weight, (extent,)) for weight in call.args[1:]]
-    compute = partial(row_norm, name=name, epsilon=float(call.attrs.epsilon), traits=traits)
-    return reshaped(builder, builder.call_te(compute, rows, *weights, primfunc_name_hint=name), shape)
+    return _legalize(builder, call, rows, weights, rows, lambda *index: (index[:-1], index[-1], index[-1]), traits)
 
 
 def legalize_groups(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
@@ -147,12 +142,14 @@ def legalize_groups(builder: BlockBuilder, call: relax.Call, traits: Traits) -> 
     axes = sorted(int(axis) % len(shape) for axis in attributes.axes)
     if int(attributes.channel_axis) % len(shape) != 1 or not axes or axes != list(range(2, len(shape))):
         return default_legalization(builder, call)
-    name = call.op.name.rsplit(".", 1)[-1]
-    groups = int(attributes.num_groups) if name == "group_norm" else shape[1]
-    channels = shape[1] // groups
-    rows = reshaped(builder, call.args[0], (shape[0], groups, channels * prod(shape[2:])))
-    compute = partial(group_norm, channels=channels, epsilon=float(attributes.epsilon), traits=traits)
-    return reshaped(builder, builder.call_te(compute, rows, *call.args[1:], primfunc_name_hint=name), shape)
+    groups = int(attributes.num_groups) if operator_of(call) == "relax.nn.group_norm" else shape[1]
+    channels, inner = shape[1] // groups, prod(shape[2:])
+
+    def place(n: Any, g: Any, c: Any, i: Any) -> tuple[tuple[Any, ...], Any, Any]:
+        return (n, g), c * inner + i, g * channels + c
+
+    rows, result = (shape[0], groups, channels * inner), (shape[0], groups, channels, inner)
+    return _legalize(builder, call, rows, call.args[1:], result, place, traits)
 
 
 def reshaped(builder: BlockBuilder, expression: relax.Expr, shape: tuple[int, ...]) -> relax.Expr:

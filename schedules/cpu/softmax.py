@@ -14,11 +14,11 @@ from tvm.relax import BlockBuilder
 
 from schedules.blocks import ANCHOR, blocks_of, new_schedule
 from schedules.cpu.elementary import exp
-from schedules.cpu.elementwise import SMALLEST_PARALLEL, vector_width
+from schedules.cpu.elementwise import SMALLEST_PARALLEL
 from schedules.cpu.normalization import fits, reduce_rows, reshaped
 from schedules.cpu.register_tile import divisors
 from schedules.relax_tools import default_legalization, static_shape
-from schedules.traits import Traits
+from schedules.traits import Traits, vector_width
 
 COLUMNS = "columns"
 KEPT_BYTES = 16 * 1024

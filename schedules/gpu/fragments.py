@@ -4,15 +4,20 @@ Fragments are 16 x 16 x 16: factors in float16 or bfloat16, stored by rows in sh
 has these instructions for float16 and many more. But it registers all of them in one import, which takes half a minute.
 """
 
-# mypy: disable-error-code="untyped-decorator"
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+from tvm import tirx
 from tvm.s_tir import TensorIntrin
-from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder, tirx as T
 
 SIZE = 16
 DTYPES = ("float16", "bfloat16")
+_TOTAL = ("wmma.accumulator", "float32")
+"""The memory and dtype of sums."""
+Emit = Callable[..., None]
+"""Emits statements on a fragment of each matrix."""
 
 
 @cache
@@ -21,153 +26,89 @@ def fragments_of(dtype: str) -> dict[str, str]:
 
     They are registered with TVM once per process.
     """
-    meanings = {
-        "load_left": _copy("shared", "wmma.matrix_a", dtype, _load),
-        "load_right": _copy("shared", "wmma.matrix_b", dtype, _load),
-        "clear": _clear(),
-        "multiply": _multiply(dtype),
-        "store": _copy("wmma.accumulator", "shared", "float32", _store),
+    left, right = ("wmma.matrix_a", dtype), ("wmma.matrix_b", dtype)
+    # Each with its matrices, the positions of those that it reads, its loops and its call; it writes the last matrix.
+    instructions: dict[str, tuple[Sequence[tuple[str, str]], Sequence[int], Emit, Emit]] = {
+        "load_left": ([("shared", dtype), left], [0], _copy, _load),
+        "load_right": ([("shared", dtype), right], [0], _copy, _load),
+        "clear": ([_TOTAL], [], _clear, _fill),
+        "multiply": ([left, right, _TOTAL], [2, 0, 1], _multiply, _add_product),
+        "store": ([_TOTAL, ("shared", "float32")], [0], _copy, _store),
     }
-    names = {kind: f"tvm_split.fragment_{kind}_{dtype}" for kind in meanings}
-    for kind, (meaning, instruction) in meanings.items():
-        TensorIntrin.register(names[kind], meaning, instruction)
+    names = {kind: f"tvm_split.fragment_{kind}_{dtype}" for kind in instructions}
+    for kind, (matrices, reads, loops, call) in instructions.items():
+        instruction = _function(matrices, reads, call, has_rows=True)
+        TensorIntrin.register(names[kind], _function(matrices, reads, loops), instruction)
     return names
 
 
-def _number(fragment: Any, row_length: Any) -> Any:
-    """Return the number of the fragment that holds a part of a matrix, whose fragments are numbered by rows."""
-    row = fragment.elem_offset // row_length // SIZE
-    column = fragment.elem_offset % row_length // SIZE
-    return row * (row_length // SIZE) + column
-
-
-def _load(source: Any, fragment: Any, source_row: Any, fragment_row: Any) -> Any:
-    return T.tvm_load_matrix_sync(
-        fragment.data, SIZE, SIZE, SIZE, _number(fragment, fragment_row),
-        source.access_ptr("r", ptr_type=str(source.dtype)), source_row, "row_major", dtype="void",
-    )  # fmt: skip
-
-
-def _store(fragment: Any, result: Any, fragment_row: Any, result_row: Any) -> Any:
-    return T.tvm_store_matrix_sync(
-        fragment.data, SIZE, SIZE, SIZE, _number(fragment, fragment_row),
-        result.access_ptr("w", ptr_type="float32"), result_row, "row_major", dtype="void",
-    )  # fmt: skip
-
-
-def _copy(source_scope: str, result_scope: str, dtype: str, call: Any) -> tuple[Any, Any]:
-    @T.prim_func(s_tir=True)
-    def meaning(source_handle: T.handle, result_handle: T.handle) -> None:
-        source = T.match_buffer(source_handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope=source_scope)
-        result = T.match_buffer(result_handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope=result_scope)
-        with T.sblock("root"):
-            T.reads(source[0:SIZE, 0:SIZE])
-            T.writes(result[0:SIZE, 0:SIZE])
-            for i, j in T.grid(SIZE, SIZE):
-                with T.sblock("copy"):
-                    row, column = T.axis.remap("SS", [i, j])
-                    result[row, column] = source[row, column]
-
-    @T.prim_func(s_tir=True)
-    def instruction(source_handle: T.handle, result_handle: T.handle) -> None:
-        source_row = T.int32()
-        source_element = T.int32()
-        result_row = T.int32()
-        result_element = T.int32()
-        source = T.match_buffer(
-            source_handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope=source_scope,
-            strides=[source_row, source_element],
-        )  # fmt: skip
-        result = T.match_buffer(
-            result_handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope=result_scope,
-            strides=[result_row, result_element],
-        )  # fmt: skip
-        with T.sblock("root"):
-            T.reads(source[0:SIZE, 0:SIZE])
-            T.writes(result[0:SIZE, 0:SIZE])
-            T.evaluate(call(source, result, source_row, result_row))
-
-    return meaning, instruction
-
-
-def _clear() -> tuple[Any, Any]:
-    @T.prim_func(s_tir=True)
-    def meaning(handle: T.handle) -> None:
-        total = T.match_buffer(handle, (SIZE, SIZE), "float32", align=64, offset_factor=SIZE, scope="wmma.accumulator")
-        with T.sblock("root"):
-            T.reads()
-            T.writes(total[0:SIZE, 0:SIZE])
-            for i, j in T.grid(SIZE, SIZE):
-                with T.sblock("clear"):
-                    row, column = T.axis.remap("SS", [i, j])
-                    total[row, column] = T.float32(0)
-
-    @T.prim_func(s_tir=True)
-    def instruction(handle: T.handle) -> None:
-        row_length = T.int32()
-        element = T.int32()
-        total = T.match_buffer(
-            handle, (SIZE, SIZE), "float32", align=64, offset_factor=SIZE, scope="wmma.accumulator",
-            strides=[row_length, element],
-        )  # fmt: skip
-        with T.sblock("root"):
-            T.reads()
-            T.writes(total[0:SIZE, 0:SIZE])
-            T.evaluate(
-                T.tvm_fill_fragment(
-                    total.data, SIZE, SIZE, SIZE, _number(total, row_length), T.float32(0), dtype="void"
-                )
+def _function(
+    matrices: Sequence[tuple[str, str]], reads: Sequence[int], emit: Emit, *, has_rows: bool = False
+) -> tirx.PrimFunc:
+    """Return the function that ``emit`` writes of one fragment of each matrix; ``has_rows``: matrices may be larger."""
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("main")
+        handles = [T.arg(f"matrix_{number}", T.handle()) for number in range(len(matrices))]
+        parts = [
+            T.match_buffer(
+                handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope=scope,
+                strides=[T.int32(), T.int32()] if has_rows else None,
             )
-
-    return meaning, instruction
-
-
-def _multiply(dtype: str) -> tuple[Any, Any]:
-    @T.prim_func(s_tir=True)
-    def meaning(left_handle: T.handle, right_handle: T.handle, total_handle: T.handle) -> None:
-        left = T.match_buffer(left_handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope="wmma.matrix_a")
-        right = T.match_buffer(right_handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope="wmma.matrix_b")
-        total = T.match_buffer(
-            total_handle, (SIZE, SIZE), "float32", align=64, offset_factor=SIZE, scope="wmma.accumulator"
-        )
+            for handle, (scope, dtype) in zip(handles, matrices, strict=True)
+        ]  # fmt: skip
         with T.sblock("root"):
-            T.reads(total[0:SIZE, 0:SIZE], left[0:SIZE, 0:SIZE], right[0:SIZE, 0:SIZE])
-            T.writes(total[0:SIZE, 0:SIZE])
-            for i, j, k in T.grid(SIZE, SIZE, SIZE):
-                with T.sblock("multiply"):
-                    row, column, step = T.axis.remap("SSR", [i, j, k])
-                    total[row, column] = total[row, column] + T.Cast("float32", left[row, step]) * T.Cast(
-                        "float32", right[step, column]
-                    )
+            T.reads(*(parts[position][0:SIZE, 0:SIZE] for position in reads))
+            T.writes(parts[-1][0:SIZE, 0:SIZE])
+            emit(*parts)
+    return builder.get()
 
-    @T.prim_func(s_tir=True)
-    def instruction(left_handle: T.handle, right_handle: T.handle, total_handle: T.handle) -> None:
-        left_row = T.int32()
-        left_element = T.int32()
-        right_row = T.int32()
-        right_element = T.int32()
-        total_row = T.int32()
-        total_element = T.int32()
-        left = T.match_buffer(
-            left_handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope="wmma.matrix_a",
-            strides=[left_row, left_element],
-        )  # fmt: skip
-        right = T.match_buffer(
-            right_handle, (SIZE, SIZE), dtype, align=64, offset_factor=SIZE, scope="wmma.matrix_b",
-            strides=[right_row, right_element],
-        )  # fmt: skip
-        total = T.match_buffer(
-            total_handle, (SIZE, SIZE), "float32", align=64, offset_factor=SIZE, scope="wmma.accumulator",
-            strides=[total_row, total_element],
-        )  # fmt: skip
-        with T.sblock("root"):
-            T.reads(total[0:SIZE, 0:SIZE], left[0:SIZE, 0:SIZE], right[0:SIZE, 0:SIZE])
-            T.writes(total[0:SIZE, 0:SIZE])
-            T.evaluate(
-                T.tvm_mma_sync(
-                    total.data, _number(total, total_row), left.data, _number(left, left_row),
-                    right.data, _number(right, right_row), total.data, _number(total, total_row), dtype="void",
-                )
-            )  # fmt: skip
 
-    return meaning, instruction
+def _copy(source: Any, result: Any) -> None:
+    with T.grid(SIZE, SIZE) as (i, j), T.sblock("copy"):
+        row, column = T.axis.remap("SS", [i, j])
+        T.buffer_store(result, source[row, column], [row, column])
+
+
+def _clear(total: Any) -> None:
+    with T.grid(SIZE, SIZE) as (i, j), T.sblock("clear"):
+        row, column = T.axis.remap("SS", [i, j])
+        T.buffer_store(total, T.float32(0), [row, column])
+
+
+def _multiply(left: Any, right: Any, total: Any) -> None:
+    with T.grid(SIZE, SIZE, SIZE) as (i, j, k), T.sblock("multiply"):
+        row, column, step = T.axis.remap("SSR", [i, j, k])
+        product = T.Cast("float32", left[row, step]) * T.Cast("float32", right[step, column])
+        T.buffer_store(total, total[row, column] + product, [row, column])
+
+
+def _fragment(part: Any) -> tuple[Any, ...]:
+    """Return the memory of a part of a matrix and the number of its fragment; fragments are numbered by rows."""
+    row_length = part.strides[0]
+    row = part.elem_offset // row_length // SIZE
+    column = part.elem_offset % row_length // SIZE
+    return part.data, row * (row_length // SIZE) + column
+
+
+def _sized(part: Any) -> tuple[Any, ...]:
+    data, number = _fragment(part)
+    return data, SIZE, SIZE, SIZE, number
+
+
+def _load(source: Any, fragment: Any) -> None:
+    pointer = source.access_ptr("r", ptr_type=str(source.dtype))
+    T.evaluate(T.tvm_load_matrix_sync(*_sized(fragment), pointer, source.strides[0], "row_major", dtype="void"))
+
+
+def _store(fragment: Any, result: Any) -> None:
+    pointer = result.access_ptr("w", ptr_type="float32")
+    T.evaluate(T.tvm_store_matrix_sync(*_sized(fragment), pointer, result.strides[0], "row_major", dtype="void"))
+
+
+def _fill(total: Any) -> None:
+    T.evaluate(T.tvm_fill_fragment(*_sized(total), T.float32(0), dtype="void"))
+
+
+def _add_product(left: Any, right: Any, total: Any) -> None:
+    sums = _fragment(total)
+    T.evaluate(T.tvm_mma_sync(*sums, *_fragment(left), *_fragment(right), *sums, dtype="void"))

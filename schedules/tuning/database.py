@@ -128,9 +128,15 @@ class DatabaseWriter(AbstractContextManager["DatabaseWriter"]):
         except OSError as error:
             raise DatabaseError(f"cannot write the tuning database {self.folder}: {error.strerror}") from error
         try:
-            self._take_lock()
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _finish_last_line(self.folder / RECORDS)
             self._records = list(_records(self.folder))
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise DatabaseError(
+                f"another process writes to the tuning database {self.folder}; wait for it, or give another folder and "
+                "merge the two afterwards"
+            ) from error
         except BaseException:
             os.close(self._lock)
             raise
@@ -180,15 +186,6 @@ class DatabaseWriter(AbstractContextManager["DatabaseWriter"]):
             raise DatabaseError(f"cannot write {path}: {error.strerror}; make room, or name another folder") from error
         self._records.append(record)
         return record
-
-    def _take_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DatabaseError(
-                f"another process writes to the tuning database {self.folder}; wait for it, or give another folder and "
-                "merge the two afterwards"
-            ) from error
 
 
 def _of(records: Sequence[Record], function: tirx.PrimFunc, target: Target) -> list[Record]:

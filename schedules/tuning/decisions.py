@@ -68,25 +68,20 @@ def propose(space: Space, history: Mapping[str, float | None], count: int, seed:
         proposed[text] = choices
         return True
 
+    def take_until(most: int, candidates: Iterator[Choices]) -> None:
+        while len(proposed) < most and (choices := next(candidates, None)) is not None:
+            take(choices)
+
     take(space.default)
     good = _best(space, history)
     neighbours = round(count * NEIGHBOUR_SHARE) if good else 0
-    for choices in _neighbours(space, good, generator):
-        if len(proposed) >= neighbours:
-            break
-        take(choices)
+    take_until(neighbours, _neighbours(space, good, generator))
     crossovers = round(count * CROSSOVER_SHARE) if len(good) > 1 else 0
-    for _ in range(crossovers * 4):
-        if len(proposed) >= neighbours + crossovers:
-            break
-        take(_crossover(good, generator))
-    for _ in range(RANDOM_ATTEMPTS * count):
-        if len(proposed) >= count:
-            break
-        take({name: generator.choice(values) for name, values in space.axes.items()})
-    if len(proposed) < count:
-        for choices in space.all_choices():  # few are left, so random picks would miss them
-            take(choices)
+    take_until(neighbours + crossovers, (_crossover(good, generator) for _ in range(crossovers * 4)))
+    axes = space.axes.items()
+    picks = ({name: generator.choice(values) for name, values in axes} for _ in range(RANDOM_ATTEMPTS * count))
+    take_until(count, picks)
+    take_until(count, space.all_choices())  # few are left, so random picks would miss them
     return list(proposed.values())
 
 

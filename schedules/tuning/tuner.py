@@ -15,13 +15,7 @@ from tvm.target import Target
 
 from schedules import machine_of
 from schedules.blocks import last_line
-from schedules.template import (
-    Choices,
-    Space,
-    Template,
-    choices_from,
-    text_of,
-)
+from schedules.template import Choices, Space, Template, choices_from, text_of
 from schedules.tuning.database import DatabaseWriter, Record, TuningDatabase
 from schedules.tuning.decisions import ROUNDS, divide_trials, judge, propose
 from schedules.tuning.measuring import MAIN, Built, Measurer

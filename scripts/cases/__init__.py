@@ -1,25 +1,11 @@
-"""The benchmarks by name. A case's module defines ``CASE``, and is imported when the case is requested."""
+"""The benchmarks by name, which are this folder's modules; each says what it measures, and defines ``CASE``."""
 
 from importlib import import_module
+from pathlib import Path
 
 from scripts.harness import Case
 
-CASES = (
-    "kernels",
-    "sources",
-    "first",
-    "streams",
-    "shards",
-    "links",
-    "plans",
-    "planner",
-    "unequal",
-    "shaped",
-    "simulation",
-    "gpu",
-    "observing",
-    "overhead",
-)
+CASES = sorted(path.stem for path in Path(__file__).parent.glob("[!_]*.py"))
 
 
 def case_named(name: str) -> Case:

@@ -58,7 +58,6 @@ def sides(name: str, way: str, setup: Setup) -> Sequence[Side]:
 
 
 CASE = Case(
-    doc="Seconds from `compile_and_deploy` to the first result, in a process with empty caches, then in another one.",
     subjects={f"{name}, {way}": partial(sides, name, way) for way, networks in WAYS.items() for name in networks},
     rounds=3,
 )

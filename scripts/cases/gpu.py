@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import pairwise, permutations
 from typing import Any
 
 import torch
@@ -67,73 +68,63 @@ def workers_of(names: Sequence[str], target: str, threads: int) -> Iterator[tupl
 
 
 @contextmanager
-def on_device(name: str, dtype: str, batch: int, target: str, threads: int, **sizes: int) -> Iterator[Prepared]:
-    """Run a network as one stage on the device; the difference is relative to torch in float32 on the CPU."""
+def on_machines(
+    names: Sequence[str],
+    target: str,
+    threads: int,
+    name: str = PIPELINED,
+    dtype: str = "float32",
+    batch: int = 1,
+    transport: str = "auto",
+    is_far: bool = False,
+    **sizes: int,
+) -> Iterator[Prepared]:
+    """Run a network as a stage on each machine; the difference is relative to torch in float32 on the CPU.
+
+    The share is relative to the rate of the slowest machine or link.
+    """
     module, inputs = network(name, **sizes)
     expected = torch_outputs(module, batched(inputs, batch, torch.float32))
     kind = getattr(torch, dtype)
     inputs = batched(inputs, batch, kind)
     model = tvm_split.load_model(module.to(kind), inputs, name=name)
     arrays = [tensor.numpy() for tensor in inputs]
-    with workers_of([DEVICE], target, threads) as machines:
-        cluster = tvm_split.Cluster(machines)
-        plan = tvm_split.plan(model, cluster, split={DEVICE: [model.layer_names[0]]})
-        start = time.perf_counter()
-        # No verification, which would compile the GPU's stages again for the CPU.
-        bundle = tvm_split.compile(model, plan, verify=False)
-        compile_seconds = time.perf_counter() - start
-        with tvm_split.deploy(bundle, cluster, timeout_seconds=TIMEOUT_SECONDS) as deployment:
-            off = difference(deployment.run(*arrays)[:1], expected[:1]) / LARGEST_DIFFERENCE[dtype]
-
-            def measure() -> Figures:
-                seconds = median_seconds(lambda: deployment.run(*arrays), RUNS)
-                report = tvm_split.bench(deployment, [arrays], rounds=1, micro_batches=max(8, int(1 / seconds)))
-                return {
-                    "seconds": seconds,
-                    "compute_seconds": report.machines[0].compute.measured or 0.0,
-                    "per_second": batch / (report.period.measured or float("nan")),
-                    "difference_over_limit": off,
-                }
-
-            yield Prepared(measure, {"target": plan.machines[-1].target, "compile_seconds": round(compile_seconds, 1)})
-
-
-@contextmanager
-def pipeline(
-    names: Sequence[str], transport: str, is_far: bool, target: str, threads: int, **sizes: int
-) -> Iterator[Prepared]:
-    """Run a network over two workers; the share is relative to the rate of the slowest machine or link."""
-    module, inputs = network(PIPELINED, **sizes)
-    expected, arrays = torch_outputs(module, inputs), [tensor.numpy() for tensor in inputs]
-    model = tvm_split.load_model(module, inputs, name=PIPELINED)
     with ExitStack() as until_end:
         machines = until_end.enter_context(workers_of(names, target, threads))
-        links = [] if is_far else [tvm_split.Link(names[0], names[1], transport=transport)]
-        for source, end in (machines, machines[::-1]) if is_far else ():
+        links = [] if is_far else [tvm_split.Link(*ends, transport=transport) for ends in pairwise(names)]
+        for source, end in permutations(machines, 2) if is_far else ():
             relay = until_end.enter_context(Relay(str(end.address), **LINK))
             links.append(tvm_split.Link(source.name, end.name, **LINK, address=relay.address))
         cluster = tvm_split.Cluster(machines, tuple(links))
         # Split by hand, since profiling takes minutes: 10 % keeps a CPU as busy as a GPU, otherwise halves.
         share = 0.1 if names[0] == HOST and target != CPU else 0.5
-        cut = model.layer_names[int(len(model.layer_names) * share)]
-        plan = tvm_split.plan(model, cluster, split={names[0]: [model.layer_names[0]], names[1]: [cut]})
+        firsts = model.layer_names[0], model.layer_names[int(len(model.layer_names) * share)]
+        plan = tvm_split.plan(model, cluster, split={name: [first] for name, first in zip(names, firsts, strict=False)})
+        start = time.perf_counter()
+        # No verification, which would compile the GPU's stages again for the CPU.
         bundle = tvm_split.compile(model, plan, verify=False)
+        compile_seconds = time.perf_counter() - start
         deployment = until_end.enter_context(tvm_split.deploy(bundle, cluster, timeout_seconds=TIMEOUT_SECONDS))
-        off = difference(deployment.run(*arrays), expected) / LARGEST_DIFFERENCE["float32"]
+        off = difference(deployment.run(*arrays)[:1], expected[:1]) / LARGEST_DIFFERENCE[dtype]
 
         def measure() -> Figures:
-            count = max(20, int(2 / median_seconds(lambda: deployment.run(*arrays), RUNS)))
+            seconds = median_seconds(lambda: deployment.run(*arrays), RUNS)
+            count = len(names) * max(10, int(1 / seconds))
             report = tvm_split.bench(deployment, [arrays], rounds=1, micro_batches=count)
-            busy = [machine.compute.measured or 0.0 for machine in report.machines]
-            busy += [link.seconds.measured or 0.0 for link in report.links]
-            per_second = 1 / (report.period.measured or float("nan"))
+            computing = [machine.compute.measured or 0.0 for machine in report.machines]
+            sending = [link.seconds.measured or 0.0 for link in report.links]
+            period = report.period.measured or float("nan")
             return {
-                "per_second": per_second,
-                "share_of_slowest": per_second * max(busy),
+                "seconds": seconds,
+                "compute_seconds": sum(computing),
+                "per_second": batch / period,
+                "share_of_slowest": max(*computing, *sending) / period,
                 "difference_over_limit": off,
             }
 
-        yield Prepared(measure, {"layers": {stage.machine: len(stage.layers) for stage in plan.stages}})
+        layers = {stage.machine: len(stage.layers) for stage in plan.stages}
+        facts = {"target": plan.machines[-1].target, "compile_seconds": round(compile_seconds, 1), "layers": layers}
+        yield Prepared(measure, facts)
 
 
 def device_limits(device: str) -> tuple[float, float]:
@@ -209,7 +200,7 @@ def beside_torch(name: str, dtype: str, batch: int, setup: Setup) -> Sequence[Si
     if batch > 1 and not is_gpu:
         return []
     arguments = {"name": name, "dtype": dtype, "batch": batch, **settings}
-    processes = {OURS: setup.begin(on_device, **arguments)}
+    processes = {OURS: setup.begin(on_machines, names=[DEVICE], **arguments)}
     del arguments["target"], arguments["threads"]  # torch takes all cores
     device = "cuda" if is_gpu else "cpu"
     for way in WAYS if is_gpu and dtype == "float32" else WAYS[:1]:
@@ -225,18 +216,12 @@ def piped(names: Sequence[str], transport: str, is_far: bool, setup: Setup) -> S
         return []
     if settings["target"] == CPU:
         transport = "auto"
-    return [setup.side(OURS, pipeline, names=names, transport=transport, is_far=is_far, **settings)]
-
-
-def kernels_alone(setup: Setup) -> Sequence[Side]:
-    return [setup.side(OURS, kernels, name=PIPELINED, **_settings(setup))]
+    return [setup.side(OURS, on_machines, names=names, transport=transport, is_far=is_far, **settings)]
 
 
 CASE = Case(
-    doc="Networks on a GPU: differences from torch, speed beside torch, pipelines and kernels. "
-    "--set target=llvm rehearses it on the CPU.",
     subjects={
-        f"kernels of {PIPELINED}": kernels_alone,
+        f"kernels of {PIPELINED}": lambda setup: [setup.side(OURS, kernels, name=PIPELINED, **_settings(setup))],
         f"{PIPELINED} over two machines": partial(piped, (HOST, DEVICE), "auto", False),
         f"{PIPELINED} over two machines, 1 Gbit/s and 1 ms": partial(piped, (HOST, DEVICE), "auto", True),
         **{

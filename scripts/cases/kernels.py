@@ -1,4 +1,7 @@
-"""Benchmark single inputs on one machine: this project's kernels, onnxruntime, torch and TVM's default build."""
+"""Benchmark single inputs on one machine: this project's kernels, onnxruntime, torch and TVM's default build.
+
+``--set database=FOLDER``: tuned kernels as well.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -43,8 +46,6 @@ def sides(name: str, threads: int, setup: Setup) -> Sequence[Side]:
 
 
 CASE = Case(
-    doc="Kernels of networks on one machine, one input at a time, beside onnxruntime, torch and TVM's own. "
-    "--set database=FOLDER: tuned kernels as well.",
     subjects={
         f"{name}, {threads} threads": partial(sides, name, threads)
         for threads in (2, 1)

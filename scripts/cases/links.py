@@ -2,7 +2,8 @@
 
 Latency is the time from the end of the sender's stage to the start of the receiver's, by their traces, while the sender
 computes the next tensor. Throughput is that of a stream whose stages only fill the tensor and read a little of it.
-Processor time is that of both workers for one tensor.
+Processor time is that of both workers for one tensor. Idle deployments: the cores that they use.
+``--set seconds=0.5``: of each stream.
 """
 
 import contextlib
@@ -133,7 +134,6 @@ def _sides(size_bytes: int, setup: Setup) -> list[Side]:
 
 
 CASE = Case(
-    doc="One hop between two workers by each transport; what idle deployments use. --set seconds=0.5: of each stream.",
     subjects={**{f"{size:,} bytes": partial(hops, size) for size in SIZES}, "idle": idle},
     ratios=tuple(Ratio(key, *TRANSPORTS) for key in ("latency_seconds", "bytes_per_second", "processor_seconds")),
 )

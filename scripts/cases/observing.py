@@ -2,7 +2,8 @@
 
 Everything is a trace that follows, metrics of both workers and of the client that are read every two seconds, and the
 page, read as a browser does. Each network has one deployment on two workers of one core each. Where other programs run,
-throughput says little; then the processor time of single events and polls says more.
+throughput says little; then the processor time of single events and polls says more. ``--set seconds=6``: of each
+stream.
 """
 
 import contextlib
@@ -161,8 +162,6 @@ def costs() -> Iterator[Prepared]:
 
 
 CASE = Case(
-    doc="What observing costs: a stream with a trace that follows, metrics read every 2 s and the page, beside the "
-    "same without; the processor time of events and polls. --set seconds=6: of each stream.",
     subjects={
         **{name: partial(sides, name) for name in NETWORKS},
         "costs": lambda setup: [setup.side("processor time", costs)],

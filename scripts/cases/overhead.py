@@ -2,6 +2,7 @@
 
 A long stream runs through a network that computes nearly nothing, or through a small convolutional network, whose
 recorded computing times are subtracted. A wait is a voluntary context switch of a thread: a wake-up follows.
+``--set micro-batches=2000``: of each stream.
 """
 
 import contextlib
@@ -102,8 +103,6 @@ def sides(kind: str, transport: str, workers: int, setup: Setup) -> Sequence[Sid
 
 
 CASE = Case(
-    doc="Processor time and waits per micro-batch of a stream outside of kernels, of the client and of each worker. "
-    "--set micro-batches=2000: of each stream.",
     subjects={
         f"{kind}, {transport}, {workers} workers": partial(sides, kind, transport, workers)
         for kind, transport, workers in itertools.product([*SIZES, CONVOLUTIONS], TRANSPORTS, WORKERS)

@@ -1,4 +1,7 @@
-"""Benchmark the planner alone: `tvm-split solve` on 77 synthetic problems of 8 to 1,024 machines."""
+"""Benchmark the planner alone: `tvm-split solve` on 77 synthetic problems of 8 to 1,024 machines.
+
+Measured are quality, gap to the bound, time and memory. ``--set seconds=10``: the time limit of each search.
+"""
 
 import json
 import os
@@ -89,8 +92,6 @@ def sides(machines: int, variant: str, setup: Setup) -> Sequence[Side]:
 
 
 CASE = Case(
-    doc="The planner alone on 77 made-up problems: quality, gap to the bound, time and memory. "
-    "--set seconds=10: the time limit of each search.",
     subjects={
         f"{variant}, {machines} machines": partial(sides, machines, variant)
         for variant in VARIANTS

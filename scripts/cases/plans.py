@@ -1,6 +1,7 @@
 """Benchmark plans beside their predictions, and beside splits that people make without a planner.
 
 Every round profiles the machines again, so that predictions and measurements see the same machine state.
+``--set workers=2``: local workers.
 """
 
 import itertools
@@ -91,8 +92,6 @@ def sides(name: str, setup: Setup) -> Sequence[Side]:
 
 
 CASE = Case(
-    doc="Plans of networks on local workers beside their predictions, one worker, equal layers and equal parameters. "
-    "--set workers=2.",
     subjects={name: partial(sides, name) for name in NETWORKS},
     ratios=tuple(Ratio("period_seconds", baseline, PLANNED) for baseline in (ALL_WORKERS, ONE, LAYERS, PARAMETERS)),
 )

@@ -91,7 +91,6 @@ def splits(bits_per_second: float, setup: Setup) -> Sequence[Side]:
 
 
 CASE = Case(
-    doc="As root, over links that the kernel shapes: are the plan's codec and its way for a single input the fastest?",
     subjects={
         "codecs, lossless": partial(codecs, 0.0),
         f"codecs, {ALLOWED_LOSS:.0%} lost": partial(codecs, ALLOWED_LOSS),

@@ -73,7 +73,6 @@ def sides(name: str, ways: Sequence[str], setup: Setup) -> Sequence[Side]:
 WAYS = {"": (ONE_CORE, TWO_THREADS, SHARED), ", planned": (ONE_CORE, PLANNED)}
 
 CASE = Case(
-    doc="Latency of networks whose layers two workers share, beside one worker of one core and of two threads.",
     subjects={f"{name}{text}": partial(sides, name, ways) for text, ways in WAYS.items() for name in SHARDS},
     ratios=(
         *(Ratio("seconds", ONE_CORE, side) for side in (TWO_THREADS, SHARED, PLANNED)),

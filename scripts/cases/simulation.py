@@ -2,7 +2,7 @@
 
 The networks are a chain of equal convolutions, linear layers so small that transfers take longer than computing,
 ResNet-50, and the demonstration's network. A plan is simulated before it is measured. If there are fewer cores than
-workers, the workers share them, in the simulation too.
+workers, the workers share them, in the simulation too. ``--set blocks=24 micro-batches=200``.
 """
 
 from collections.abc import Sequence
@@ -76,8 +76,6 @@ def sides(workers: int, name: str, are_replicas: bool, setup: Setup) -> Sequence
 
 
 CASE = Case(
-    doc="Simulated beside measured: throughput and latency of deployments on 2 to 16 local workers. "
-    "--set blocks=24 micro-batches=200.",
     subjects={
         f"{workers} {'replicas' if are_replicas else 'workers'}, {name}": partial(sides, workers, name, are_replicas)
         for workers, name, are_replicas in CASES

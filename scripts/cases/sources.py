@@ -1,4 +1,4 @@
-"""Compare the speed of MobileNetV2 imported from torch, from Keras and from a TFLite file."""
+"""Compare the speed of MobileNetV2 imported from torch, from Keras and, with ``--set tflite=FILE``, from that file."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,6 @@ def sides(setup: Setup) -> Sequence[Side]:
 
 
 CASE = Case(
-    doc="MobileNetV2 from Keras beside the same from torch. --set tflite=FILE: a TFLite file of it as well.",
     subjects={"mobilenet_v2": sides},
     ratios=(Ratio("seconds", KERAS, TORCH), Ratio("seconds", TFLITE, TORCH)),
     limits=(Limit("seconds", MOST_OVER_TORCH, KERAS, TORCH),),

@@ -1,7 +1,7 @@
 """Benchmark the throughput of networks over two workers of one core each, beside other ways to use two cores.
 
 A pipeline is at most as fast as its slowest stage. For comparison: two workers that each compute the whole network, one
-of them alone, and onnxruntime on both cores.
+of them alone, and onnxruntime on both cores. ``--set seconds=3``: of each stream.
 """
 
 import os
@@ -81,8 +81,6 @@ def sides(name: str, setup: Setup) -> Sequence[Side]:
 
 
 CASE = Case(
-    doc="Throughput of networks over two workers of one core each, beside other ways to use two cores. "
-    "--set seconds=3: of each stream.",
     subjects={name: partial(sides, name) for name in NETWORKS},
     ratios=(
         *(Ratio("per_second", PIPELINE, baseline) for baseline in (ALONE, EACH_WHOLE, ONE_SESSION, TWO_SESSIONS)),

@@ -111,7 +111,6 @@ def shares(setup: Setup) -> Sequence[Side]:
 
 
 CASE = Case(
-    doc="Every plan of a chain on emulated unequal machines and slow links: is the planner's own the best?",
     subjects={**{name: partial(all_plans, *kinds) for name, kinds in CASES.items()}, "shared layers": shares},
     ratios=(Ratio("seconds", EQUAL, BY_SPEED),),
     limits=(Limit("period_seconds", MOST_OVER_BEST, PLANNED, BEST), Limit("seconds", 1.0, BY_SPEED, EQUAL)),

@@ -12,7 +12,8 @@ from pathlib import Path
 from rpc_runtime.processes import Closing
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.tracker import ListedServer, listed_servers
-from schedules.tuning import DeviceError, Tracker
+from schedules.tuning.devices import Tracker
+from schedules.tuning.errors import DeviceError
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.tuning import tracker_at

@@ -10,8 +10,7 @@ from torch import nn
 import tvm_split
 from tests.models.torch_models import bert
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Link, Machine
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import Link, Machine, SharedCores
 from tvm_split.launchers.local import Local
 from tvm_split.placement.corrections import Measured
 from tvm_split.placement.request import PlanRequest

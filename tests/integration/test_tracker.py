@@ -17,7 +17,8 @@ import tvm_split
 from rpc_runtime.errors import InputError
 from rpc_runtime.wire.security import TlsFiles
 from rpc_runtime.wire.tracker import RPC_MAGIC, RPC_MISMATCH
-from schedules.tuning import DeviceError, Effort
+from schedules.tuning.errors import DeviceError
+from schedules.tuning.measuring import Effort
 from tests.helpers.rpc_lab import KEY, RpcLab, kill_group
 from tests.helpers.rpc_runtime.certificates import make_authority, worker_arguments
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stopped

@@ -14,9 +14,9 @@ from rpc_runtime.execution.cuda_code import PACKED
 from schedules import machine_of
 from schedules.template import text_of
 from schedules.traits import traits_of
-from schedules.tuning import DatabaseWriter, Effort, Measurer
-from schedules.tuning.database import RECORDS
+from schedules.tuning.database import RECORDS, DatabaseWriter
 from schedules.tuning.devices import GPU_EVICTION, session_at, timed_in_turn
+from schedules.tuning.measuring import Effort, Measurer
 from tests.helpers.gpu_driver import driver_for, require_toolkit
 from tests.helpers.rpc_lab import KEY, RpcLab
 from tests.helpers.schedules.gpu_kernels import nvcc, plan_for_a_gpu

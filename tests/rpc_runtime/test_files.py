@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from rpc_runtime.errors import InputError
 from rpc_runtime.files import (
     CACHE_VARIABLE,
+    WRITING,
     cache_folder,
     is_kept,
     keep,
@@ -17,9 +19,31 @@ from rpc_runtime.files import (
     reason_and_remedy,
     replacing,
     state_folder,
+    tidy,
 )
 from tvm_split.compiler.tuning_folder import default_folder as tuning_folder
 from tvm_split.profiling.store import default_folder as measurements_folder
+
+
+def test_what_a_killed_process_was_writing_is_removed_after_a_day(tmp_path: Path) -> None:
+    now = time.time()
+    ages = {"new": 60, "old": 1e6, "from before the clock was set back": -1e6}
+    for name, age in ages.items():
+        path = tmp_path / f"{WRITING}{name}"
+        path.touch()
+        os.utime(path, (now - age, now - age))
+    (tmp_path / "kept").touch()
+    os.utime(tmp_path / "kept", (0, 0))
+    tidy(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{WRITING}new", "kept"}
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "key").mkdir()
+    with pytest.raises(OSError) as raised, replacing(tmp_path / "key"):  # noqa: PT011
+        pass
+    text = f"(Is a directory: {tmp_path / 'key'}): remove that folder"
+    assert reason_and_remedy(raised.value, "--cache") == text
 
 
 def test_one_variable_holds_for_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -48,6 +72,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
         (errno.EROFS, "name another folder with --cache"),
         (errno.EACCES, "name another folder with --cache"),
         (errno.ENOSPC, "make room there"),
+        (errno.EISDIR, "remove that folder"),
         (errno.EMFILE, "allow more open files (ulimit -n 1024)"),
         (errno.EPERM, "repair owner and mode (chown, chmod go-w)"),
         (errno.ETIMEDOUT, "find that process with fuser and end it"),

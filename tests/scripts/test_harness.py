@@ -34,7 +34,7 @@ def counting(calls: list[str], name: str, seconds: Sequence[float]) -> Side:
 
 
 def toy(subjects: Mapping[str, MakeSides], **case: Any) -> Case:
-    return Case("a toy", subjects, **case)
+    return Case(subjects, **case)
 
 
 def test_sides_are_measured_in_turns_and_ratios_taken_within_rounds() -> None:

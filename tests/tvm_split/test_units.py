@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tvm_split
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.units import age_text, bytes_text, count_text, gap_text, number_text, precise_bytes_text, seconds_text
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rpc_runtime.files import cache_folder
+from rpc_runtime.files import cache_folder, statuses
 from tvm_split.cli import options
 from tvm_split.cli.source import load_tvm
 from tvm_split.display.console import STDOUT, print_json
@@ -38,7 +40,8 @@ def cache(
     compiled, kernels = (list(part.default_folder().glob("*")) for part in (build_cache, kernel_objects))
     if action == "clear":
         for path in (*(entry.path for entry in measured), *compiled, *kernels):
-            path.unlink(missing_ok=True)
+            with suppress(IsADirectoryError):  # which nothing here has made
+                path.unlink(missing_ok=True)
     if json:
         print_json(
             {
@@ -78,4 +81,4 @@ def _line(entry: StoreFile) -> str:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return sum(status.st_size for _, status in statuses(folder.rglob("*")) if stat.S_ISREG(status.st_mode))

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -80,7 +80,8 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     A parameter whose default is an `option` becomes one option too.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups = _groups_of(hints)
+    kinds = {name: get_args(hint)[0] if get_origin(hint) is Annotated else hint for name, hint in hints.items()}
+    groups: dict[str, Any] = {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
@@ -113,12 +114,6 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 def has_hidden(command: Callable[..., None]) -> bool:
     """Whether a command accepts options that its help does not show."""
     return any(HIDDEN in get_args(hint) for hint in get_type_hints(command, include_extras=True).values())
-
-
-def _groups_of(hints: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dataclass types of a command's parameters, by the parameter's name."""
-    kinds = {name: get_args(hint)[0] if get_origin(hint) is Annotated else hint for name, hint in hints.items()}
-    return {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
 
 
 @contextmanager

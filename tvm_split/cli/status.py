@@ -1,12 +1,17 @@
-"""``tvm-split status``: ask workers for their description."""
+"""``tvm-split status``, ``trace``, ``dashboard`` and ``report``: ask workers, and show what a deployment does."""
 
 import dataclasses
 import itertools
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from rpc_runtime.client.bystander import Bystander, chosen, running_on
 from rpc_runtime.client.worker_client import WorkerDescription, on_every_machine
 from rpc_runtime.hardware import memory_domain
 from rpc_runtime.option import option
@@ -18,9 +23,13 @@ from tvm_split.cli.source import MachineOptions, load_tvm
 from tvm_split.cluster.cluster import Cluster, cluster_of
 from tvm_split.cluster.launcher import AskedMachine, ask_worker, launcher_at, worker_misfit
 from tvm_split.cluster.machine import Machine
-from tvm_split.display.console import print_error, print_note
-from tvm_split.display.status import Status
+from tvm_split.display.cluster import Status
+from tvm_split.display.console import STDOUT, print_error, print_note, print_unwrapped
 from tvm_split.display.view import write
+from tvm_split.errors import ClusterError
+from tvm_split.observing.about import about_in
+from tvm_split.observing.recording import Recording
+from tvm_split.progress import step_progress
 
 
 def status(
@@ -103,3 +112,89 @@ def _links(answers: Sequence[AskedMachine], settings: LinkSettings) -> list[tupl
         (*ends, settings.get(ends, DEFAULT).expected(domains[ends[0]], domains[ends[1]]))
         for ends in itertools.permutations(domains, 2)
     ]
+
+
+STEP_SECONDS = 0.1
+
+
+def trace(
+    machines: MachineOptions,
+    deployment: str | None = options.DEPLOYMENT,
+    seconds: float = option(5.0, "How long to record.", minimum=0.1),
+    output: Path | None = options.TRACE,
+    kernels: int = options.KERNELS,
+    timeout: float = option(5.0, "The longest wait for a worker.", metavar="SECONDS", minimum=0.1),
+    json: bool = options.JSON,
+) -> None:
+    """Record what a running deployment does, and show how busy machines and links are and what limits.
+
+    The deployment goes on as it is. What its client does is in its own trace: `tvm-split run --trace FILE`.
+
+    Example: tvm-split trace --cluster lab.yaml --seconds 5 --output run.pftrace
+    """
+    answers, _ = asked(machines, timeout)
+    workers = {answer.name: answer.worker for answer in answers if answer.worker is not None}
+    if not workers:
+        reasons = "; ".join(f"{answer.endpoint}: {answer.reason}" for answer in answers)
+        raise ClusterError(f"no worker at {machines.location} answers{f': {reasons}' if reasons else ''}")
+    found = chosen(running_on(workers), deployment)
+    with Bystander({answer.name: answer.endpoint for answer in answers}, found) as bystander:
+        recording = Recording(found.model, bystander, about_in(bystander.about().values()), kernels)
+        recording.start()
+        try:
+            with step_progress("recording") as report:
+                begun = time.monotonic()
+                while (passed := time.monotonic() - begun) < seconds:
+                    report("recording", int(passed * 10), max(1, int(seconds * 10)))
+                    time.sleep(min(STEP_SECONDS, seconds - passed))
+        finally:
+            recording.stop()
+        result = recording.trace
+    if output is not None:
+        result.save(output)
+        print_note(f"trace written to {output}")
+    write(result, json=json)
+
+
+def dashboard(
+    machines: MachineOptions,
+    deployment: str | None = options.DEPLOYMENT,
+    listen: str = option(
+        "127.0.0.1:8080", "Where the page is (port 0: any free port).", metavar="HOST:PORT", flag="--listen"
+    ),
+    insecure: bool = option(False, "Let other machines open the page, which needs no token."),
+    timeout: float = option(5.0, "The longest wait for a worker.", metavar="SECONDS", minimum=0.1),
+) -> None:
+    """Serve a page that shows what runs on these workers, until Ctrl-C: machines, links, rates, and what limits.
+
+    The deployment goes on as it is. While none runs, the page waits for the next one.
+
+    Example: tvm-split dashboard --cluster lab.yaml
+    """
+    asked(machines, timeout)  # so that a wrong location is told at once
+    from tvm_split.dashboard.live import LabPage  # imported here, since they need plotly
+    from tvm_split.dashboard.page import page_server
+
+    lab = LabPage(lambda: asked(machines, timeout)[0], deployment)
+    with page_server(listen, lab.page, insecure=insecure) as server:
+        print_unwrapped(f"the dashboard is at {server.url}")
+        STDOUT.file.flush()
+        threading.Event().wait()
+
+
+def report(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE.json", help="A saved trace.", exists=True, dir_okay=False)],
+    output: Path | None = options.TRACE,
+    json: bool = options.JSON,
+) -> None:
+    """Show what a saved trace says, and write it in another form, such as .html: one file to send to somebody.
+
+    Example: tvm-split report run.json --output run.html
+    """
+    from tvm_split.observing.trace import Trace  # imported here, since it loads numpy
+
+    saved = Trace.load(trace)
+    if output is not None:
+        saved.save(output)
+        print_note(f"written to {output}")
+    write(saved, json=json)

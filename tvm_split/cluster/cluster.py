@@ -16,8 +16,7 @@ from rpc_runtime.transports.transport import LinkSetting, memory_of
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.launcher import LAUNCHERS, Launcher, Started, launcher_at
-from tvm_split.cluster.machine import Link, Machine, faults
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import Link, Machine, SharedCores, faults
 from tvm_split.errors import ClusterError, required
 from tvm_split.units import Shown, known_names
 

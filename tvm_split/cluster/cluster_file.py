@@ -20,8 +20,7 @@ from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, token_from
-from tvm_split.cluster.machine import STRICT, Link, Machine, SshAccess, faults
-from tvm_split.cluster.shared_cores import Cores, SharedCores
+from tvm_split.cluster.machine import STRICT, Cores, Link, Machine, SharedCores, SshAccess, faults
 from tvm_split.errors import ClusterError
 from tvm_split.parameters import Number
 from tvm_split.units import meant_name, short_list

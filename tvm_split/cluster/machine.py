@@ -1,10 +1,10 @@
-"""Machines and links, and the validation of both."""
+"""Machines, links and shared cores, and the validation of these values."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import ConfigDict, Field, InstanceOf
 
@@ -15,11 +15,88 @@ from rpc_runtime.transports.transport import AUTO, TRANSPORTS, memory_of, transp
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.worker.config import require_options
-from tvm_split.cluster.faults import Fault, link_faults, repeated_names, unknown_name
-from tvm_split.cluster.shared_cores import Cores, SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.parameters import Count, Number, fit_fields
 from tvm_split.units import MOST_AMOUNT, SLOWEST, ShownFields, short_list
+from tvm_split.values import Location
+
+
+class Fault(NamedTuple):
+    """What is wrong, and its path in a file, such as ``("links", 2, "from")``.
+
+    ``first`` is the path of the other entry, if two entries contradict each other.
+    """
+
+    location: Location
+    text: str
+    first: Location | None = None
+
+
+def repeated_names(what: str, names: Iterable[str]) -> Iterator[Fault]:
+    """Yield the faults of names that two entries of the list ``{what}s`` have."""
+    indices: dict[str, int] = {}
+    for index, name in enumerate(names):
+        first = indices.setdefault(name, index)
+        if first != index:
+            text = f"two {what}s are named {name!r}; give each a name of its own"
+            yield Fault((f"{what}s", index, "name"), text, (f"{what}s", first, "name"))
+
+
+def unknown_name(
+    what: str, name: str, known: Collection[str], location: Location, groups: Sequence[str] = ()
+) -> Iterator[Fault]:
+    """Yield the fault of a name that is not ``known``; the message also suggests ``groups``."""
+    if name not in known:
+        listed = f", and the groups {short_list(groups)}" if groups else ""
+        names = short_list([other for other in known if other != CLIENT])
+        yield Fault(location, f"no {what} is named {name!r}; there are {names}{listed}")
+
+
+def link_faults(
+    links: Iterable[tuple[str, str]], known: Collection[str], groups: Sequence[str] = ()
+) -> Iterator[Fault]:
+    """Yield the faults of links, by source and destination: unknown ends, loops and duplicates."""
+    indices: dict[tuple[str, str], int] = {}
+    for index, ends in enumerate(links):  # there may be a million
+        if not (ends[0] in known and ends[1] in known):
+            for key, end in zip(("from", "to"), ends, strict=True):
+                yield from unknown_name("machine", end, known, ("links", index, key), groups)
+        elif ends[0] == ends[1]:
+            text = f"the link from {ends[0]!r} joins a machine to itself; tensors inside a machine need no link"
+            yield Fault(("links", index, "to"), text)
+        first = indices.setdefault(ends, index)
+        if first != index:
+            text = f"a second link from {ends[0]!r} to {ends[1]!r}; leave one, or turn one round for the way back"
+            yield Fault(("links", index), text, ("links", first))
+
+
+MOST_CORES = 8192
+"""The most CPUs that a Linux kernel can be configured for: a larger number is a mistake, for example bytes."""
+Cores = Annotated[int, Field(ge=1, le=MOST_CORES, strict=True)]
+
+
+@dataclass(frozen=True, repr=False)
+class SharedCores(ShownFields):
+    """A number of ``cores`` on which all these machines compute; ``"client"`` may be among them.
+
+    The machines' busy times add up on these cores: while one machine computes, another may have to wait.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    machines: Annotated[tuple[str, ...], Field(min_length=1)]
+    cores: Cores
+
+    def __post_init__(self) -> None:
+        fit_fields(self, ClusterError)
+
+    def oversubscription(self, cores_of: Mapping[str, int]) -> float:
+        """Return the sum of the machines' own core counts, divided by the cores that they share.
+
+        Below 1 some cores stay free; above 1 the cores are oversubscribed, and machines wait for each other.
+        """
+        return sum(cores_of.get(name, 0) for name in self.machines) / self.cores
+
 
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """How values are read from files."""

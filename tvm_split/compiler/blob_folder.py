@@ -8,9 +8,18 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import tvm
 
-from rpc_runtime.program.specs import BlobSpec, TensorSpec, WeightSpec
+from rpc_runtime.files import replacing
+from rpc_runtime.program.specs import BlobSpec, Bytes, TensorSpec, WeightSpec
 from rpc_runtime.scratch import ScratchFolder
 from tvm_split.errors import OutputError
+
+
+def no_room(folder: str | Path, error: OSError) -> OutputError:
+    """Return the error that says that a temporary folder cannot hold more files."""
+    return OutputError(
+        f"{folder} cannot hold what is compiled: {error.strerror}; make room there, or name another folder for "
+        "temporary files in $TMPDIR"
+    )
 
 
 class BlobFolder:
@@ -35,13 +44,18 @@ class BlobFolder:
         digest = hashlib.sha256(content).hexdigest()
         if not self.path(digest).exists():
             try:
-                self.path(digest).write_bytes(content)
+                with replacing(self.path(digest)) as file:  # what was half written must not count as written
+                    file.write(content)
             except OSError as error:
-                raise OutputError(
-                    f"{self.folder} cannot hold what is compiled: {error.strerror}; make room there, or name another "
-                    "folder for temporary files in $TMPDIR"
-                ) from error
+                raise no_room(self.folder, error) from error
         return BlobSpec(digest, len(content))
+
+    def add_link(self, blob: BlobSpec, source: Path, content: Bytes) -> None:
+        """Store a blob as a hard link to a file that is replaced as a whole; if it cannot be, as `add` does."""
+        try:
+            self.path(blob.sha256).hardlink_to(source)
+        except OSError:  # it exists, it is on another file system, or it was removed
+            self.add(bytes(content))
 
     def add_file(self, source: Path) -> BlobSpec:
         """Store the content of a file. Raises `OutputError` if the disk is full."""

@@ -25,7 +25,7 @@ import schedules
 import tvm_split
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.execution.blob_store import BlobStore
-from rpc_runtime.files import CACHE_VARIABLE, cache_folder, reason_and_remedy, replacing
+from rpc_runtime.files import CACHE_VARIABLE, cache_folder, file_bytes, reason_and_remedy, replacing, statuses, tidy
 from rpc_runtime.private_folder import private_folder
 from rpc_runtime.program.specs import BlobSpec
 from tvm_split.compiler.blob_folder import BlobFolder
@@ -65,13 +65,13 @@ def _code_digest() -> str:
 
 
 def recall(key: str, blobs: BlobFolder | None = None) -> Any:
-    """Return the JSON value kept under a key, and copy its blobs to ``blobs``; None if it, or a blob, is missing."""
+    """Return the JSON value kept under a key, and link its blobs in ``blobs``; None if it, or a blob, is missing."""
     try:
         with contextlib.closing(_store()) as store:
             kept = json.loads(content_in(default_folder() / key))
             if blobs is not None:
-                for blob in kept["blobs"]:
-                    blobs.add(bytes(store.read(BlobSpec(**blob))))
+                for blob in [BlobSpec(**fields) for fields in kept["blobs"]]:
+                    blobs.add_link(blob, store.path(blob), store.read(blob))
             return kept["content"]
     except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
         logger.debug("nothing that was compiled under %s can be used: %s", key, error)
@@ -89,10 +89,15 @@ def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyTy
 
 def content_in(path: Path) -> bytes:
     """Return what `keep_contents` wrote to a file; raise an OSError, or a ValueError if the file was changed."""
-    digest, _, content = path.read_bytes().partition(b"\n")
-    if hashlib.sha256(content).hexdigest().encode() != digest:
-        raise ValueError("it was changed")
+    digest, _, content = file_bytes(path).partition(b"\n")
+    if _seal(path.name, content) != digest:
+        raise ValueError("it was changed, or is another file's content")
     return content
+
+
+def _seal(name: str, content: bytes) -> bytes:
+    """Return a digest of a content and of its file's name, since the content of another key is as wrong as any."""
+    return hashlib.sha256(name.encode() + content).hexdigest().encode()
 
 
 def keep_contents(folder: Path, contents: Mapping[str, bytes], most: int) -> None:
@@ -104,10 +109,11 @@ def keep_contents(folder: Path, contents: Mapping[str, bytes], most: int) -> Non
         private_folder(folder)
         for name, content in contents.items():
             with replacing(folder / name) as file:
-                file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+                file.write(_seal(name, content) + b"\n" + content)
+        tidy(folder)
         paths = list(folder.glob("[!.]*"))  # others are being written
         if len(paths) > most:
-            for path in sorted(paths, key=lambda path: path.stat().st_mtime)[:-most]:
+            for path, _ in sorted(statuses(paths), key=lambda entry: entry[1].st_mtime)[:-most]:
                 path.unlink(missing_ok=True)
 
 

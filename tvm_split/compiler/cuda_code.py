@@ -21,7 +21,7 @@ from rpc_runtime.execution.cuda_code import (
     unspilled,
 )
 from rpc_runtime.execution.cuda_runtime import version_text
-from schedules.tuning import GpuNeeds
+from schedules.tuning.devices import GpuNeeds
 from tvm_split.errors import CompileError, TuningError
 
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")

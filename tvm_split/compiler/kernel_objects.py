@@ -1,17 +1,14 @@
-"""Compile kernels to object files, each once: an object is kept by its kernel's content name and its target.
+"""Compile kernels to object files, each once: an object is kept by its kernel's content name, its target and versions.
 
 A kernel that was timed for planning is linked into its stage as it is, and so are the kernels of another cut of the
 network, and equal kernels of other networks.
 """
 
 import contextlib
-import hashlib
-import json
 import logging
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from tvm import tirx
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.files import cache_folder
 from rpc_runtime.private_folder import private_folder
-from tvm_split.compiler.build_cache import content_in, keep_contents
+from tvm_split.compiler.build_cache import content_in, keep_contents, key_of
 from tvm_split.compiler.kernel_processes import compiled_objects
 from tvm_split.progress import show_part
 
@@ -50,7 +47,7 @@ def kernel_objects(
         kernels: returns at least the kernels whose objects are not kept, by name.
         deadline: no kernel but the first is begun after it, in seconds of `time.monotonic`; the result lacks the rest.
     """
-    paths = {name: default_folder() / _key(name, target) for name in names}
+    paths = {name: default_folder() / key_of([target], object=name, target=dict(target)) for name in names}
     objects = {name: kept for name, path in paths.items() if (kept := _kept(path)) is not None} if _is_own() else {}
     missing = [name for name in names if name not in objects]
     if missing:
@@ -86,8 +83,3 @@ def _kept(path: Path) -> bytes | None:
     with contextlib.suppress(OSError):  # in a cache that can only be read
         os.utime(path)
     return content
-
-
-def _key(name: str, target: Mapping[str, Any]) -> str:
-    compilers = [version("apache-tvm"), version("apache-tvm-ffi")]
-    return hashlib.sha256(json.dumps([compilers, dict(target), name], sort_keys=True).encode()).hexdigest()

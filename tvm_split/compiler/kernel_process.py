@@ -10,4 +10,11 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 
 from tvm_split.compiler.kernel_processes import compile_waiting  # noqa: E402
 
-compile_waiting(Path(sys.argv[1]), float(sys.argv[2]))
+
+def end_without_parent(done: int) -> None:
+    """End this process if the one that started it was killed, and therefore could not end it."""
+    if os.getppid() != int(sys.argv[3]):
+        sys.exit()
+
+
+compile_waiting(Path(sys.argv[1]), float(sys.argv[2]), end_without_parent)

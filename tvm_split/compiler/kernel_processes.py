@@ -6,6 +6,7 @@ kernel (``NUMBER.waiting``), which a process renames (``NUMBER.taken``) before i
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -116,7 +117,7 @@ def compile_waiting(folder: Path, deadline: float, on_kernel: Callable[[int], No
 def _process(folder: Path, deadline: float) -> Iterator[subprocess.Popen[bytes]]:
     """Yield a process that compiles what waits in a folder; kill it at the end if it still runs."""
     process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-        [sys.executable, "-P", "-m", "tvm_split.compiler.kernel_process", str(folder), str(deadline)],
+        [sys.executable, "-P", "-m", "tvm_split.compiler.kernel_process", str(folder), str(deadline), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

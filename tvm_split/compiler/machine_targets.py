@@ -82,13 +82,7 @@ def _complete_target(machine: Machine, target: Mapping[str, Any]) -> dict[str, A
     kind = completed.get("kind")
     if kind == "llvm":
         completed.setdefault("num-cores", machine.threads)
-    elif kind == "cuda":
-        if "arch" not in completed:
-            raise ClusterError(
-                f"{location} has a CUDA target without 'arch'; give the GPU's, for example "
-                '{"kind": "cuda", "arch": "sm_90"}'
-            )
-    else:
+    elif kind != "cuda":
         raise ClusterError(f"{location} has a target of kind {kind!r}; 'llvm' and 'cuda' can be compiled for")
     try:
         tvm_target(completed)

@@ -1,14 +1,16 @@
 """A partition: a model cut by a plan into one pure function per stage."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import tvm
 from tvm import relax
+from tvm_ffi.structural import structural_hash
 
 from relay_passes import communication
-from relay_passes.boundary_layouts import in_common_layouts
+from relay_passes.boundary_layouts import BoundaryLayouts, in_common_layouts
 from relay_passes.ir import main_function, shape_of
 from relay_passes.partition import Computation, output_names, partition, verify_partition
 from relay_passes.sharding.direct_gathers import range_of
@@ -22,6 +24,9 @@ from tvm_split.placement.by_hand import why_unknown
 from tvm_split.placement.graph import LayerGraph
 from tvm_split.placement.plan import Plan
 from tvm_split.placement.problem import Stage
+
+_layouts: dict[tuple[str, int], BoundaryLayouts] = {}
+"""Layouts of stages so far, by target and form."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,18 @@ class Partition:
         verify_partition(module, stages)
         return in_common_layouts(stages, self.outputs, self._laid_out)
 
-    def _laid_out(self, index: int, computation: Computation) -> Sequence[relax.Function]:
+    def _laid_out(self, index: int, computation: Computation) -> Sequence[BoundaryLayouts]:
         groups = self.plan.machines_by_target(self.plan.stages[index])
-        targets = [self.plan.machine(first).target for first, *_ in groups]
-        lowered = [StageCompiler(target).lower(computation.function, until="layout") for target in targets]
-        return [main_function(phases["layout"]) for phases in lowered]
+        # Layouts depend neither on names nor on weights, so the stages of several machines and plans share them.
+        form = structural_hash(computation.function.without_attr("global_symbol"), skip_tensor_content=True)
+        layouts = []
+        for target in (self.plan.machine(first).target for first, *_ in groups):
+            key = json.dumps(dict(target), sort_keys=True), form
+            if key not in _layouts:
+                phases = StageCompiler(target).lower(computation.function, until="layout")
+                _layouts[key] = BoundaryLayouts.of(main_function(phases["layout"]))
+            layouts.append(_layouts[key])
+        return layouts
 
     @property
     def parts(self) -> list[tuple[Stage, Computation]]:

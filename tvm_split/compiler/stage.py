@@ -1,5 +1,6 @@
 """Compile the pure function of a stage into a shared library and prepacked weights, and list its kernels."""
 
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ from relay_passes.kernel_sources import kernel_sources
 from relay_passes.lift_weights import lift_weights
 from relay_passes.one_at_a_time import ONE_AT_A_TIME
 from relay_passes.pipeline import stage_phases
+from rpc_runtime.files import FULL
 from schedules.traits import is_cpu
+from tvm_split.compiler.blob_folder import no_room
 from tvm_split.compiler.cuda_code import machine_code
 from tvm_split.compiler.kernel_objects import kernel_objects
 from tvm_split.compiler.linking import linker
@@ -35,6 +38,7 @@ class StageCompiler:
     Raises:
         PlanError: TVM or LLVM does not accept the target.
         CompileError: of any method: TVM cannot compile for the target, or there is no linker for it.
+        OutputError: the disk of temporary files is full.
     """
 
     def __init__(self, target: Mapping[str, Any], database: schedules.TunedKernels | None = None) -> None:
@@ -114,6 +118,8 @@ class StageCompiler:
         except CompileError:
             raise
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise no_room(tempfile.gettempdir(), error) from error
             raise CompileError(f"{name} cannot be compiled for {dict(self._target)}: {last_line(error)}") from error
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 
 from rpc_runtime.hardware import LINUX_NAMES, cpu_features
-from tvm_split.cluster.shared_cores import MOST_CORES
+from tvm_split.cluster.machine import MOST_CORES
 from tvm_split.errors import ClusterError, PlanError
 
 _LEVELS = {"x86_64": ("znver5", "x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64")}

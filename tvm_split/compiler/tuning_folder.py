@@ -5,7 +5,8 @@ from pathlib import Path
 
 from rpc_runtime.files import cache_folder, reason_and_remedy
 from rpc_runtime.private_folder import private_folder
-from schedules.tuning import DatabaseError, TuningDatabase
+from schedules.tuning.database import TuningDatabase
+from schedules.tuning.errors import DatabaseError
 from tvm_split.errors import TuningError
 
 DATABASE_VARIABLE = "TVM_SPLIT_DATABASE"

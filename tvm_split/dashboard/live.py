@@ -1,4 +1,4 @@
-"""The page of a running deployment. New events are read only when a browser requests the page."""
+"""The page of a running deployment, this client's or a lab's. Events are read only when a browser requests the page."""
 
 from __future__ import annotations
 
@@ -10,12 +10,26 @@ from dataclasses import replace
 
 import numpy as np
 
+from rpc_runtime.client.bystander import Bystander, RunningDeployment, chosen, running_on
 from rpc_runtime.client.worker_client import WorkerDescription, answering
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.events import DEPLOYMENT, FAILURE, LINK_ENDED, Observation, Track, now
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.dashboard.state import ENDED, FAILED, IDLE, LOST, RUNNING, Live, Page, page_of
-from tvm_split.observing.about import About
+from tvm_split.cluster.launcher import AskedMachine
+from tvm_split.dashboard.state import (
+    ENDED,
+    FAILED,
+    IDLE,
+    LOST,
+    RUNNING,
+    WAITING,
+    Live,
+    Page,
+    ShownMachine,
+    page_of,
+    reported,
+)
+from tvm_split.observing.about import About, about_in
 from tvm_split.observing.recording import Observed
 from tvm_split.observing.summary import Results, results_of
 from tvm_split.observing.trace import MachineTrace, Trace, joined, trace_of
@@ -165,3 +179,68 @@ def _failure_in(trace: Trace, links: bool) -> str:
     details = [event.detail for event in trace.of_kind(DEPLOYMENT)]
     prefixes = (FAILURE, LINK_ENDED) if links else (FAILURE,)
     return next((detail for detail in details if detail.startswith(prefixes)), "")
+
+
+SEARCH_SECONDS = 2.0
+"""Time between two questions for a deployment."""
+
+
+class LabPage:
+    """The page of a deployment that another process runs. When the deployment has ended, the next one is searched for.
+
+    Args:
+        ask: asks all workers of the lab.
+        deployment: the deployment's name (letters, as ``tvm-split status`` shows them) or model; None for the only one.
+    """
+
+    def __init__(self, ask: Callable[[], Sequence[AskedMachine]], deployment: str | None) -> None:
+        self._ask, self._deployment = ask, deployment
+        self._lock = threading.Lock()
+        self._bystander: Bystander | None = None
+        self._live: LivePage | None = None
+        self._last = Page(deployment or "", WAITING, refresh_seconds=REFRESH_SECONDS)
+        self._asked_at = float("-inf")
+
+    def page(self) -> Page:
+        with self._lock:
+            if self._live is not None:
+                self._last = self._live.page()
+                if self._live.has_ended:
+                    self._leave()
+            elif time.monotonic() - self._asked_at > SEARCH_SECONDS:
+                self._find()
+                self._asked_at = time.monotonic()
+            return self._last
+
+    def _find(self) -> None:
+        answers: Sequence[AskedMachine] = ()
+        running: list[RunningDeployment] = []
+        try:
+            answers = self._ask()
+            running = running_on({answer.name: answer.worker for answer in answers if answer.worker is not None})
+            found = chosen(running, self._deployment)
+            endpoints = {answer.name: answer.endpoint for answer in answers if answer.name in found.machines}
+            self._bystander = Bystander(endpoints, found)
+            about = about_in(self._bystander.about().values())
+        except TvmSplitError as error:
+            self._leave()
+            # What ended stays to be seen until the next one runs.
+            if self._last.state not in (ENDED, FAILED) or running:
+                self._last = _waiting(answers, str(error))
+            return
+        self._live = LivePage(found.model, self._bystander, about, found.machines, endpoints)
+        self._last = self._live.page()
+
+    def _leave(self) -> None:
+        if self._bystander is not None:
+            self._bystander.close()
+        self._bystander = self._live = None
+
+
+def _waiting(answers: Sequence[AskedMachine], reason: str) -> Page:
+    """Return a page without a deployment, which shows the workers and the ``reason`` why there is none."""
+    machines = (
+        ShownMachine(answer.name, answers=answer.worker is not None, **reported(answer.worker)) for answer in answers
+    )
+    limit = "Waiting for a deployment."
+    return Page("tvm-split", WAITING, reason, limit, machines=tuple(machines), refresh_seconds=SEARCH_SECONDS)

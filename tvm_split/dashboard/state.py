@@ -142,6 +142,8 @@ def page_of(
         (event.start_nanoseconds, f"{event.machine}: {event.detail.partition('. ')[0]}")
         for event in trace.of_kind(DEPLOYMENT)
     ]
+    seconds = (results[:, 1] - results[:, 0]) * 1e-9
+    percentiles = {f"p{n}": float(np.percentile(seconds, n)) if len(results) else None for n in (50, 90, 99)}
     return Page(
         model=trace.model,
         state=live.state,
@@ -150,7 +152,7 @@ def page_of(
         limiting=summary.limiting,
         results=len(history),
         period_seconds={"predicted": about.period_seconds, "measured": _period(results)},
-        latency_seconds={"predicted": about.latency_seconds, **_percentiles(results)},
+        latency_seconds={"predicted": about.latency_seconds, **percentiles},
         machines=tuple(_machine(name, trace, summary, live) for name in names),
         links=tuple(_link(link, about) for link in summary.links),
         rates=_rates(history, begin),
@@ -195,11 +197,6 @@ def _period(results: Spans) -> float | None:
     """Return the seconds between two results; None for fewer than two, or if all came at once."""
     seconds = float(results[-1, 1] - results[0, 1]) * 1e-9 if len(results) > 1 else 0.0
     return seconds / (len(results) - 1) or None if len(results) > 1 else None
-
-
-def _percentiles(results: Spans) -> dict[str, float | None]:
-    seconds = (results[:, 1] - results[:, 0]) * 1e-9
-    return {f"p{n}": float(np.percentile(seconds, n)) if len(results) else None for n in (50, 90, 99)}
 
 
 def _rates(results: Spans, begin: int) -> tuple[tuple[float, float], ...]:

@@ -1,9 +1,6 @@
 """Run the demonstration: train, split, compile, run, compare. `tvm_split.display.demo` prints the result."""
 
-import itertools
-import statistics
-import time
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +11,9 @@ from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.compiling import compile
 from tvm_split.demo.network import FIRST_LAYERS, accuracy, load_digits, scores_of, shards_over, train
+from tvm_split.deployment.benchmark import bench
 from tvm_split.deployment.deployment import Deployment, deploy
+from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.errors import VerificationError
 from tvm_split.frontends import load_model
 from tvm_split.model import Model
@@ -24,11 +23,9 @@ from tvm_split.progress import StepProgress
 SEED = 0
 MICRO_BATCH = 120
 """Images in a micro-batch: enough that computing outweighs the cost of a message; divides `TEST_IMAGES`."""
-WARM_UP_MICRO_BATCHES = 60
 SHOWN_MICRO_BATCHES = 6
-ROUNDS = 5
-ROUND_SECONDS = 0.5
-"""The duration of a round, pipelined or one by one, in turn; one pass over the test set takes milliseconds."""
+STREAMED = 250
+"""Micro-batches of each measured stream, about half a second; one pass over the test set takes milliseconds."""
 ALLOWED_DIFFERENCE = 1e-5
 """The limit between scores before and after the split; float32 rounding differs by about 1e-6 at scores up to 10."""
 
@@ -37,8 +34,7 @@ ALLOWED_DIFFERENCE = 1e-5
 class Run:
     """The results of running the pipeline: scores, and the median seconds for one pass over the test set.
 
-    ``events`` are those of the last stream that the workers still keep, ``first_events`` those of the first
-    micro-batches after the warm-up.
+    ``events`` are those of the last measured stream, ``first_events`` those of the pass over the test set after it.
     """
 
     scores: np.ndarray
@@ -116,53 +112,27 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: boo
 
 
 def _run(deployment: Deployment, batches: np.ndarray, *, shows_stream: bool) -> Run:
-    _warm_up(deployment, batches)
-    start = time.perf_counter()
+    measured = _measured(deployment, batches)
     results = list(deployment.stream(batches)) if shows_stream else [deployment.run(batch) for batch in batches]
-    passes = max(1, int(ROUND_SECONDS / (time.perf_counter() - start)))
-    first_events = tuple(
-        replace(event, sequence=event.sequence - WARM_UP_MICRO_BATCHES)
-        for event in deployment.trace()
-        if 0 <= event.sequence - WARM_UP_MICRO_BATCHES < SHOWN_MICRO_BATCHES
-    )
-    repeated = [*batches] * passes
-    pipelined, one_by_one = [], []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        for batch in repeated:
-            deployment.run(batch)
-        one_by_one.append((time.perf_counter() - start) / passes)
-        pipelined.append(_stream_seconds(deployment, repeated) / passes)
-    events = deployment.trace()
-    last = max(event.sequence for event in events)
+    events = deployment.trace().events
+    first = max(event.sequence for event in events) + 1 - len(batches)
     return Run(
         np.concatenate([scores for (scores,) in results]),
-        statistics.median(pipelined),
-        statistics.median(one_by_one),
+        (measured.period.measured or math.nan) * len(batches),
+        (measured.latency.measured or math.nan) * len(batches),
         deployment.stats().stages,
-        tuple(event for event in events if event.sequence > last - len(repeated)),
-        first_events,
+        tuple(event for event in events if first - STREAMED <= event.sequence < first),
+        tuple(replace(event, sequence=event.sequence - first) for event in events if event.sequence >= first),
     )
 
 
-def _warm_up(deployment: Deployment, batches: np.ndarray) -> None:
-    """Stream the first micro-batches, which open connections and touch all memory for the first time."""
-    _stream_seconds(deployment, itertools.islice(itertools.cycle(batches), WARM_UP_MICRO_BATCHES))
-
-
-def _stream_seconds(deployment: Deployment, batches: Iterable[np.ndarray]) -> float:
-    start = time.perf_counter()
-    for _ in deployment.stream(batches):
-        pass
-    return time.perf_counter() - start
+def _measured(deployment: Deployment, batches: np.ndarray) -> DeploymentReport:
+    return bench(deployment, list(batches), micro_batches=STREAMED)
 
 
 def _one_worker_seconds(model: Model, batches: np.ndarray) -> float:
-    """Return the median seconds for one pass over the test set, streamed through one worker with all layers."""
+    """Return the seconds for the test set in a stream through one worker with all layers."""
     cluster = Cluster.local(workers=1)
     bundle = compile(model, plan(model, cluster), verify=False, on_progress=lambda what, done, steps: None)
     with deploy(bundle, cluster) as deployment:
-        _warm_up(deployment, batches)
-        passes = max(1, int(ROUND_SECONDS / _stream_seconds(deployment, batches)))
-        repeated = [*batches] * passes
-        return statistics.median(_stream_seconds(deployment, repeated) / passes for _ in range(ROUNDS))
+        return (_measured(deployment, batches).period.measured or math.nan) * len(batches)

@@ -286,7 +286,7 @@ class Deployment(Closing, Shown):
             WorkerError: nothing can listen at this address.
         """
         from tvm_split.dashboard.live import LivePage  # imported here: few deployments are looked at
-        from tvm_split.dashboard.server import page_server
+        from tvm_split.dashboard.page import page_server
 
         def failure() -> str:
             try:

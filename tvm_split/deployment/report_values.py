@@ -118,7 +118,7 @@ def advice_for(
 
     ``estimated_shares`` has, by machine, the share of its predicted time that was estimated and not measured.
     """
-    scale, changed = _scale(period, latency), changed_links(period, latency, links)
+    scale, changed = scale_of(period, latency), changed_links(period, latency, links)
     parts = [
         *(
             _of_machine(machine, estimated_shares.get(machine.machine, 0.0))
@@ -163,7 +163,7 @@ def changed_links(period: Comparison, latency: Comparison, links: Sequence[LinkR
 
 
 def _is_changed(seconds: Comparison, period: Comparison, latency: Comparison) -> bool:
-    whole, scale = latency if period.measured is None else period, _scale(period, latency)
+    whole, scale = latency if period.measured is None else period, scale_of(period, latency)
     is_slower = differs(whole, 0.0) and whole.difference > 0
     return (is_slower or seconds.difference <= 0) and is_long_enough(seconds, scale) and differs(seconds, scale)
 
@@ -178,7 +178,7 @@ def _sums_of_links(
         yield f"sending on {name} to", [ends.destination for ends in links if ends.source == name], machine.send
 
 
-def _scale(period: Comparison, latency: Comparison) -> float:
+def scale_of(period: Comparison, latency: Comparison) -> float:
     """Return the longer of predicted and measured period (seconds), else the latency: the scale for differences."""
     return max(period.measured or 0.0, period.predicted or 0.0) or latency.measured or 0.0
 

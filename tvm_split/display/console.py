@@ -15,7 +15,7 @@ from rich.text import Text
 from tvm_split.progress import STDERR, progress_bars
 
 if TYPE_CHECKING:
-    from schedules.tuning import TuningProgress
+    from schedules.tuning.tuner import TuningProgress
 
 STDOUT = Console()
 """The console for standard output; within a command's process ``sys.stdout`` is redirected to standard error."""

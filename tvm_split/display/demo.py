@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rpc_runtime.hardware import own_cores
 from tvm_split import values
-from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, Demonstration
+from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, STREAMED, Demonstration
 from tvm_split.display.console import STDOUT
 from tvm_split.display.report import statistics_table
 from tvm_split.display.view import as_json, print_parts, show
@@ -122,9 +122,10 @@ def _overlap(demo: Demonstration) -> str:
     alone = demo.ran.one_by_one_seconds / demo.micro_batches
     busy = sum(stage.median_compute_seconds for stage in demo.ran.statistics)
     text = (
-        "A number is a micro-batch, and so is a colour; a dot is a machine that does not compute. In a stream of some "
-        f"seconds, two or more machines computed at once {together:.0%} of the time. A micro-batch by itself takes "
-        f"{seconds_text(alone)}, of which machines compute {seconds_text(busy)}; the rest is the way between processes."
+        "A number is a micro-batch, and so is a colour; a dot is a machine that does not compute. In a stream of "
+        f"{STREAMED} micro-batches, two or more machines computed at once {together:.0%} of the time. A micro-batch by "
+        f"itself takes {seconds_text(alone)}, of which machines compute {seconds_text(busy)}; the rest is the way "
+        "between processes."
     )
     cores, processes = own_cores().count, len(demo.bundle.program.machines) + 1
     if cores < processes:

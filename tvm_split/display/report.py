@@ -8,7 +8,7 @@ from rpc_runtime.program.events import StageStatistics
 from rpc_runtime.program.specs import weight_bytes
 from tvm_split.deployment.deployment import Deployment, DeploymentStatistics
 from tvm_split.deployment.deployment_report import DeploymentReport
-from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison, differs, is_long_enough
+from tvm_split.deployment.report_values import WIDEST_RANGE, Comparison, differs, is_long_enough, scale_of
 from tvm_split.display.cluster import transport_lines
 from tvm_split.display.performance import LATENCY, NOTHING, PERIOD, RATE, performance
 from tvm_split.display.view import Row, Table, View, view
@@ -48,16 +48,12 @@ UNSURE = "unsure"
 @view.register
 def view_of_report(report: DeploymentReport, *, details: bool = False) -> View:
     """Return prediction, measurement and their ratio for the deployment, every machine and every link, with advice."""
-    period, latency, scale = report.period, report.latency, _scale(report)
+    period, latency, scale = report.period, report.latency, scale_of(report.period, report.latency)
     columns = {"predicted": (period.predicted, latency.predicted), "measured": (period.measured, latency.measured)}
     red = [PERIOD, RATE] * differs(period, scale) + [LATENCY] * differs(latency, scale)
     headings = ("predicted", "measured", "ratio")
     parts = Table("milliseconds per micro-batch", ("", " "), headings, list(_rows(report, scale))[1:])
     return [performance(report.model, columns, red), parts, *summary(report)]
-
-
-def _scale(report: DeploymentReport) -> float:
-    return report.period.measured or report.latency.measured or 0.0
 
 
 def _rows(report: DeploymentReport, scale: float) -> Iterator[Row]:
@@ -100,7 +96,8 @@ def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
     times = ("median_compute_seconds", "compute_seconds", "wait_seconds", "receive_seconds", "send_seconds")
     rows = [
         (
-            _short_name(stage),
+            # The name of a stage's shard without its machine, which the next column shows.
+            stage.name.replace(f"_{stage.machine.replace('-', '_')}_", "_…_"),
             stage.machine,
             *(seconds_text(getattr(stage, time)) for time in times),
             bytes_text(stage.bytes_sent),
@@ -109,11 +106,6 @@ def statistics_table(stages: Sequence[StageStatistics], title: str) -> Table:
     ]
     caption = "median of one micro-batch, the rest in all; receiving and sending overlap computing"
     return Table(title, ("stage", "machine"), ("median", "compute", "wait", "receive", "send", "sent"), rows, caption)
-
-
-def _short_name(stage: StageStatistics) -> str:
-    """Return the name of a stage's shard without its machine, which the next column shows."""
-    return stage.name.replace(f"_{stage.machine.replace('-', '_')}_", "_…_")
 
 
 def _row(name: str, what: str, compared: Comparison, scale_seconds: float, *, wire: bool = False) -> Row:

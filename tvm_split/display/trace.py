@@ -29,19 +29,12 @@ def view_of_trace(trace: Trace, *, details: bool = False) -> View:
 
 
 def _machines(trace: Trace, summary: TraceSummary) -> Table:
+    activities = ("compute", "wait", "block", "transfer")
     rows = [
         (
             machine.machine,
             str(machine.micro_batches),
-            *(
-                seconds_text(seconds)
-                for seconds in (
-                    machine.compute_seconds,
-                    machine.wait_seconds,
-                    machine.block_seconds,
-                    machine.transfer_seconds,
-                )
-            ),
+            *(seconds_text(getattr(machine, f"{activity}_seconds")) for activity in activities),
             f"{machine.bubble:.0%}",
             f"{machine.overlap:.0%}",
         )
@@ -50,7 +43,7 @@ def _machines(trace: Trace, summary: TraceSummary) -> Table:
     wall = max((machine.wall_seconds for machine in summary.machines), default=0.0)
     title = f"{trace.model}: {count_text(len(trace), 'event')}, {seconds_text(wall)} from first to last computing"
     caption = "bubble: share of the time without computing; overlap: share of transfers hidden by it"
-    numbers = ("batches", "compute", "wait", "block", "transfer", "bubble", "overlap")
+    numbers = ("batches", *activities, "bubble", "overlap")
     return Table(title, ("machine",), numbers, rows, caption)
 
 

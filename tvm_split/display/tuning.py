@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.text import Text
 
-from schedules.tuning import KernelResult
+from schedules.tuning.tuner import KernelResult
 from tvm_split.display.view import Row, Table, View, as_json, view
 from tvm_split.tuning import TuningReport
 from tvm_split.units import count_text, seconds_text

@@ -28,7 +28,7 @@ MODULES = {
     "tvm_split.observing": "trace",
     "tvm_split.simulation": "simulate",
     "tvm_split.tuning": "tuning",
-    "tvm_split.units": "fields",
+    "tvm_split.units": "cluster",
     "tvm_split.worker_kit": "worker_kit",
 }
 """The package of a value's class, with the module of this package that registers its view."""

@@ -2,8 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Callable, Sequence
+from functools import reduce, wraps
 from typing import Any
 
 import numpy as np
@@ -50,33 +50,43 @@ def floor_remainder(op: Operators, left: relax.Expr, right: relax.Expr) -> relax
     return op.where(op.logical_and(op.not_equal(rest, 0), other_sign), op.add(rest, right), rest)
 
 
+def in_wide(compose: Callable[..., relax.Expr]) -> Callable[..., relax.Expr]:
+    """Return a composition that computes half precision in float32, since each of its steps would be rounded."""
+
+    @wraps(compose)
+    def composed(op: Operators, *operands: relax.Expr) -> relax.Expr:
+        dtype = dtype_of(operands[0])
+        return op.cast(compose(op, *(op.cast(operand, wide(dtype)) for operand in operands)), dtype)
+
+    return composed
+
+
+@in_wide
 def floor_quotient(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
     """Return floor(left / right) of the exact quotients, as torch and Python do.
 
     The floor of the rounded quotient may be one more: 1 / 0.1 is rounded to 10, but 1 // 0.1 is 9.
     """
-    dtype = dtype_of(left)
-    if not is_float(dtype):
+    if not is_float(dtype_of(left)):
         return op.floor_divide(left, right)
-    left, right = op.cast(left, wide(dtype)), op.cast(right, wide(dtype))
     quotient = op.divide(op.subtract(left, floor_remainder(op, left, right)), right)
     nearest = op.floor(op.add(quotient, 0.5))
     # The quotient of a finite number and an infinite one is 0, or -1 if their signs differ.
     beyond = op.minimum(op.multiply(op.sign(left), op.sign(right)), 0)
     beyond = op.where(is_infinite(op, left), math.nan, beyond)
     result = op.where(is_infinite(op, right), beyond, nearest)
-    return op.cast(op.where(op.equal(right, 0), op.divide(left, right), result), dtype)
+    return op.where(op.equal(right, 0), op.divide(left, right), result)
 
 
+@in_wide
 def hypotenuse(op: Operators, left: relax.Expr, right: relax.Expr) -> relax.Expr:
     """Return √(left² + right²), whose squares neither overflow nor underflow; infinite if an operand is, as in C."""
-    dtype = dtype_of(left)
-    sizes = [op.abs(op.cast(value, wide(dtype))) for value in (left, right)]
+    sizes = op.abs(left), op.abs(right)
     longer, shorter = op.maximum(*sizes), op.minimum(*sizes)
     ratio = op.divide(shorter, op.where(op.equal(longer, 0), 1, longer))
     result = op.multiply(longer, op.sqrt(op.add(op.multiply(ratio, ratio), 1)))
     is_beyond = op.logical_or(*(is_infinite(op, size) for size in sizes))
-    return op.cast(op.where(is_beyond, math.inf, result), dtype)
+    return op.where(is_beyond, math.inf, result)
 
 
 def elu(op: Operators, x: relax.Expr, alpha: float, scale: float = 1.0, input_scale: float = 1.0) -> relax.Expr:
@@ -293,34 +303,31 @@ def parts(op: Operators, data: relax.Expr, sizes: Sequence[int], axis: int) -> r
     return relax.Tuple([op.strided_slice(data, [axis], [first], [last]) for first, last in itertools.pairwise(ends)])
 
 
-def exp_minus_one(op: Operators, operand: relax.Expr) -> relax.Expr:
+@in_wide
+def exp_minus_one(op: Operators, x: relax.Expr) -> relax.Expr:
     """Return exp(x) - 1; for abs(x) < 0.5 by Taylor's series, since the subtraction would lose x's digits."""
-    dtype = dtype_of(operand)
-    x = op.cast(operand, wide(dtype))
     series: Any = op.full_like(x, 1)
-    for count in range(16 if dtype == "float64" else 9, 1, -1):
+    for count in range(16 if dtype_of(x) == "float64" else 9, 1, -1):
         series = op.add(op.multiply(op.multiply(x, 1 / count), series), 1)
     is_small = op.less(op.abs(x), 0.5)
-    return op.cast(op.where(is_small, op.multiply(x, series), op.subtract(op.exp(x), 1)), dtype)
+    return op.where(is_small, op.multiply(x, series), op.subtract(op.exp(x), 1))
 
 
-def log_one_plus(op: Operators, operand: relax.Expr) -> relax.Expr:
+@in_wide
+def log_one_plus(op: Operators, x: relax.Expr) -> relax.Expr:
     """Return log(1 + x); for abs(x) < 0.5 by the series of 2 artanh(x / (2 + x)) (Abramowitz and Stegun, 4.1.27)."""
-    dtype = dtype_of(operand)
-    x = op.cast(operand, wide(dtype))
     is_small = op.less(op.abs(x), 0.5)
     near = op.where(is_small, x, 0)
     ratio = op.divide(near, op.add(near, 2))
-    odd = [2 / (2 * count + 1) for count in range(18 if dtype == "float64" else 8)]
+    odd = [2 / (2 * count + 1) for count in range(18 if dtype_of(x) == "float64" else 8)]
     series = op.multiply(ratio, polynomial(op, op.multiply(ratio, ratio), odd[::-1]))
-    return op.cast(op.where(is_small, series, op.log(op.add(x, 1))), dtype)
+    return op.where(is_small, series, op.log(op.add(x, 1)))
 
 
-def erfc(op: Operators, operand: relax.Expr) -> relax.Expr:
+@in_wide
+def erfc(op: Operators, x: relax.Expr) -> relax.Expr:
     """Return the complementary error function, accurate to a few units in the last place."""
-    dtype = dtype_of(operand)
-    x = op.cast(operand, wide(dtype))
-    return op.cast(op.where(op.greater(x, 0.5), _erfc_beyond(op, x), op.subtract(1, op.erf(x))), dtype)
+    return op.where(op.greater(x, 0.5), _erfc_beyond(op, x), op.subtract(1, op.erf(x)))
 
 
 def _erfc_beyond(op: Operators, x: relax.Expr) -> relax.Expr:

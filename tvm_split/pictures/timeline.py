@@ -153,11 +153,12 @@ def _write(events: Sequence[TraceEvent], machines: Sequence[str], title: str, pa
     shown = [event for event in events if event.kind in LANES and event.machine in machines]
     origin = min((event.start_nanoseconds for event in shown), default=0)
     span = max(max((event.end_nanoseconds for event in shown), default=0) - origin, 1)
-    names = {lane: f"{lane[0] if lane[1] == RECEIVE else ''}  {LANES[lane[1]][0]}" for lane in _rows(machines)}
+    lanes = list(itertools.product(machines, LANES))
+    names = {lane: f"{lane[0] if lane[1] == RECEIVE else ''}  {LANES[lane[1]][0]}" for lane in lanes}
     left = MARGIN + CHARACTER_WIDTH * max(map(len, names.values()), default=0)
     scale = (WIDTH - left - MARGIN) / span
     top = 2 * MARGIN + 2 * FONT_SIZE
-    tops = {lane: top + row * LANE_HEIGHT + row // len(LANES) * MACHINE_GAP for row, lane in enumerate(_rows(machines))}
+    tops = {lane: top + row * LANE_HEIGHT + row // len(LANES) * MACHINE_GAP for row, lane in enumerate(lanes)}
     bottom = max(tops.values(), default=top) + LANE_HEIGHT
     root = Element("svg", xmlns="http://www.w3.org/2000/svg", width=f"{WIDTH}", height=f"{bottom + 3 * MARGIN:.0f}")
     root.set("style", f"font: {FONT_SIZE}px sans-serif; background: white")
@@ -173,10 +174,6 @@ def _write(events: Sequence[TraceEvent], machines: Sequence[str], title: str, pa
     for event in shown:
         _bar(root, event, left + (event.start_nanoseconds - origin) * scale, tops[event.machine, event.kind], scale)
     ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
-
-
-def _rows(machines: Sequence[str]) -> list[tuple[str, str]]:
-    return [(machine, kind) for machine in machines for kind in LANES]
 
 
 def _bar(root: Element, event: TraceEvent, left: float, top: float, scale: float) -> None:

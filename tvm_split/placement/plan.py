@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 from rpc_runtime.program.codecs import CODECS
 from rpc_runtime.program.round_robin import cycle_of
 from rpc_runtime.program.specs import TensorSpec
-from tvm_split.cluster.shared_cores import MOST_CORES
+from tvm_split.cluster.machine import MOST_CORES
 from tvm_split.errors import PlanError
 from tvm_split.placement.prediction import Prediction
 from tvm_split.placement.problem import SHARES_TOLERANCE, Objective, Precision, Stage

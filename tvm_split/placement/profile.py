@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.units import MOST_AMOUNT, SLOWEST
 
 Origin = Literal["measured", "given", "estimated"]

@@ -12,8 +12,7 @@ from pydantic import Field
 
 from tvm_split.errors import PlanError, required
 from tvm_split.placement.plan import FORMAT as PLAN_FORMAT
-from tvm_split.placement.problem import Problem, Share, Stage
-from tvm_split.placement.problem_faults import faults
+from tvm_split.placement.problem import Problem, Share, Stage, faults
 from tvm_split.placement.solution import Solution
 from tvm_split.values import Document, content_of
 

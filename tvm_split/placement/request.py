@@ -137,6 +137,11 @@ _Pins = Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(functools.parti
 _KeptOff = Annotated[
     Mapping[str, tuple[str, ...]], BeforeValidator(functools.partial(_machines_of_layers, field="keep_off"))
 ]
+DATABASE = option(
+    None,
+    "The folder of tuned kernels (default: $TVM_SPLIT_DATABASE, or tvm-split/tuning in the user's cache).",
+    metavar="FOLDER",
+)
 
 
 @dataclass(frozen=True, repr=False, config=ConfigDict(extra="forbid", allow_inf_nan=False))
@@ -209,11 +214,7 @@ class PlanRequest(ShownFields):
         "What convolutions and products take their operands in (float32, float16, bfloat16); they add in float32.",
         metavar="DTYPE",
     )
-    database: Path | None = option(
-        None,
-        "The folder of tuned kernels (default: $TVM_SPLIT_DATABASE, or tvm-split/tuning in the user's cache).",
-        metavar="FOLDER",
-    )
+    database: Path | None = DATABASE
     profile: Annotated[InstanceOf[ClusterProfile] | None, Field(exclude=True)] = field(default=None, repr=False)
     """An existing profile to plan with, instead of measuring. It is not stored in files and has no option."""
 

@@ -226,8 +226,9 @@ def relayout_seconds(links: Links, held: Layout, target: Layout, size: float) ->
             moved = max(0.0, min(has[1], needed[1]) - max(has[0], needed[0]))
         else:
             moved = (has[1] - has[0]) * (needed[1] - needed[0])
-        is_beside = held.axis == target.axis and target.axis in ("rows", "columns")
-        if source != end and size and (moved > TOUCHES or (is_beside and _touch(has, needed))):
+        touch = max(has[0], needed[0]) - min(has[1], needed[1]) < TOUCHES
+        is_beside = touch and held.axis == target.axis and target.axis in ("rows", "columns")
+        if source != end and size and (moved > TOUCHES or is_beside):
             link = links.get((source, end))
             seconds = math.inf if link is None else link.latency_seconds + size * moved / link.bytes_per_second
             slowest = max(slowest, seconds)
@@ -237,10 +238,6 @@ def relayout_seconds(links: Links, held: Layout, target: Layout, size: float) ->
 def _ranges(layout: Layout) -> list[tuple[float, float]]:
     ends = [0.0, *accumulate(layout.shares)]
     return list(pairwise(ends))
-
-
-def _touch(first: tuple[float, float], second: tuple[float, float]) -> bool:
-    return max(first[0], second[0]) - min(first[1], second[1]) < TOUCHES
 
 
 class _State(NamedTuple):

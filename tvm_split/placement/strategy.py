@@ -9,8 +9,7 @@ from typing import ClassVar
 from rpc_runtime.registry import PluginError, Registry
 from tvm_split.errors import PlanError, required
 from tvm_split.placement.evaluate import violations
-from tvm_split.placement.problem import Problem
-from tvm_split.placement.problem_faults import require_valid
+from tvm_split.placement.problem import Problem, require_valid
 from tvm_split.placement.solution import Solution, solution_of
 
 

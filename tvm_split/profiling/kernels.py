@@ -1,7 +1,7 @@
 """Kernels to be timed on the machines of one target: those of a whole model or of some stages."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from relay_passes.lift_weights import LARGEST_EMBEDDED_BYTES
 from rpc_runtime.program.measurements import TimedKernel
 from rpc_runtime.program.specs import BlobSpec, TensorSpec
 from rpc_runtime.scratch import ScratchFolder
-from schedules.tuning import TuningDatabase
+from schedules.tuning.database import TuningDatabase
 from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.build_cache import keep, key_of, recall
 from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
@@ -199,15 +199,34 @@ def target_code(model: Model, target: Mapping[str, Any], database: TuningDatabas
 
     If the calls are cached, the model is scheduled when the first function is needed.
     """
-    scheduled = cache(lambda: scheduled_calls(main_function(model.module), target, model.layers, database))
-    key = key_of([target], calls=model.digest, target=dict(target), tuned=None if database is None else database.digest)
+    function = main_function(model.module)
+    scheduled = cache(lambda: scheduled_calls(function, target, model.layers, database))
+    ((calls, untimeable),) = kept_calls([target], lambda: [scheduled()], database, model=model.digest)
+    return TargetCode(target, calls, lambda: scheduled()[1], shared_weight_bytes(calls), untimeable)
+
+
+Scheduled = tuple[tuple[KernelCall, ...], Mapping[str, tirx.PrimFunc]]
+"""The kernel calls of a function, and its distinct kernels by digest."""
+
+
+def kept_calls(
+    targets: Sequence[Mapping[str, Any]],
+    scheduled: Callable[[], Iterable[Scheduled]],
+    database: TuningDatabase | None,
+    **source: Any,
+) -> list[tuple[tuple[KernelCall, ...], frozenset[str]]]:
+    """Return the calls of functions, each with the digests of the kernels that must not run on made-up values.
+
+    They are cached by ``source`` (JSON values that decide what the functions are), targets and tuning; if they are not
+    cached, they are those of ``scheduled()``.
+    """
+    tuned = None if database is None else database.digest
+    key = key_of(targets, calls=source, built_for=[dict(target) for target in targets], tuned=tuned)
     kept = recall(key)
     if kept is None:
-        calls, functions = scheduled()
-        kept = {"calls": _CALLS.dump_python(calls, mode="json"), "untimeable": sorted(untimeable_in(functions))}
+        kept = [(_CALLS.dump_python(calls, mode="json"), sorted(untimeable_in(made))) for calls, made in scheduled()]
         keep(key, kept)
-    calls = _CALLS.validate_python(kept["calls"])
-    return TargetCode(target, calls, lambda: scheduled()[1], shared_weight_bytes(calls), frozenset(kept["untimeable"]))
+    return [(_CALLS.validate_python(calls), frozenset(untimeable)) for calls, untimeable in kept]
 
 
 _CALLS = TypeAdapter(tuple[KernelCall, ...])
@@ -223,8 +242,8 @@ def scheduled_calls(
     target: Mapping[str, Any],
     layers: Mapping[str, str],
     database: schedules.TunedKernels | None,
-) -> tuple[tuple[KernelCall, ...], dict[str, tirx.PrimFunc]]:
-    """Schedule a stage's function for a target. Return its kernel calls, and the distinct kernels by digest."""
+) -> Scheduled:
+    """Schedule a stage's function for a target."""
     modules = StageCompiler(target, database).lower(function)
     calls = kernel_calls(modules["name"], kernels_of(modules, layers))
     return calls, {call.digest: modules["name"][call.kernel.function] for call in calls}

@@ -16,12 +16,21 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from rpc_runtime.files import CACHE_VARIABLE, LOCK_SECONDS, cache_folder, locked, reason_and_remedy, replacing
+from rpc_runtime.files import (
+    CACHE_VARIABLE,
+    LOCK_SECONDS,
+    cache_folder,
+    file_bytes,
+    locked,
+    reason_and_remedy,
+    replacing,
+    tidy,
+)
 from rpc_runtime.private_folder import private_folder
 from tvm_split.errors import CacheWarning
 
 FORMAT = "tvm-split measurements"
-VERSION = 3
+VERSION = 4
 
 Measurement = TypeVar("Measurement")
 
@@ -84,9 +93,11 @@ class Store:
         folder = self.path.parent
         try:
             private_folder(folder)
+            tidy(folder)
             with locked(folder / "lock", self._lock_seconds), replacing(self.path) as file:
                 entries = dict(sorted({**self._read(), **added}.items()))
-                content = {"format": FORMAT, "version": VERSION, "subject": self._subject, "entries": entries}
+                kept = {"subject": self._subject, "entries": entries}
+                content = {"format": FORMAT, "version": VERSION, **kept, "digest": entry_key(**kept)}
                 file.write(json.dumps(content, indent=1).encode())
         except OSError as error:
             if isinstance(error, TimeoutError):
@@ -98,9 +109,9 @@ class Store:
         if self.path is None:
             return {}
         try:
-            content = json.loads(self.path.read_bytes())
+            content = json.loads(file_bytes(self.path))
             if (content["format"], content["version"]) == (FORMAT, VERSION):
-                return {**content["entries"]}
+                return _entries(content, self._subject)
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -115,6 +126,13 @@ class Store:
     def _warn_damaged(self, problem: str) -> None:
         if self.path is not None:
             _warn(self.path, f"{self.path} is damaged ({problem}): what it holds is measured again")
+
+
+def _entries(content: Mapping[str, Any], subject: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries in a file's content; raise a ValueError unless they were written so, for this subject."""
+    if content["digest"] != entry_key(subject=dict(subject), entries=content["entries"]):
+        raise ValueError("it was changed, or is another machine's")
+    return {**content["entries"]}
 
 
 def _warn(path: Path, text: str) -> None:
@@ -139,14 +157,13 @@ class StoreFile:
 
 def store_files(folder: Path) -> tuple[StoreFile, ...]:
     """Return a description of each store file (``*.json``) in a folder, in the order of their names."""
-    return tuple(_store_file(path) for path in sorted(folder.glob("*.json")))
+    return tuple(map(_store_file, sorted(folder.glob("*.json"))))
 
 
 def _store_file(path: Path) -> StoreFile:
-    subject: Mapping[str, Any] = {}
-    moments: Sequence[float] = ()
+    kept, subject, moments = b"", dict[str, Any](), list[float]()
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        content = json.loads(path.read_bytes())
-        moments = [float(entry["measured_at"]) for entry in content["entries"].values()]
-        subject = {**content["subject"]}
-    return StoreFile(path, path.stat().st_size, subject, moments)
+        content = json.loads(kept := file_bytes(path))
+        entries = _entries(content, content["subject"])
+        subject, moments = {**content["subject"]}, [float(entry["measured_at"]) for entry in entries.values()]
+    return StoreFile(path, len(kept), subject, moments)

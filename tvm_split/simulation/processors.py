@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import simpy
 
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import SharedCores
 
 ROUNDING = 1e-12
 """Seconds of work left, as a share of the simulated time, that are only rounding of sums of durations."""

@@ -9,7 +9,7 @@ from rpc_runtime.program.round_robin import schedule_by_share
 from rpc_runtime.program.routes import CLIENT, Route
 from rpc_runtime.program.specs import BlobSpec, StageSpec, TensorSpec
 from rpc_runtime.transports.transport import memory_of
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.placement.plan import Plan
 from tvm_split.placement.prediction import Prediction

@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import replace
 
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.placement.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine, Stage
 
 GOOD = """\

@@ -52,6 +52,19 @@ def test_a_damaged_blob_is_missing(tmp_path: Path) -> None:
     assert store.pin("d", [blob]) == (blob,)
 
 
+def test_the_count_is_not_written_through_a_link(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("17")
+    BlobStore(tmp_path / "store").close()
+    for replace in (lambda held: held.symlink_to(elsewhere), os.mkfifo, Path.mkdir):
+        held = tmp_path / "store" / "held"
+        held.unlink()
+        replace(held)
+        store = BlobStore(tmp_path / "store")
+        assert bytes(store.read(put(store, b"hello"))) == b"hello"
+    assert elsewhere.read_text() == "17"
+
+
 def test_a_wrong_size_removes_no_blob(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     blob = put(store, b"hello")

@@ -12,7 +12,10 @@ from rpc_runtime.wire.framing import (
     PROTOCOL_VERSION,
     FrameKind,
     control_frame,
+    credit_frame,
     decode,
+    frames_of,
+    joined,
     tensor_frames,
 )
 
@@ -25,6 +28,18 @@ def test_a_tensor_survives(size: int) -> None:
     assert all((f.kind, f.tensor, f.sequence, f.total) == (FrameKind.TENSOR, 7, 2**40, size) for f in frames)
     assert [f.offset for f in frames] == [i * CHUNK_BYTES for i in range(len(frames))]
     assert b"".join(bytes(f.payload) for f in frames) == data.tobytes()
+
+
+@given(st.lists(st.sampled_from([0, 4, 40_000, CHUNK_BYTES + 4]), max_size=6))
+def test_small_frames_come_together_and_large_ones_alone(sizes: list[int]) -> None:
+    frames = [credit_frame(1, 2, 3, [0, 1]), control_frame(FrameKind.HEARTBEAT)]
+    for sequence, size in enumerate(sizes):
+        frames += tensor_frames(7, sequence, np.full(size, sequence, np.uint8))
+    messages = list(joined(frames))
+    assert len(messages) <= 1 + 2 * sum(size > CHUNK_BYTES for size in sizes)
+    assert [frame for message in messages for frame in frames_of(message)] == [*map(decode, frames)]
+    with pytest.raises(ProtocolError):
+        list(frames_of(messages[-1] + b"TVMS"))
 
 
 @given(st.sampled_from([b"", MAGIC, control_frame(FrameKind.TENSOR)[:6]]), st.binary(max_size=120))

@@ -11,8 +11,8 @@ import tvm_ffi
 
 import schedules
 from schedules.template import CHOICES_ATTRIBUTE, text_of
-from schedules.tuning import DatabaseError, DatabaseWriter, TuningDatabase
-from schedules.tuning.database import RECORDS
+from schedules.tuning.database import RECORDS, DatabaseWriter, TuningDatabase
+from schedules.tuning.errors import DatabaseError
 from tests.helpers.schedules.schedule_harness import HOST, graph_of, lower, run
 from tests.helpers.schedules.template_cases import CASES, TRAITS, template_and_function
 from tvm_split.compiler.targets import host_target

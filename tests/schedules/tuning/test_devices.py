@@ -6,8 +6,7 @@ import pytest
 import tvm_ffi
 from tvm import rpc
 
-from schedules.tuning import GpuNeeds
-from schedules.tuning.devices import GPU_FUNCTION, gpu_problem
+from schedules.tuning.devices import GPU_FUNCTION, GpuNeeds, gpu_problem
 
 GOOD = {"hostname": "box", "arch": "sm_90", "problem": "", "driver": 13000, "compiler": ""}
 

@@ -81,5 +81,16 @@ def test_clearing_removes_measurements_and_what_was_compiled(invoke, tmp_path):
     assert "measurements: 0 B kept" in invoke("cache", "show").stdout
 
 
+def test_folders_and_broken_links_are_no_reason_to_fail(invoke, tmp_path):
+    (default_folder() / "gone.json").symlink_to(tmp_path / "nowhere")
+    for folder in (default_folder() / "folder.json", tmp_path / "compiled" / "folder", tmp_path / "blobs"):
+        folder.mkdir(parents=True)
+    (tmp_path / "blobs" / "gone").symlink_to(tmp_path / "nowhere")
+    assert "gone.json: cannot be read" in invoke("cache", "show").stdout
+    invoke("cache", "clear")
+    assert (tmp_path / "compiled" / "folder").is_dir()
+    assert [path.name for path in default_folder().glob("*.json")] == ["folder.json"]
+
+
 def test_wrong_use(invoke):
     assert "show" in invoke("cache", "burn", code=2).stderr

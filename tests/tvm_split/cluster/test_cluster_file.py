@@ -5,8 +5,7 @@ import pytest
 
 from tests.helpers.mutations import WRONG_FILES
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Link, SshAccess
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import Link, SharedCores, SshAccess
 from tvm_split.errors import ClusterError
 
 GOOD = """\

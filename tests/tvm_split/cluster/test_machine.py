@@ -1,8 +1,7 @@
 from rpc_runtime.hardware import HostCores, own_cores
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Cluster, cores_by_address, shared_cores
-from tvm_split.cluster.machine import Machine
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import Machine, SharedCores
 
 
 def remote(*addresses: str, shared: tuple[SharedCores, ...] = ()) -> Cluster:

@@ -1,5 +1,7 @@
 """An unchanged network is compiled once; whatever changes its code, or the kept files, makes it compile again."""
 
+import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +16,13 @@ import tvm_split
 from rpc_runtime.program.specs import TensorSpec
 from schedules import machine_of
 from schedules.template import text_of
-from schedules.tuning import DatabaseWriter
+from schedules.tuning.database import DatabaseWriter
+from tests.helpers.full_disk import full_disk
+from tests.helpers.mutations import mutated
 from tvm_split.compiler.blob_folder import BlobFolder
+from tvm_split.compiler.build_cache import content_in, keep_contents
 from tvm_split.compiler.targets import host_target, tvm_target
-from tvm_split.errors import CacheWarning
+from tvm_split.errors import CacheWarning, OutputError
 from tvm_split.placement.plan import PlannedCodec
 from tvm_split.profiling.kernels import target_code
 from tvm_split.tuning import kernels_to_tune
@@ -53,7 +58,7 @@ def result_of(model: tvm_split.Model, bundle: tvm_split.Bundle) -> np.ndarray:
     return output
 
 
-def test_an_unchanged_network_is_compiled_once(tmp_path: Path) -> None:
+def test_an_unchanged_network_is_compiled_once(cache: Path, tmp_path: Path) -> None:
     first, is_compiled = compiled(model_of(), plan_of(model_of()))
     assert is_compiled
     model = model_of()
@@ -62,6 +67,7 @@ def test_an_unchanged_network_is_compiled_once(tmp_path: Path) -> None:
     assert not is_compiled
     assert second == replace(first, plan=plan)
     assert second.verified == "yes"
+    damage(cache, "blobs/blobs/*/*", None)  # a bundle does not need the cache
     second.save(tmp_path / "bundle")
     assert tvm_split.Bundle.load(tmp_path / "bundle") == second
     np.testing.assert_array_equal(result_of(model, first), result_of(model, second))
@@ -134,6 +140,41 @@ def test_damaged_or_foreign_files_are_not_used(cache: Path, harm: Callable[[Path
     second, is_compiled = compiled(model, plan)
     assert is_compiled
     assert second == first
+
+
+def test_the_results_of_another_network_are_not_used(cache: Path) -> None:
+    """Files that were copied or renamed by hand, or by a broken disk, are whole but wrong."""
+    one, other = model_of(), model_of(scale=2.0)
+    plan = plan_of(one)
+    compiled(one, plan, verify=False)
+    before = set((cache / "compiled").iterdir())
+    compiled(other, plan, verify=False)
+    for path in set((cache / "compiled").iterdir()) - before:
+        shutil.copy(next(iter(before)), path)
+    bundle, is_compiled = compiled(other, plan, verify=False)
+    assert is_compiled
+    np.testing.assert_allclose(result_of(other, bundle), other.reference.outputs(other.example_inputs)[0], rtol=1e-5)
+
+
+def test_a_blob_that_a_full_disk_has_cut_is_written_again(tmp_path: Path) -> None:
+    blobs = BlobFolder(tmp_path)
+    with full_disk(), pytest.raises(OutputError, match="make room"):
+        blobs.add(bytes(1000))
+    assert blobs.path(blobs.add(bytes(1000)).sha256).read_bytes() == bytes(1000)
+
+
+def test_changed_bytes_are_found_anywhere(tmp_path: Path) -> None:
+    contents = {"first": b"content", "second": b"\n" * 9}
+    keep_contents(tmp_path, contents, 9)
+    assert {name: content_in(tmp_path / name) for name in contents} == contents
+    source = random.Random(0)
+    for name in contents:
+        path = tmp_path / name
+        whole = path.read_bytes()
+        for damaged in {*(mutated(whole, source) for _ in range(50)), b"", whole[:1], whole[:-1]} - {whole}:
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError, match="changed"):
+                content_in(path)
 
 
 @pytest.mark.parametrize("folder", ["compiled", "blobs"])

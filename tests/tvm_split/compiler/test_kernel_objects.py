@@ -1,6 +1,7 @@
 """A kernel is compiled once, whatever cut or network it is in; damaged and missing objects are compiled again."""
 
 import itertools
+import json
 import math
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 import tvm_split
+from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.compiler import kernel_processes
 from tvm_split.compiler.kernel_objects import default_folder, kernel_objects
 from tvm_split.compiler.kernel_processes import compiled_objects
@@ -70,18 +72,20 @@ def test_what_was_timed_is_what_is_linked() -> None:
     assert {kernel.function for kernels in bundle.kernels.values() for kernel in kernels} == right_names
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "empty", "folder"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "empty", "folder", "of another"])
 def test_a_damaged_object_is_compiled_again(damage: str, cache: Path) -> None:
     model = model_of(8, 16, 8)
     compiled(model, ["0"], ["2"])
     shutil.rmtree(cache / "compiled")
-    for path in default_folder().iterdir():
-        content = path.read_bytes()
+    contents = {path: path.read_bytes() for path in default_folder().iterdir()}
+    first, *_ = contents.values()
+    for path, content in contents.items():
         path.unlink()
         if damage == "folder":
             path.mkdir()
         else:
-            path.write_bytes({"changed": content[:-8] + bytes(8), "cut": content[:-100], "empty": b""}[damage])
+            damaged = {"changed": content[:-8] + bytes(8), "cut": content[:-100], "empty": b"", "of another": first}
+            path.write_bytes(damaged[damage])
     if damage == "folder":
         with pytest.warns(CacheWarning):
             right(model, compiled(model, ["0"], ["2"]))
@@ -109,6 +113,15 @@ def test_processes_compile_the_same_objects(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(kernel_processes, "SECONDS_PER_PROCESS", 1e-9)
     assert compiled_objects(kernels, target, math.inf, shown.append) == alone
     assert compiled_objects(kernels, target, 0.0, shown.append).items() < alone.items()
+
+
+def test_a_process_whose_starter_was_killed_compiles_nothing(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text(json.dumps(dict(host_target(1))))
+    (tmp_path / "00000.waiting").touch()
+    no_process = str(2**22 + 1)  # above the largest number of a process in Linux
+    command = [sys.executable, "-m", "tvm_split.compiler.kernel_process", str(tmp_path), "inf", no_process]
+    assert subprocess.run(command, check=False, timeout=PATIENCE_SECONDS).returncode == 0
+    assert [path.name for path in tmp_path.glob("0*")] == ["00000.waiting"]
 
 
 def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
+import errno
 import itertools
+import os
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +23,7 @@ from tests.models.unet import unet
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import host_target
-from tvm_split.errors import CompileError
+from tvm_split.errors import CompileError, OutputError
 
 TENSOR = relax.TensorType([3, 4], "float32")
 
@@ -53,6 +56,14 @@ def test_only_main_checks_its_arguments(tmp_path: Path) -> None:
 def test_a_limit_of_files_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
     with full_disk(4096), pytest.raises(CompileError, match=r"part_7 .* files are limited to 4.1 kB"):
         build(relax.op.exp, tmp_path / "part.so")
+
+
+def test_a_full_disk_of_temporary_files_is_named(tmp_path: Path) -> None:
+    def fill_disk() -> dict[str, tirx.PrimFunc]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OutputError, match=f"^{tempfile.gettempdir()} .*No space left on device; make room there"):
+        StageCompiler(host_target(1)).build_kernels(["kernel"], fill_disk, tmp_path / "part.so", "part_7")
 
 
 def test_what_the_linker_says_is_kept(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import tvm_split
 from tests.helpers.traces_of_runs import A, two_machines
-from tvm_split.dashboard.server import page_server
+from tvm_split.dashboard.page import page_server
 from tvm_split.dashboard.state import Page
 from tvm_split.observing.about import About, AboutStage
 from tvm_split.observing.trace import Trace

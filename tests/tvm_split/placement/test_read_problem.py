@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.placement.problems import GOOD
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.placement.problem import Edge, Piece, Pin, Problem, ProblemLink, ProblemMachine
 from tvm_split.placement.read_problem import problem_to_dict, read_problem_file, solution_to_dict

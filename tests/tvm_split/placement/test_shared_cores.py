@@ -4,7 +4,7 @@ import pytest
 
 from tests.helpers.placement.problems import on_one_host, one_each
 from tests.helpers.placement.steps import evaluate_stages
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.placement.problem import Edge, Stage
 from tvm_split.placement.search import Budget, solve
 from tvm_split.placement.search.bounds import division_bound

@@ -12,8 +12,7 @@ from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.models.small_onnx_model import small_model
-from tvm_split.cluster.machine import Link, Machine
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import Link, Machine, SharedCores
 from tvm_split.errors import OneMachineWarning, PlanError
 from tvm_split.launchers.local import Local
 from tvm_split.placement.corrections import Measured, calibrated

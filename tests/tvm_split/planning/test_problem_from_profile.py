@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.helpers.placement.profiles import A, B, chain_problem, chain_profile, graph_of
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.placement.problem import Pin, Stage
 from tvm_split.placement.profile import Bus, ClusterProfile, ModelPiece, StreamingCost

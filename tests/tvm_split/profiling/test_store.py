@@ -2,8 +2,10 @@
 
 import fcntl
 import os
+import random
 import re
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from tests.helpers.mutations import mutated
 from tvm_split.errors import CacheWarning
 from tvm_split.profiling.machine_times import CachedTime
 from tvm_split.profiling.store import Store, store_files
@@ -45,9 +48,9 @@ def test_writers_keep_each_others_entries(tmp_path: Path) -> None:
         b"\xff\xfe\x00",
         b"{}",
         b"[" * 100_000,
-        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": 7}}',
-        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": {"seconds": 1}}}',
-        b'{"format": "tvm-split measurements", "version": 3, "entries": {"k": {"seconds": NaN, "measured_at": 0}}}',
+        b'{"format": "tvm-split measurements", "version": 4, "entries": {"k": 7}}',
+        b'{"format": "tvm-split measurements", "version": 4, "entries": {"k": {"seconds": 1}}}',
+        b'{"format": "tvm-split measurements", "version": 4, "entries": {"k": {"seconds": NaN, "measured_at": 0}}}',
     ],
 )
 def test_a_damaged_file_is_measured_again(tmp_path: Path, content: bytes) -> None:
@@ -60,6 +63,23 @@ def test_a_damaged_file_is_measured_again(tmp_path: Path, content: bytes) -> Non
         assert [store.path for store in store_files(tmp_path)] == [path]
         damaged.put({"k": ENTRY})
     assert Store(tmp_path, MACHINE).get("k", KIND) == ENTRY
+
+
+def test_no_change_of_a_file_changes_a_measurement(tmp_path: Path) -> None:
+    Store(tmp_path, MACHINE).put({"k": ENTRY, "l": CachedTime(3e-3, 1.0)})
+    (path,) = tmp_path.glob("*.json")
+    whole, source = path.read_bytes(), random.Random(0)
+    digit = whole.replace(b"0.002", b"0.003")
+    Store(tmp_path, {**MACHINE, "machine": "slow"}).put({"k": CachedTime(9.0, 1.0)})
+    (others,) = set(tmp_path.glob("*.json")) - {path}
+    contents = [digit, others.read_bytes(), *(whole[:end] for end in (0, 1, len(whole) // 2, -1))]
+    for content in (*contents, *(mutated(whole, source) for _ in range(50))):
+        path.write_bytes(content)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CacheWarning)
+            assert Store(tmp_path, MACHINE).get("k", KIND) in (None, ENTRY)
+    path.write_bytes(digit)
+    assert not any(store.measured_at for store in store_files(tmp_path) if store.path == path)
 
 
 def test_nothing_is_from_the_future(tmp_path: Path) -> None:

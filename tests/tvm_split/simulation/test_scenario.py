@@ -14,7 +14,7 @@ from rpc_runtime.program.routes import CLIENT
 from tests.helpers.placement.profiles import A, B, C, chain_problem, chain_profile, planned as planned_best
 from tests.helpers.placement.steps import random_graph, step
 from tests.helpers.scenarios import busiest
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.placement.plan import Plan, PlannedMachine
 from tvm_split.placement.prediction import CodedLink, predict

@@ -12,7 +12,7 @@ from rpc_runtime.errors import InputError
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.placement.problems import on_one_host, one_each, random_problem
 from tests.helpers.scenarios import busiest, chain, scenario_of_problem
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.errors import PlanError
 from tvm_split.placement.problem import Problem, Stage
 from tvm_split.placement.search import Budget, solve

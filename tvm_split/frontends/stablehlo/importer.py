@@ -20,7 +20,7 @@ from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.convert import BRANCH, LOOP, RANDOM, Graph, Importer, Kind, Operation, convert, refuse
 from tvm_split.frontends.operators import Operators, shape_of
 from tvm_split.frontends.reference import InChildProcess
-from tvm_split.frontends.stablehlo.conversions import HloCall, contractions, elementwise, indexing, reductions, shapes
+from tvm_split.frontends.stablehlo.conversions import HloCall, elementwise, reductions, shapes
 from tvm_split.frontends.stablehlo.folding import folded, without_repeats
 from tvm_split.frontends.stablehlo.layer_names import Frame, Naming, Origin, as_they_are, layers_of, words_of
 from tvm_split.frontends.stablehlo.modules import (
@@ -309,13 +309,7 @@ def _called(operation: Any) -> str:
     return str(ir.StringAttr(attributes["name" if "name" in attributes else "call_target_name"]).value)
 
 
-CONVERSIONS = {
-    **elementwise.CONVERSIONS,
-    **shapes.CONVERSIONS,
-    **reductions.CONVERSIONS,
-    **contractions.CONVERSIONS,
-    **indexing.CONVERSIONS,
-}
+CONVERSIONS = elementwise.CONVERSIONS | shapes.CONVERSIONS | reductions.CONVERSIONS
 
 
 class _Importer(Importer):

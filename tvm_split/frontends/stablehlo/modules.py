@@ -20,6 +20,7 @@ from tvm_split.errors import ModelImportError, last_line
 _PORTABLE = b"StableHLO_v"
 """A marker near the beginning of portable bytecode, which other versions can read."""
 
+OVER_AXES = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min", "and": "min", "or": "max"}
 _DTYPES = {
     "i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
     "ui8": "uint8", "ui16": "uint16", "ui32": "uint32", "ui64": "uint64",
@@ -209,6 +210,25 @@ def pairs(operation: ir.Operation, name: str, count: int) -> list[tuple[int, int
     if name not in operation.attributes:
         return [(0, 0)] * count
     return [(int(low), int(high)) for low, high in array_of(operation.attributes[name]).reshape(-1, 2)]
+
+
+def combined_by(operation: ir.Operation) -> str:
+    """Return the operator by which a region combines two arguments (``add``); ``replace`` if it returns the second.
+
+    Raises ModelImportError for other regions.
+    """
+    block = operation.regions[0].blocks[0]
+    *body, end = [op_view.operation for op_view in block.operations]
+    arguments = list(block.arguments)
+    if len(body) == 1 and len(arguments) == 2 and set(body[0].operands) == set(arguments):
+        kind = str(body[0].name).partition(".")[2]
+        if kind in OVER_AXES and list(end.operands) == list(body[0].results):
+            return kind
+    if not body and len(arguments) == 2 and list(end.operands) == [arguments[1]]:
+        return "replace"
+    raise ModelImportError(
+        "it combines elements in a way of its own; sums, products, minima, maxima, all and any can be imported"
+    )
 
 
 def comparison(operation: ir.Operation) -> str:

@@ -16,9 +16,8 @@ from tvm_split.frontends.convert import BRANCH, LOOP, RANDOM, Graph, Importer, K
 from tvm_split.frontends.dimensions import bound_inputs
 from tvm_split.frontends.reference import InChildProcess
 from tvm_split.frontends.tflite.conversions import CONVERSIONS, TfliteCall
-from tvm_split.frontends.tflite.graph import Operator, TfliteFile, TfliteGraph
+from tvm_split.frontends.tflite.graph import Operator, TfliteFile, TfliteGraph, TfliteReference
 from tvm_split.frontends.tflite.layer_names import Parts, parts_of
-from tvm_split.frontends.tflite.reference import TfliteReference
 from tvm_split.model import Model
 
 

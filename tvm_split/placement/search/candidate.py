@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rpc_runtime.program.round_robin import DIVISIBLE, LONGEST, LONGEST_CYCLE, LONGEST_PER_REPLICA, integer_weights
+from tvm_split.errors import PlanError
 from tvm_split.placement.evaluate import Flow, memory_shortage
 from tvm_split.placement.problem import TOLERANCE, Stage, objective_seconds
 from tvm_split.placement.search.instance import Instance
@@ -243,14 +244,22 @@ def best_scheduled(instance: Instance, plans: Iterable[Candidate]) -> Candidate 
     return best_of(feasible)
 
 
-def fits(instance: Instance, plan: Candidate) -> bool:
-    """Whether a plan keeps to pins, memory and the numbers of stages and machines; ignores period and latency."""
-    return (
+def tried(instance: Instance, stages: Sequence[Placement]) -> Candidate | None:
+    """Evaluate stages; None if a link is missing between two of them, or if they do not fit.
+
+    Plans that fit keep to pins, memory and the numbers of stages and machines; period and latency do not matter.
+    """
+    try:
+        plan = candidate(instance, stages)
+    except PlanError:
+        return None
+    is_fitting = (
         instance.problem.stages in (None, len(plan.stages))
         and len(plan.machines) <= instance.machine_limit
         and all(instance.is_allowed(stage.machines, stage.pieces) for stage in plan.stages)
         and memory_shortage(instance.problem, plan.flow) == 0
     )
+    return plan if is_fitting else None
 
 
 def best_of(candidates: Iterable[Candidate]) -> Candidate | None:
@@ -266,5 +275,5 @@ def one_machine_candidates(instance: Instance) -> list[Candidate]:
     """Return one plan per machine that can hold all pieces: everything on that machine."""
     everything = tuple(range(len(instance.pieces)))
     possible = [machine for machine in range(len(instance.machines)) if np.isfinite(instance.seconds[:, machine]).all()]
-    plans = [candidate(instance, [Placement((machine,), everything)]) for machine in possible]
-    return [plan for plan in plans if fits(instance, plan)]
+    plans = (tried(instance, [Placement((machine,), everything)]) for machine in possible)
+    return [plan for plan in plans if plan is not None]

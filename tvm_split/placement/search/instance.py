@@ -12,8 +12,7 @@ from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.placement.evaluate import NumberedStep, missing_link
 from tvm_split.placement.graph import grouped
-from tvm_split.placement.problem import Problem
-from tvm_split.placement.problem_faults import require_valid
+from tvm_split.placement.problem import Problem, require_valid
 from tvm_split.placement.step_graph import MachineSet
 
 Floats = npt.NDArray[np.float64]

@@ -8,9 +8,8 @@ import math
 import random
 from collections.abc import Callable
 
-from tvm_split.errors import PlanError
 from tvm_split.placement.search.budget import EVALUATION_WORK, Budget
-from tvm_split.placement.search.candidate import Candidate, Placement, candidate, fits
+from tvm_split.placement.search.candidate import Candidate, Placement, tried
 from tvm_split.placement.search.instance import Instance
 
 TEMPERATURES = (0.05, 1e-5)
@@ -86,11 +85,8 @@ class LocalSearch:
         """Evaluate stages; None if they violate a limit."""
         if not all(self._instance.is_allowed(stage.machines, stage.pieces) for stage in stages):
             return None
-        try:
-            plan = candidate(self._instance, stages)
-        except PlanError:
-            return None
-        return plan if fits(self._instance, plan) and plan.is_within_limits else None
+        plan = tried(self._instance, stages)
+        return plan if plan is not None and plan.is_within_limits else None
 
     def _idle(self, stages: State) -> int | None:
         """Return a machine without a stage, or None; fast machine classes are likelier than slow ones."""

@@ -63,7 +63,7 @@ class DeviceClasses:
 
 
 class OrderCosts:
-    """Transfers and sizes of the stages between any two of P cuts of one topological order.
+    """Transfers and sizes of the stages between any two of P cuts of the pieces in their order.
 
     A sent tensor counts once, as if all of its readers outside the stage were in one other stage.
 
@@ -72,54 +72,47 @@ class OrderCosts:
             client. bytes: the sum of the four. tensors: the number of all these tensors.
     """
 
-    def __init__(self, instance: Instance, order: Sequence[int]) -> None:
+    def __init__(self, instance: Instance) -> None:
         self.instance = instance
-        self.order = np.array(order, dtype=np.intp)
-        length = len(order)
-        place = np.empty(length, dtype=np.intp)
-        place[self.order] = np.arange(length)
-        shape = (length + 1, length + 1)
-        self.received, self.sent, self.from_client, self.to_client, self.tensors = (np.zeros(shape) for _ in range(5))
+        length = len(instance.pieces)
+        shape = (length + 2, length + 2)  # the last row and column take differences that lie behind the cuts
+        received, sent, from_client, to_client, tensors = tables = [np.zeros(shape) for _ in range(5)]
         for tensor in instance.tensors:
-            ends = sorted(int(place[piece]) for piece in tensor.destinations if piece != instance.client)
-            source = -1 if tensor.source == instance.client else int(place[tensor.source])
-            into = self.from_client if source < 0 else self.received
+            ends = sorted(piece for piece in tensor.destinations if piece != instance.client)
+            source = tensor.source
+            into = from_client if source == instance.client else received
             # Stages that begin after the source and after the previous reader, and that contain this reader.
             before_each = zip([source, *ends], ends, strict=False)
             stages = [(into, (before + 1, end + 1, end + 1, length + 1)) for before, end in before_each]
-            if ends and source >= 0:
-                stages.append((self.sent, (0, source + 1, source + 1, ends[-1] + 1)))
+            if ends and source != instance.client:
+                stages.append((sent, (0, source + 1, source + 1, ends[-1] + 1)))
             if instance.client in tensor.destinations:
-                stages.append((self.to_client, (0, source + 1, source + 1, length + 1)))
+                stages.append((to_client, (0, source + 1, source + 1, length + 1)))
             for table, rectangle in stages:
                 _add(table, rectangle, tensor.bytes)
-                _add(self.tensors, rectangle, 1.0)
-        for table in (self.received, self.sent, self.from_client, self.to_client, self.tensors):
+                _add(tensors, rectangle, 1.0)
+        for table in tables:
             np.cumsum(np.cumsum(table, axis=0, out=table), axis=1, out=table)
             table[table < TOLERANCE * table.max(initial=0.0)] = 0.0  # rounding errors of the differences
-        self.bytes = self.received + self.sent + self.from_client + self.to_client
-        self._weight_bytes = np.concatenate([[0.0], np.cumsum(instance.weight_bytes[self.order])])
-        self._activation_bytes = instance.activation_bytes[self.order]
+        self.received, self.sent, self.from_client, self.to_client, self.tensors = tables
+        self.bytes = received + sent + from_client + to_client
+        self._weight_bytes = np.concatenate([[0.0], np.cumsum(instance.weight_bytes)])
 
     def memory_bytes(self, start: int, end: int) -> Floats:
         """Return the bytes of memory of stages from the cut ``start`` to start + 1 … end."""
         columns = slice(start + 1, end + 1)
         weights = self._weight_bytes[columns] - self._weight_bytes[start]
-        largest = np.maximum.accumulate(self._activation_bytes[start:end])
+        largest = np.maximum.accumulate(self.instance.activation_bytes[start:end])
         return np.asarray(weights + largest + self.instance.problem.buffers * self.bytes[start, columns])
 
 
 def _add(table: Floats, rectangle: tuple[int, int, int, int], value: float) -> None:
     """Add a value to rows top … bottom − 1 and columns left … right − 1, as differences for later cumulative sums."""
     top, bottom, left, right = rectangle
-    size = len(table)
     table[top, left] += value
-    if bottom < size:
-        table[bottom, left] -= value
-    if right < size:
-        table[top, right] -= value
-        if bottom < size:
-            table[bottom, right] += value
+    table[bottom, left] -= value
+    table[top, right] -= value
+    table[bottom, right] += value
 
 
 class ComputeRuns:

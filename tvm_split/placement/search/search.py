@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import InstanceOf
 
-from tvm_split.errors import NoPlanError, PlanError
+from tvm_split.errors import NoPlanError
 from tvm_split.parameters import Seconds
 from tvm_split.placement.problem import DEFAULT_TIME_LIMIT_SECONDS, TOLERANCE, Problem
 from tvm_split.placement.read_problem import as_problem
@@ -35,10 +35,9 @@ from tvm_split.placement.search.candidate import (
     Placement,
     best_of,
     best_scheduled,
-    candidate,
-    fits,
     one_machine_candidates,
     scheduled,
+    tried,
 )
 from tvm_split.placement.search.explain import alternatives, require_places, why_impossible, why_no_more_machines
 from tvm_split.placement.search.instance import Instance, instance_of
@@ -260,17 +259,14 @@ class Search:
             self._keep([self._local_search.improved(best, budget)])
 
     def _evaluate(self, stages: list[Placement]) -> Candidate | None:
-        """Evaluate a plan, and keep it if it keeps to all limits; None if a link is missing in it."""
+        """Evaluate a plan, and keep it if it keeps to all limits; None if it does not fit."""
         self._budget.spend(EVALUATION_WORK * len(stages))
-        try:
-            plan = candidate(self._instance, stages)
-        except PlanError:  # a link is missing, between stages that are not adjacent
-            return None
-        self._keep([plan])
+        plan = tried(self._instance, stages)
+        self._keep(filter(None, [plan]))
         return plan
 
     def _keep(self, plans: Iterable[Candidate]) -> None:
-        self.plans += (plan for plan in plans if fits(self._instance, plan) and plan.is_within_limits)
+        self.plans += (plan for plan in plans if plan.is_within_limits)
 
     def _bound(self) -> float:
         """Return the lower bound in seconds over plans on one machine, which are all known, and on several."""

@@ -1,16 +1,15 @@
 """Simple plans that a person would make by hand, in a fraction of a second; the search must not return a worse one."""
 
-import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from tvm_split.errors import NoPlanError, PlanError
+from tvm_split.errors import NoPlanError
 from tvm_split.placement.problem import TOLERANCE, Problem
-from tvm_split.placement.search.candidate import Candidate, Placement, best_of, candidate, fits, one_machine_candidates
+from tvm_split.placement.search.candidate import Candidate, Placement, best_of, one_machine_candidates, tried
 from tvm_split.placement.search.instance import Floats, Instance, instance_of
 from tvm_split.placement.search.order_costs import ROUNDING, ComputeRuns, OrderCosts
 from tvm_split.placement.solution import Solution, solution_of
@@ -35,8 +34,8 @@ class FirstFit(Strategy):
 
     def solve(self, problem: Problem, time_limit_seconds: float) -> Solution:
         instance = instance_of(problem)
-        plans = [*one_machine_candidates(instance), *_candidates(instance, _first_fit(instance))]
-        best = best_of([plan for plan in plans if plan.is_within_limits])
+        plans = [*one_machine_candidates(instance), *(tried(instance, stages) for stages in _first_fit(instance))]
+        best = best_of([plan for plan in plans if plan is not None and plan.is_within_limits])
         if best is None:
             raise NoPlanError("first fit finds no plan that keeps to all demands; the strategy 'best' looks further")
         return solution_of(problem, best.named(instance), method="first fit, without a bound")
@@ -48,15 +47,7 @@ def simple_plans(instance: Instance) -> list[Candidate]:
     if instance.problem.replicas:
         everything = tuple(range(len(instance.pieces)))
         plans += [[Placement(whole_set, everything)] for whole_set in _whole_sets(instance)]
-    return _candidates(instance, plans)
-
-
-def _candidates(instance: Instance, plans: Iterable[list[Placement]]) -> list[Candidate]:
-    candidates = []
-    for placements in plans:
-        with contextlib.suppress(PlanError):  # a link is missing between stages that are not adjacent
-            candidates.append(candidate(instance, placements))
-    return [plan for plan in candidates if fits(instance, plan)]
+    return [plan for stages in plans if (plan := tried(instance, stages)) is not None]
 
 
 def _first_fit(instance: Instance) -> Iterator[list[Placement]]:
@@ -92,7 +83,7 @@ class _Filling:
         self._longest = 2 * float(np.where(np.isfinite(seconds), seconds, 0.0).max(axis=1).sum())
         self._cut = _cut_bytes(instance) if uses_links else np.zeros(len(instance.pieces) + 1)
         limited = bool(np.isfinite(instance.memory_bytes).any())
-        self._costs = OrderCosts(instance, range(len(instance.pieces))) if limited else None
+        self._costs = OrderCosts(instance) if limited else None
 
     def plans(self, *, has_latency: bool) -> Iterator[list[Placement]]:
         """Yield the plans under the periods of a bisection; with latency, also under the longest period and some less.

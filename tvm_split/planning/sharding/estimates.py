@@ -1,15 +1,15 @@
 """Times of a plan's parts: measured, or estimated from the pieces' times and the parts' shares of the work."""
 
 import math
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 
 from tvm import relax, tirx
 
-import schedules
 from relay_passes.costs import calls, size_bytes
 from relay_passes.ir import (
     dependent_names,
@@ -20,6 +20,7 @@ from relay_passes.ir import (
     used_variables,
 )
 from rpc_runtime.program.routes import CLIENT
+from schedules.tuning import TuningDatabase
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import computed_shares, partition
@@ -31,10 +32,18 @@ from tvm_split.placement.profile import ClusterProfile, PieceTime
 from tvm_split.placement.step_graph import Step, StepGraph, Transfer
 from tvm_split.planning.sharding.attempts import Attempts
 from tvm_split.profiling.kernel_timing import time_kernels
-from tvm_split.profiling.kernels import KernelCall, TargetCode, scheduled_calls, shared_weight_bytes, untimeable_in
+from tvm_split.profiling.kernels import (
+    KernelCall,
+    Scheduled,
+    TargetCode,
+    kept_calls,
+    scheduled_calls,
+    shared_weight_bytes,
+)
 from tvm_split.profiling.machine_facts import MachineFacts
 from tvm_split.profiling.machine_times import CallSeconds
 from tvm_split.progress import StepProgress
+from tvm_split.values import content_of
 
 
 @dataclass(frozen=True)
@@ -290,37 +299,58 @@ def profile_parts(
 
 
 class _ScheduledPlan:
-    """A plan whose stages are partitioned, and their kernels scheduled for their machines."""
+    """A plan whose stages are partitioned, and their kernels scheduled for their machines, if they are not cached."""
 
-    def __init__(self, model: Model, plan: Plan, database: schedules.TunedKernels | None) -> None:
+    def __init__(self, model: Model, plan: Plan, database: TuningDatabase | None) -> None:
         self.plan = plan
         self.placed = partition(model, plan)
-        self.machines = tuple(dict.fromkeys(stage.machine for stage in self.placed.plan.stages))
-        self.stages: dict[str, tuple[tuple[KernelCall, ...], Mapping[str, tirx.PrimFunc]]] = {}
-        """By stage, its kernel calls, and its distinct kernels by digest."""
-        for stage, part in self.placed.parts:
-            layers, target = part.layers(self.placed.model.layers), plan.machine(stage.machine).target
-            self.stages[stage.name] = scheduled_calls(part.function, target, layers, database)
+        self._database = database
+        stages = self.placed.plan.stages
+        self.machines = tuple(dict.fromkeys(stage.machine for stage in stages))
+        targets = [plan.machine(machine).target for machine in self.machines]
+        kept = kept_calls(
+            targets, lambda: self._scheduled, database, model=model.digest, stages=content_of(plan)["stages"]
+        )
+        self.calls = {stage.name: calls for stage, (calls, _) in zip(stages, kept, strict=True)}
+        """The kernel calls of each stage, by its name."""
+        self.untimeable = frozenset[str]().union(*(untimeable for _, untimeable in kept))
+
+    @cached_property
+    def _scheduled(self) -> list[Scheduled]:
+        layers = self.placed.model.layers
+        return [
+            scheduled_calls(part.function, self.plan.machine(stage.machine).target, part.layers(layers), self._database)
+            for stage, part in self.placed.parts
+        ]
+
+    @property
+    def functions(self) -> dict[str, tirx.PrimFunc]:
+        """All distinct kernels, by digest."""
+        return {digest: function for _, functions in self._scheduled for digest, function in functions.items()}
+
+    def calls_on(self, machine: str) -> list[tuple[KernelCall, ...]]:
+        """Return the kernel calls of each stage of a machine."""
+        return [self.calls[stage.name] for stage in self.placed.plan.stages if stage.machine == machine]
 
 
 def _code(plans: Sequence[_ScheduledPlan], facts: MachineFacts) -> TargetCode:
     """The kernels of all parts on machines of one target; each machine of that target measures all of them."""
-    calls: list[KernelCall] = []
-    functions: dict[str, tirx.PrimFunc] = {}
-    weight_bytes = 0
-    for plan in plans:
-        for machine in plan.machines:
-            if plan.plan.machine(machine).target == facts.target:
-                parts = [plan.stages[stage.name] for stage in plan.placed.plan.stages if stage.machine == machine]
-                weight_bytes = max(weight_bytes, sum(shared_weight_bytes(part_calls) for part_calls, _ in parts))
-                for part_calls, part_functions in parts:
-                    calls += part_calls
-                    functions.update(part_functions)
-    return TargetCode(facts.target, tuple(calls), lambda: functions, weight_bytes, untimeable_in(functions))
+    on_machines = [
+        plan.calls_on(machine)
+        for plan in plans
+        for machine in plan.machines
+        if plan.plan.machine(machine).target == facts.target
+    ]
+    calls = tuple(chain.from_iterable(chain.from_iterable(on_machines)))
+    weight_bytes = max((sum(map(shared_weight_bytes, parts)) for parts in on_machines), default=0)
+    untimeable = frozenset[str]().union(*(plan.untimeable for plan in plans))
+    return TargetCode(
+        facts.target, calls, lambda: dict(ChainMap(*(plan.functions for plan in plans))), weight_bytes, untimeable
+    )
 
 
 def _timed(scheduled: _ScheduledPlan, step: Step, seconds: CallSeconds, estimates: PartEstimates, origin: int) -> Step:
-    calls, _ = scheduled.stages[step.name]
+    calls = scheduled.calls[step.name]
     piece_time, correction = seconds.of(calls), estimates.corrections.get(step.machines[0], 1.0)
     together = estimates.is_contended(scheduled.plan, origin, step.machines[0])
     contended = piece_time.contended_seconds * estimates.oversubscription.get(step.machines[0], 1.0)

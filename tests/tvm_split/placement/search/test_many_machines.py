@@ -18,15 +18,14 @@ from tests.helpers.placement.many_machines import (
 from tests.helpers.placement.oracle import best, graph_plans, judge
 from tests.helpers.placement.problems import random_problem
 from tests.helpers.placement.steps import evaluate_stages
-from tvm_split.cluster.shared_cores import SharedCores
+from tvm_split.cluster.machine import SharedCores
 from tvm_split.placement.problem import Objective, Piece, Problem, ProblemLink, ProblemMachine
 from tvm_split.placement.search import Budget, solve
 from tvm_split.placement.search.bounds import Prices
 from tvm_split.placement.search.candidate import Placement, one_machine_candidates
 from tvm_split.placement.search.instance import instance_of
 from tvm_split.placement.search.order_costs import DeviceClasses, OrderCosts
-from tvm_split.placement.search.priced_search import PricedSearch
-from tvm_split.placement.search.stage_beam import StageBeam
+from tvm_split.placement.search.priced_search import PricedSearch, StageBeam
 from tvm_split.placement.solution import Solution
 
 SEEDS = st.integers(0, 2**32)
@@ -243,13 +242,13 @@ def test_each_stage_may_have_two_replicas() -> None:
 
 
 def test_the_example_of_the_beam_search_is_right() -> None:
-    """It is drawn in the docstring of `stage_beam`; no plan takes 3.9 s."""
+    """It is drawn in the docstring of `StageBeam`; no plan takes 3.9 s."""
     seconds = {"fast": (1.0, 1.0, 2.0, 2.0), "slow-a": (2.0, 4.0, 1.0, 4.0), "slow-b": (2.0, 4.0, 1.0, 4.0)}
     pieces = tuple(Piece(f"p{index}", {name: row[index] for name, row in seconds.items()}) for index in range(4))
     instance = instance_of(Problem("throughput", tuple(map(ProblemMachine, seconds)), (), pieces, ()))
     classes = DeviceClasses(instance)
     prices = Prices(np.array([0.5, 0.25]), np.array([0.5, 0.5, 0.25, 1.0]), 2.25)
-    beam = StageBeam(OrderCosts(instance, range(4)), classes, prices, width=2)
+    beam = StageBeam(OrderCosts(instance), classes, prices, width=2)
     placed = beam.stages(4.0, 3, classes.counts, Budget())
     assert placed == [Placement((0,), (0, 1, 2)), Placement((1,), (3,))]
     assert beam.stages(3.9, 3, classes.counts, Budget()) is None

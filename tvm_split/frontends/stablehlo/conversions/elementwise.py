@@ -13,6 +13,7 @@ from tvm_split.frontends.compositions import (
     erfc,
     exp_minus_one,
     half_to_even,
+    in_wide,
     is_infinite,
     limited,
     log_one_plus,
@@ -36,16 +37,6 @@ def elementwise(op: Operators, call: HloCall, change: Elementwise) -> relax.Expr
 
 def _named(name: str) -> Elementwise:
     return lambda op, *operands: getattr(op, name)(*operands)
-
-
-def _in_float32(name: str) -> Elementwise:
-    """Return an operator that computes half precision in float32, since TVM lacks it or computes it inaccurately."""
-
-    def change(op: Operators, operand: relax.Expr) -> relax.Expr:
-        dtype = dtype_of(operand)
-        return op.cast(getattr(op, name)(op.cast(operand, wide(dtype))), dtype)
-
-    return change
 
 
 def _of_numbers(name: str, of_booleans: str) -> Elementwise:
@@ -73,26 +64,24 @@ def _half_away_from_zero(op: Operators, operand: relax.Expr) -> relax.Expr:
     return op.multiply(op.sign(operand), op.where(is_up, op.add(below, 1), below))
 
 
+@in_wide
 def _cube_root(op: Operators, operand: relax.Expr) -> relax.Expr:
-    dtype = dtype_of(operand)
-    wider = op.cast(operand, wide(dtype))
-    return op.cast(op.multiply(op.sign(wider), op.power(op.abs(wider), 1 / 3)), dtype)
+    return op.multiply(op.sign(operand), op.power(op.abs(operand), 1 / 3))
 
 
-def _erf_inverse(op: Operators, operand: relax.Expr) -> relax.Expr:
+@in_wide
+def _erf_inverse(op: Operators, x: relax.Expr) -> relax.Expr:
     """Return the inverse error function in single precision, as in XLA.
 
     Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011).
     """
-    dtype = dtype_of(operand)
-    x = op.cast(operand, wide(dtype))
     w = op.negative(op.log(op.multiply(op.subtract(1, x), op.add(x, 1))))
     is_central = op.less(w, 5)
     centre = op.subtract(w, 2.5)
     tail = op.subtract(op.sqrt(w), 3)
     result = op.where(is_central, polynomial(op, centre, _CENTRE), polynomial(op, tail, _TAIL))
     ends = op.multiply(op.sign(x), math.inf)
-    return op.cast(op.where(op.equal(op.abs(x), 1), ends, op.multiply(result, x)), dtype)
+    return op.where(op.equal(op.abs(x), 1), ends, op.multiply(result, x))
 
 
 _CENTRE = (
@@ -164,7 +153,8 @@ _UNARY: dict[str, Elementwise] = {
     "logistic": _named("sigmoid"),
     "sine": _named("sin"),
     "cosine": _named("cos"),
-    "tan": _in_float32("tan"),
+    # TVM lacks these in half precision, or computes them inaccurately.
+    "tan": in_wide(_named("tan")),
     "sign": sign,
     "round_nearest_afz": _half_away_from_zero,
     "round_nearest_even": half_to_even,
@@ -180,7 +170,7 @@ _UNARY: dict[str, Elementwise] = {
     "chlo.is_pos_inf": partial(_is_infinite, of_sign=1),
     "chlo.is_neg_inf": partial(_is_infinite, of_sign=-1),
     **{
-        f"chlo.{name}": _in_float32(name)
+        f"chlo.{name}": in_wide(_named(name))
         for name in ("acos", "asin", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "tan", "erf")
     },
 }
