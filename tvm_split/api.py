@@ -11,7 +11,7 @@ from rpc_runtime.option import takes_options
 from tvm_split.arguments import ClusterLike, as_cluster
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiling import compile
-from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy_on
+from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, OnFailure, deploy_on
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
 from tvm_split.parameters import Count, Seconds, Size
@@ -37,6 +37,7 @@ def compile_and_deploy(
     verify: bool = True,
     timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS,
     in_flight: Count | None = None,
+    on_failure: OnFailure = "recover",
     on_progress: StepProgress | None = None,
     **fields: Any,
 ) -> Deployment:
@@ -56,6 +57,7 @@ def compile_and_deploy(
         verify: compare the compiled stages with the source before deployment.
         timeout_seconds: the longest wait for a worker's answer or the next result.
         in_flight: the most micro-batches of a stream that are in flight; see `deploy`.
+        on_failure: ``"recover"`` moves the stages of a machine that fails to the others, ``"raise"`` ends with an error.
         on_progress: called with the current step, the number of steps done and the number of all steps; by default
             they are shown on stderr (not with TVM_SPLIT_PROGRESS=0).
     """
@@ -82,7 +84,7 @@ def compile_and_deploy(
         bundle = compile(model, planned, verify=verify, database=request.database, on_progress=report)
         undo.pop_all()
         with step_progress("deploying"):
-            return deploy_on(workers, bundle, timeout_seconds, in_flight=in_flight)
+            return deploy_on(workers, bundle, timeout_seconds, in_flight=in_flight, on_failure=on_failure)
 
 
 @contextlib.contextmanager

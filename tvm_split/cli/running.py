@@ -17,6 +17,7 @@ from tvm_split.cli import options
 from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_on_machines, planned
+from tvm_split.deployment.deployment import OnFailure
 from tvm_split.display.console import print_json, print_note, transfer_progress
 from tvm_split.display.view import Table, print_parts, show
 from tvm_split.placement.request import PlanRequest
@@ -30,6 +31,10 @@ class DeployOptions:
 
     rename: tuple[str, ...] = option((), "Of a bundle: its machine OLD is NEW of the cluster.", metavar="OLD=NEW")
     timeout: float = options.TIMEOUT
+    on_failure: OnFailure = option(
+        "recover", "If a machine fails: move its stages to the others, or end with an error."
+    )
+    events: Path | None = option(None, "Append what happens to the deployment, as lines of JSON.", metavar="FILE")
 
     def deploy(
         self, bundle: tvm_split.Bundle, cluster: tvm_split.Cluster, in_flight: int | None = None
@@ -43,7 +48,13 @@ class DeployOptions:
                 bars(machine, done, total)
 
             deployment = tvm_split.deploy(
-                bundle, cluster, timeout_seconds=self.timeout, on_transfer=report, in_flight=in_flight
+                bundle,
+                cluster,
+                timeout_seconds=self.timeout,
+                on_transfer=report,
+                in_flight=in_flight,
+                on_failure=self.on_failure,
+                events=self.events,
             )
         return deployment, sent
 
