@@ -20,7 +20,7 @@ from relay_passes.ir import (
     used_variables,
 )
 from rpc_runtime.program.routes import CLIENT
-from schedules.tuning import TuningDatabase
+from schedules.tuning.database import TuningDatabase
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.sharding import computed_shares, partition
