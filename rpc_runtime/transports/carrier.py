@@ -54,6 +54,9 @@ class Carrier(ABC):
     It takes the frames to send from `LinkEnd.frames` in a thread of its own, or its `wake` calls `LinkEnd.drain`.
     """
 
+    joins_frames = False
+    """Whether small frames that wait are sent in one message."""
+
     def slots(self, route: Route) -> Sequence[Slot]:
         """Return ``route.depth`` slots in memory that both ends share, or () if tensors are sent in frames."""
         return ()

@@ -172,10 +172,8 @@ class LinkEnd(ABC):
         self._carrier = carrier
         carrier.wake()
 
-    def frames(self, *, are_joined: bool = False) -> Iterator[bytes]:
+    def frames(self) -> Iterator[bytes]:
         """Yield the frames to send, heartbeats included, until the link is closed. Blocks; only one thread may call it.
-
-        With ``are_joined``, several small frames may come as one, if tensors are sent in frames.
 
         Raises:
             WorkerUnavailableError: nothing was received from the other end for too long.
@@ -194,7 +192,8 @@ class LinkEnd(ABC):
                     continue
                 self.require_life(begin)
                 message = Message((HEARTBEAT,))
-            yield from joined(message.frames) if are_joined and not self._has_slots else message.frames
+            joins = self._carrier is not None and self._carrier.joins_frames
+            yield from joined(message.frames) if joins else message.frames
             with self._lock:
                 if self._closed:
                     return

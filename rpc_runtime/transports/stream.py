@@ -15,6 +15,8 @@ class Stream(Carrier):
     The call itself reports its end, so ``on_end`` is not used. ``is_alive`` returns whether the call is active.
     """
 
+    joins_frames = True
+
     def __init__(self, link: LinkEnd, is_alive: Callable[[], bool]) -> None:
         self.is_alive = is_alive
         self._link = link
@@ -48,7 +50,7 @@ class Stream(Carrier):
         """
         self._settled.wait()
         if self._take is not None:
-            yield from self._link.frames(are_joined=True)
+            yield from self._link.frames()
         else:
             self._over.wait()
 
