@@ -57,7 +57,7 @@ def compile_and_deploy(
         verify: compare the compiled stages with the source before deployment.
         timeout_seconds: the longest wait for a worker's answer or the next result.
         in_flight: the most micro-batches of a stream that are in flight; see `deploy`.
-        on_failure: ``"recover"`` moves the stages of a machine that fails to the others, ``"raise"`` ends with an error.
+        on_failure: ``"recover"`` moves the stages of a machine that fails, ``"raise"`` ends with an error.
         on_progress: called with the current step, the number of steps done and the number of all steps; by default
             they are shown on stderr (not with TVM_SPLIT_PROGRESS=0).
     """

@@ -217,8 +217,9 @@ class Dispatcher:
     def room_locked(self) -> None:
         """Make it due to wake the thread that waits to feed the next micro-batch, if there is room for it."""
         if (batch := self._next_locked()) is not None:
-            is_first = isinstance(batch.source, Stream) and batch.sequence is None
-            (batch.source.feeder if is_first else self._calls).rouse_locked()
+            is_replay = batch.sequence is not None
+            feeder = batch.source.feeder if isinstance(batch.source, Stream) and not is_replay else self._calls
+            feeder.rouse_locked()
 
     def wake(self) -> None:
         do_due(self._due)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from queue import SimpleQueue
 from typing import Literal, Protocol
 
@@ -191,7 +192,7 @@ class Supervisor:
                 continue
             placement = self._opening = self._open_placement(program, endpoints)
             try:
-                placement.prepare(lambda described, program=program: self._recovery.check(program, described))
+                placement.prepare(partial(self._recovery.check, program))
                 placement.join()
             except TvmSplitError as error:
                 placement.close(unload=False)
