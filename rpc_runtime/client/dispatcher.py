@@ -60,7 +60,8 @@ class Dispatcher:
         """The thread that feeds calls and replays which had to wait."""
         self._program = program
         self._timeout_seconds = timeout_seconds
-        self._wanted_limit, self._limit = in_flight, 0
+        self._wanted_limit = in_flight
+        self._limit = default_in_flight(program) if in_flight is None else in_flight
         self._waited_for = waited_for
         self._links: ClientLinks | None = None
         self._completed = 0
