@@ -22,7 +22,7 @@ from schedules.cpu.contraction import (
     Tiling,
     contraction_template,
 )
-from schedules.cpu.register_tile import SMALLEST_ACCUMULATORS, dividing_tile, divisors, padded_extent
+from schedules.cpu.register_tile import SMALLEST_ACCUMULATORS, RegisterTile, dividing_tile, divisors, padded_extent
 from schedules.relax_tools import FUSABLE, accumulator_dtype, default_convolution, window_of
 from schedules.traits import Traits
 
@@ -39,7 +39,9 @@ GROUP_BYTES = 16 * 1024
 SMALLEST_UNITS = 8
 SMALLEST_REUSE = 4
 LARGEST_NEAR_GROUP = 4
-DEPTHWISE_GROUP_BYTES = 32 * 1024
+DEPTHWISE_GROUP_BYTES = 16 * 1024
+# Measured: 28 pixels at once take 1.04 to 1.16 times as long as 14, with their sums and weights in 32 registers.
+LARGEST_DEPTHWISE_ROWS = 14
 
 
 def legalize_conv2d(builder: BlockBuilder, call: relax.Call, traits: Traits) -> relax.Expr:
@@ -154,8 +156,11 @@ def _depthwise_tiling(extents: tuple[int, ...], traits: Traits) -> Tiling:
     # Padding the whole image first takes as long as the convolution, which does only nine multiply-adds per element.
     row_bytes = 4 * extents[3] * extents[4]
     group = max((rows for rows in divisors(extents[2]) if rows * row_bytes <= DEPTHWISE_GROUP_BYTES), default=1)
-    tile = dividing_tile(extents[3], 1, traits)
-    return Tiling(str(tile), ALL_AT_ONCE, group, BLOCKS_OUTSIDE, unroll=extents[-1], prepare=PREPARE_INSIDE)
+    rows = dividing_tile(extents[3], 1, traits).rows
+    if rows > LARGEST_DEPTHWISE_ROWS and rows % 2 == 0:
+        rows //= 2
+    tile = str(RegisterTile(rows, 1))
+    return Tiling(tile, ALL_AT_ONCE, group, BLOCKS_OUTSIDE, unroll=extents[-1], prepare=PREPARE_INSIDE)
 
 
 CONV2D = contraction_template("conv2d", DENSE, _roles, _dense_tiling)
