@@ -10,11 +10,18 @@ from typing import Any, TypeVar
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.blob_store import read_blob
-from rpc_runtime.execution.loaded_stage import LoadedStage, WeightCache, array_from_tensor, on_host, tensor_from_array
+from rpc_runtime.execution.loaded_stage import (
+    LoadedStage,
+    WeightCache,
+    array_from_tensor,
+    on_host,
+    tensor_from_array,
+    tensor_slot,
+)
 from rpc_runtime.execution.observed_stage import ObservedStage
 from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.events import COMPUTE, Observation, Recorder, now
-from rpc_runtime.program.inputs import checked_inputs, client_arrays
+from rpc_runtime.program.inputs import checked_inputs, client_arrays, flat_bytes
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
@@ -90,6 +97,8 @@ class InProcessRunner(Runner):
         self._own_process = OwnProcess()
         self._recorders = {machine: Recorder() for machine in program.machines}
         self._tracks = [self._recorders[stage.machine].track(COMPUTE, stage.name) for stage in program.stages]
+        # New memory for each micro-batch would take ten times as long to write.
+        self._inputs = {tensor.name: tensor_slot(tensor) for tensor in program.client_tensors}
         cache = WeightCache()
         self._stages: list[ObservedStage] = []
         self._closed = False
@@ -123,7 +132,8 @@ class InProcessRunner(Runner):
         )
         values: _Values = {}
         for tensor in client_tensors:
-            self._keep(tensor, tensor_from_array(by_name[tensor.name]), sequence, values)
+            self._inputs[tensor.name].data[:] = flat_bytes(by_name[tensor.name])
+            self._keep(tensor, self._inputs[tensor.name].value, sequence, values)
         for observed, track in zip(self._stages, self._tracks, strict=True):
             stage = observed.loaded.stage
             if sequence not in stage.micro_batches:

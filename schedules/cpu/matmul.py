@@ -10,7 +10,7 @@ from tvm.relax.expr_functor import mutator
 
 from schedules.blocks import ANCHOR
 from schedules.cpu.contraction import ALL_AT_ONCE, BLOCKS_OUTSIDE, LoopRoles, Tiling, contraction_template
-from schedules.cpu.register_tile import dividing_tile, divisors, padded_extent
+from schedules.cpu.register_tile import dividing_tile, divisors, padded_blocks, padded_extent
 from schedules.relax_tools import (
     FUSABLE,
     TraitsMutator,
@@ -60,7 +60,7 @@ class PackMatmul(TraitsMutator):
             return self._product(
                 lambda a, b: matmul_packed(left_view.tensor(a), b, right_shape[-1], dtype, self.traits),
                 left_view.source,
-                self._pack(matrix),
+                self._pack(matrix, left_shape[-2]),
             )
         if len(right_shape) < 2 or matrix is not None:
             return call
@@ -99,12 +99,14 @@ class PackMatmul(TraitsMutator):
         # numpy's reshape may copy, and then the zero strides of a broadcast are lost.
         return source.reshape(shape) if 0 not in source.strides else None
 
-    def _pack(self, matrix: Any) -> relax.Expr:
-        key = (matrix.__array_interface__["data"][0], matrix.shape, matrix.strides)
+    def _pack(self, matrix: Any, rows: int) -> relax.Expr:
+        (depth, columns), lanes = matrix.shape, self.traits.lanes
+        blocks = padded_blocks(rows, -(-columns // lanes), self.traits)
+        key = (matrix.__array_interface__["data"][0], matrix.shape, matrix.strides, blocks)
         if key not in self._packed:
-            (depth, columns), lanes = matrix.shape, self.traits.lanes
-            padded = np.pad(matrix, ((0, 0), (0, -columns % lanes))) if columns % lanes else matrix
-            packed = padded.reshape(depth, -1, lanes).transpose(1, 0, 2)
+            added = blocks * lanes - columns
+            padded = np.pad(matrix, ((0, 0), (0, added))) if added else matrix
+            packed = padded.reshape(depth, blocks, lanes).transpose(1, 0, 2)
             self._packed[key] = constant(np.ascontiguousarray(packed))
         return self._packed[key]
 
@@ -114,12 +116,12 @@ def matmul_with_packing(left: te.Tensor, right: te.Tensor, out_dtype: str, trait
     batch = [int(extent) for extent in right.shape[:-2]]
     depth, columns = int(right.shape[-2]), int(right.shape[-1])
     lanes = traits.lanes
-    blocks = -(-columns // lanes)
+    blocks = padded_blocks(int(left.shape[-2]), -(-columns // lanes), traits)
 
     def element(*index: Any) -> Any:
         *at, block, k, lane = index
         column = block * lanes + lane
-        if columns % lanes:
+        if blocks * lanes > columns:
             column = tirx.min(column, columns - 1)
         return right[(*at, k, column)]
 

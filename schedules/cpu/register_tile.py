@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from schedules.traits import Traits
 
 # Two multiply-adds start per cycle and take four cycles; with fewer independent accumulators they wait for each other.
-ACCUMULATORS_TO_HIDE_LATENCY = 8
+# Measured: 8 accumulators take 1.05 (convolutions) to 1.16 (products, AVX2) times as long as 12, and 10 as long as 12.
+ACCUMULATORS_TO_HIDE_LATENCY = 8.6
+# The part of the time that storing partial tiles adds; 60 columns in tiles of 6 take as long as 56 in tiles of 4.
+PARTIAL_TILES = 0.05
 # Two loads start per cycle. Above this ratio of loads to multiply-adds, the load ports limit the kernel. Measured:
 # tiles with a ratio of 0.63 (8 x 2) reach the peak, and those with 1.04 (28 x 1) still 95 %.
 LOADS_PER_MULTIPLY_ADD = 0.9
@@ -39,21 +42,22 @@ def slowdown(tile: RegisterTile) -> float:
 def _cost(extent: int, rows: int, blocks: int) -> float:
     """Return the time to compute ``extent`` rows in tiles, relative to the time at the peak rate; at least 1."""
     waste = -(-extent // rows) * rows / extent
-    # On a tie take more rows per weight vector: weights come from the second-level cache, broadcast values from the
-    # first.
-    return waste * slowdown(RegisterTile(rows, blocks)) + 0.1 / rows
+    partial = PARTIAL_TILES if extent % rows else 0.0
+    # On a tie take fewer loads, and more rows per weight vector: weights come from the second-level cache, broadcast
+    # values from the first. Measured on products of 128 rows: 8 x 3 takes 0.97 (768 deep) and 0.9 (3072) of 8 x 2.
+    return waste * slowdown(RegisterTile(rows, blocks)) + partial + 0.2 * (1 / rows + 1 / blocks) + 0.1 / rows
 
 
 def _fits(rows: int, blocks: int, traits: Traits) -> bool:
     """Return whether LLVM 22 keeps the tile in registers: its sums, a weight vector per block, one broadcast value.
 
-    Measured with 32 registers and data in the first-level cache: 14 x 2, 9 x 3 and 6 x 4 run at 90 % of the peak; 7 x 4
-    spills and falls to 70 %. One weight vector needs no broadcast register, because AVX-512 broadcasts from memory
-    inside the multiply-add. With 16 registers, 6 x 2 and 3 x 4 are the largest tiles without loss.
+    Measured with 32 registers: 14 x 2, 8 x 3 and 6 x 4 run at 90 % of the peak, 9 x 3 at 82 %,
+    and 7 x 4 spills and falls to 70 %. One weight vector needs no broadcast register, because AVX-512 broadcasts from
+    memory inside the multiply-add. With 16 registers, 4 x 3 and 6 x 2 run at the peak, and 3 x 4 at 77 % of it.
     """
     if traits.registers < 32:
-        return rows * blocks <= 12
-    return rows <= LARGEST_ROWS if blocks == 1 else rows * blocks + blocks + 1 <= traits.registers
+        return rows * blocks <= 12 and rows * blocks + blocks + 1 <= traits.registers
+    return rows <= LARGEST_ROWS if blocks == 1 else (rows + 2) * blocks <= traits.registers
 
 
 def choose_tile(
@@ -100,6 +104,16 @@ def tiles_to_try(extent: int, block_count: int, traits: Traits) -> list[Register
 
 def divisors(extent: int) -> list[int]:
     return [divisor for divisor in range(1, extent + 1) if extent % divisor == 0]
+
+
+def padded_blocks(extent: int, block_count: int, traits: Traits) -> int:
+    """Return ``block_count`` or slightly more, so that a better tile divides it: 6283 vectors have no other divisor."""
+
+    def cost(count: int) -> float:
+        tile = choose_tile(extent, count, traits)
+        return count * _cost(extent, tile.rows, tile.blocks)
+
+    return min(range(block_count, block_count + 4), key=cost)
 
 
 def padded_extent(extent: int, block_count: int, traits: Traits) -> int:

@@ -140,6 +140,8 @@ class Measurer(contextlib.AbstractContextManager["Measurer"]):
             stderr=DEVNULL,
         )
         self._runners = _Processes(self.devices, run_seconds, prepare, stderr=DEVNULL)
+        for _ in range(self.devices):  # these start while the builders start and build: each imports TVM, for seconds
+            self._runners.submit(probe_of(None))
         try:
             if tracker is not None and gpu is not None:
                 self._require_gpus(tracker)

@@ -34,7 +34,7 @@ def prefetched(rows: int, depth: int, columns: int) -> str:
 )
 def test_the_next_tile_of_columns_is_fetched(depth: int, pattern: str) -> None:
     """A tile has two column blocks. Of a long reduction the next chunk is fetched, which may be the next tile's."""
-    addresses = re.findall(r"T\.prefetch\(T\.address_of\(packed\[(.*?)\]\)", prefetched(128, depth, 128))
+    addresses = re.findall(r"T\.prefetch\(T\.address_of\(packed\[(.*?)\]\)", prefetched(128, depth, 160))
     assert addresses
     assert all(re.match(pattern, address) for address in addresses)
 
