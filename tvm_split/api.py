@@ -11,10 +11,10 @@ from rpc_runtime.option import takes_options
 from tvm_split.arguments import ClusterLike, as_cluster
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiling import compile
-from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, OnFailure, deploy_on
+from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy_on
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
-from tvm_split.parameters import Count, Seconds, Size
+from tvm_split.parameters import Count, OnFailure, Seconds, Size
 from tvm_split.placement.problem import Objective
 from tvm_split.placement.request import PlanRequest
 from tvm_split.planning.advice import one_machine_advice
@@ -37,7 +37,7 @@ def compile_and_deploy(
     verify: bool = True,
     timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS,
     in_flight: Count | None = None,
-    on_failure: OnFailure = "recover",
+    on_failure: OnFailure = "raise",
     on_progress: StepProgress | None = None,
     **fields: Any,
 ) -> Deployment:
@@ -57,7 +57,7 @@ def compile_and_deploy(
         verify: compare the compiled stages with the source before deployment.
         timeout_seconds: the longest wait for a worker's answer or the next result.
         in_flight: the most micro-batches of a stream that are in flight; see `deploy`.
-        on_failure: ``"recover"`` moves the stages of a machine that fails, ``"raise"`` ends with an error.
+        on_failure: ``"raise"`` ends with an error if a machine fails, ``"recover"`` moves its stages.
         on_progress: called with the current step, the number of steps done and the number of all steps; by default
             they are shown on stderr (not with TVM_SPLIT_PROGRESS=0).
     """

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -33,6 +33,8 @@ Count = Annotated[int, Number, Field(ge=1)]
 Share = Annotated[float, Number, Field(ge=0, le=1)]
 Size = Annotated[int, Number, Field(ge=1, le=2**31 - 1)]
 """The size of an axis: some importers and frameworks use 32-bit sizes."""
+OnFailure = Literal["raise", "recover"]
+"""What a deployment does when one of its machines fails."""
 Seconds = Annotated[float, Number, Field(gt=0, le=1e9)]
 """A duration; its sum with the seconds since 1970 must fit into gRPC's 64 bits of nanoseconds."""
 

@@ -60,6 +60,7 @@ class ClientLinks:
             for machine, routes in own.by_source.items()
         }
         self._sends = own.sends(program.client_tensors)
+        self.is_closed = False
 
     @property
     def under_way(self) -> int:
@@ -87,6 +88,7 @@ class ClientLinks:
             outgoing.flush()
 
     def close_locked(self) -> None:
+        self.is_closed = True
         for link in (*self.outgoing.values(), *self.incoming.values()):
             link.close_locked()
 

@@ -208,9 +208,11 @@ class Dispatcher:
     def arrived(self, links: ClientLinks, tensor: str, sequence: int, value: Any, release: Callable[[], None]) -> None:
         """Take a received output tensor, unless it is of earlier links; return complete results to their callers."""
         with self.lock:
-            if links is not self._links:
+            if links.is_closed:
                 return release()
             links.results.arrive(tensor, sequence, value, release)
+            if links is not self._links:  # a stage without inputs may be ahead of `attach`
+                return
             self._hand_out_locked(links)
             self.room_locked()
         self._flush()
@@ -308,7 +310,7 @@ class Dispatcher:
                     return
                 yield result
             if not taken:
-                stream.taker.sleep()
+                stream.consumer.sleep()
 
     def _feed_calls(self) -> None:
         """Feed calls that had to wait for room, and fail micro-batches that take too long, until the pipeline ends."""

@@ -52,11 +52,11 @@ class Stream:
 
     It is held, that is not fed, while ``lead`` results are not taken, or ``limit`` micro-batches were fed and their
     results are not taken, because results use memory of this process. ``feeder`` is the thread that feeds it, and
-    ``taker`` the caller's. ``is_over``: the caller takes no more results.
+    ``consumer`` the caller's. ``is_over``: the caller takes no more results.
     """
 
     def __init__(self, lead: int, limit: int, due: Due) -> None:
-        self.feeder, self.taker = Sleeper(due), Sleeper(due)
+        self.feeder, self.consumer = Sleeper(due), Sleeper(due)
         self._lead, self._limit = lead, limit
         self._results: deque[Outputs | BaseException | None] = deque()
         """What the caller takes next: results in order, then the error that ends the stream, or None."""
@@ -92,7 +92,7 @@ class Stream:
     def take_locked(self) -> list[Outputs | BaseException | None]:
         """Return the next result, error or None for the end, in a list; an empty list before the caller sleeps."""
         if not self._results:
-            self.taker.rest_locked()
+            self.consumer.rest_locked()
             return []
         result = self._results.popleft()
         if isinstance(result, Outputs):
@@ -106,7 +106,7 @@ class Stream:
 
     def _put_locked(self, result: Outputs | BaseException | None) -> None:
         self._results.append(result)
-        self.taker.rouse_locked()
+        self.consumer.rouse_locked()
 
 
 @dataclass(eq=False, repr=False, slots=True)

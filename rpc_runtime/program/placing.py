@@ -104,11 +104,11 @@ def _at_home(
 ) -> Iterator[StageSpec]:
     for name, replicas in program.replicas.items():
         left = [stage for stage in replicas if (name, stage.replica) in homes]
-        turns = left[0].replica_schedule
+        earlier = left[0].replica_schedule
         if len(left) < len(replicas):
-            turns = schedule([turns.count(stage.replica) for stage in left])
+            new = schedule([earlier.count(stage.replica) for stage in left])
             left = [replace(stage, machine=homes[name, stage.replica]) for stage in left]
-            yield from (replace(stage, replica=n, replica_schedule=turns) for n, stage in enumerate(left))
+            yield from (replace(stage, replica=n, replica_schedule=new) for n, stage in enumerate(left))
         else:
             yield from (replace(stage, machine=homes[name, stage.replica]) for stage in left)
 
@@ -127,14 +127,14 @@ def _codecs(before: Program, after: Program, homes: _Homes) -> tuple[RouteCodec,
     own = {(codec.tensor, codec.source, codec.destination): codec for codec in before.codecs}
     codecs = {route: codec for route, codec in own.items() if route in routes}
     for codec in before.codecs:
-        makers = [stage for stage in before.producers[codec.tensor] if stage.machine == codec.source]
-        takers = [
+        producers = [stage for stage in before.producers[codec.tensor] if stage.machine == codec.source]
+        consumers = [
             stage
             for stage in before.stages_on(codec.destination)
             if any(tensor.name == codec.tensor for tensor in stage.inputs)
         ]
-        for source in _ends(makers, homes):
-            for destination in _ends(takers, homes):
+        for source in _ends(producers, homes):
+            for destination in _ends(consumers, homes):
                 if (route := (codec.tensor, source, destination)) in routes:
                     codecs.setdefault(route, replace(codec, source=source, destination=destination))
     return tuple(codecs.values())

@@ -40,13 +40,8 @@ from rpc_runtime.wire.framing import (
     tensor_frames,
 )
 
-
-@dataclass(slots=True)
-class _Sending(LinkTensor[SendWindow]):
-    """An outgoing tensor."""
-
-    sent_bytes: int = 0
-    """Size of the current micro-batch on the wire; smaller than the tensor if a codec compressed it."""
+_Sending = LinkTensor[SendWindow]
+"""An outgoing tensor."""
 
 
 class OutgoingLink(LinkEnd):
@@ -89,30 +84,33 @@ class OutgoingLink(LinkEnd):
             size += JOINED_BYTES if self._has_slots else self._tensors[item.tensor_index].route.tensor.size_bytes
         if not items:
             return None
-        frames = chain.from_iterable([self._frames_of(item) for item in items])
-        return Message(frames, partial(self._sent_locked, items, start))
+        sizes: list[int] = []
+        frames = chain.from_iterable([self._frames_of(item, sizes) for item in items])
+        return Message(frames, partial(self._sent_locked, items, sizes, start))
 
-    def _frames_of(self, item: SendItem) -> Iterator[bytes]:
+    def _frames_of(self, item: SendItem, sizes: list[int]) -> Iterator[bytes]:
+        """Return the frames of a tensor, which append its size on the wire: smaller if a codec compressed it."""
         sending = self._tensors[item.tensor_index]
         if not sending.slots:
-            return self._tensor_frames(sending, item)
-        index, sending.sent_bytes = sending.free.pop(0), sending.route.tensor.size_bytes
-        header = shared_tensor_frame(item.tensor_index, item.sequence, index, sending.sent_bytes)
+            return self._tensor_frames(sending, item, sizes)
+        index, size_bytes = sending.free.pop(0), sending.route.tensor.size_bytes
+        sizes.append(size_bytes)
+        header = shared_tensor_frame(item.tensor_index, item.sequence, index, size_bytes)
         return sending.slots[index].send(item.value, header)
 
-    def _tensor_frames(self, sending: _Sending, item: SendItem) -> Iterator[bytes]:
+    def _tensor_frames(self, sending: _Sending, item: SendItem, sizes: list[int]) -> Iterator[bytes]:
         data = sending.codec.to_wire(self._as_bytes(item.value))
-        sending.sent_bytes = data.size
+        sizes.append(data.size)
         flags = FrameFlag.WAITED if item.waited else FrameFlag.NONE
         for frame in tensor_frames(item.tensor_index, item.sequence, data, flags):
             yield frame  # the next frame is requested after the network has taken this one
             self.owner.moved()
 
-    def _sent_locked(self, items: Sequence[SendItem], start: int) -> None:
-        for item in items:
+    def _sent_locked(self, items: Sequence[SendItem], sizes: Sequence[int], start: int) -> None:
+        for item, size_bytes in zip(items, sizes, strict=True):
             sending = self._tensors[item.tensor_index]
             under_way = sending.window.started - sending.window.credited
-            self.owner.transferred(SEND, sending.route, item.sequence, start, now(), sending.sent_bytes, under_way)
+            self.owner.transferred(SEND, sending.route, item.sequence, start, now(), size_bytes, under_way)
             self._outbox.sent(item.tensor_index)
         self.owner.room_locked()
 

@@ -17,9 +17,9 @@ from tvm_split.cli import options
 from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_on_machines, planned
-from tvm_split.deployment.deployment import OnFailure
 from tvm_split.display.console import print_json, print_note, transfer_progress
 from tvm_split.display.view import Table, print_parts, show
+from tvm_split.parameters import OnFailure
 from tvm_split.placement.request import PlanRequest
 from tvm_split.progress import step_progress
 from tvm_split.units import bytes_text, count_text
@@ -31,9 +31,7 @@ class DeployOptions:
 
     rename: tuple[str, ...] = option((), "Of a bundle: its machine OLD is NEW of the cluster.", metavar="OLD=NEW")
     timeout: float = options.TIMEOUT
-    on_failure: OnFailure = option(
-        "recover", "If a machine fails: move its stages to the others, or end with an error."
-    )
+    on_failure: OnFailure = option("raise", "If a machine fails: end with an error, or move its stages to the others.")
     events: Path | None = option(None, "Append what happens to the deployment, as lines of JSON.", metavar="FILE")
 
     def deploy(

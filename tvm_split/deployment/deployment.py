@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rpc_runtime.client.placement import TransferProgress
 from rpc_runtime.client.session import LAST_WORD_SECONDS, Session
@@ -32,14 +32,13 @@ from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.observing.about import About, about_of, text_of
 from tvm_split.observing.recording import Recording
 from tvm_split.observing.trace import Trace, trace_of, writer_for
-from tvm_split.parameters import Count, Natural, Seconds, fitting
+from tvm_split.parameters import Count, Natural, OnFailure, Seconds, fitting
 from tvm_split.units import Shown
 
 if TYPE_CHECKING:
     from rpc_runtime.wire.http_server import HttpServer
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
-OnFailure = Literal["recover", "raise"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -339,7 +338,7 @@ def deploy(
     timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS,
     on_transfer: TransferProgress | None = None,
     in_flight: Count | None = None,
-    on_failure: OnFailure = "recover",
+    on_failure: OnFailure = "raise",
     events: str | Path | None = None,
 ) -> Deployment:
     """Load a bundle's stages on the machines of a cluster and connect them.
@@ -353,8 +352,8 @@ def deploy(
         in_flight: the most micro-batches of a stream in flight. A lower number gives each result sooner after its
             input, until machines have to wait. By default as many as the queues between stages hold; for a measured
             plan for latency, its ``prediction.in_flight``. In one process there is never more than one.
-        on_failure: ``"recover"`` moves the stages of a machine that fails to those that are left, without losing a
-            result; ``"raise"`` ends the deployment with an error.
+        on_failure: ``"raise"`` ends the deployment with an error when a machine fails; ``"recover"`` moves its stages
+            to the machines that are left, without losing a result. Traces, pages and reports then begin anew.
         events: a file to which each of ``Deployment.events`` is appended, as a line of JSON.
 
     Raises:
@@ -373,7 +372,7 @@ def deploy_on(
     timeout_seconds: float,
     on_transfer: TransferProgress | None = None,
     in_flight: int | None = None,
-    on_failure: OnFailure = "recover",
+    on_failure: OnFailure = "raise",
     events: str | Path | None = None,
 ) -> Deployment:
     """`deploy` on a session of workers, which the deployment then owns; the session is closed if this fails."""
