@@ -30,6 +30,14 @@ class WorkerError(TvmSplitError):
     """A worker refused a request or could not execute it."""
 
 
+class AccessError(WorkerError):
+    """A worker refused a caller who is known to it and may not do this, or no longer."""
+
+
+class StrangerError(AccessError):
+    """A worker refused a caller whom it does not know."""
+
+
 class WorkerUnavailableError(WorkerError):
     """A worker cannot be reached, or ended or disconnected while it was needed."""
 

@@ -4,38 +4,107 @@ All checks use Python's ``ssl``. A certificate and its key are tested by a TLS h
 which fails in the same way as a real connection.
 """
 
+import calendar
+import logging
 import math
+import re
 import ssl
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from rpc_runtime.errors import InputError
+import grpc
+
+from rpc_runtime.errors import AccessError, InputError
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.security import PRIVATE_KEY, TlsFiles, pem_content
 from rpc_runtime.wire.text import cleaned
 
-WARNING_DAYS = 14
+logger = logging.getLogger(__name__)
+
+WARNING_DAYS = 28
+DAY_SECONDS = 86400.0
+_VALIDITY = re.compile(rb"\x30.\x17\x0d\d{12}Z(?:\x17\x0d(\d{12})|\x18\x0f(\d{14}))Z", re.DOTALL)
+"""The dates of a certificate in DER: of both, years have two digits before 2050, four afterwards (RFC 5280)."""
 PROBE_SECONDS = 2.0
 _NOT_YET_VALID, _EXPIRED = 9, 10  # of X509_V_ERR_… in openssl/x509_vfy.h
 _UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
 _ANOTHER_NAME = (62, 64)
 
 
-def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
-    """Check that a worker can serve with these files; return warnings of those that expire within `WARNING_DAYS`.
+class WorkerCertificates:
+    """The TLS files with which a worker serves. New connections get what the files hold then. Thread-safe.
+
+    If changed files cannot be used, as while one of two is written, the old content stays.
 
     Raises:
         InputError: a file is missing or no PEM, key and certificate do not belong together, or a date has passed.
     """
+
+    def __init__(self, tls: TlsFiles) -> None:
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._read = self._served = tls.contents()
+        self._ends = _ends(tls)
+
+    @property
+    def expires(self) -> float:
+        """When the first of the files expires, in seconds since 1970."""
+        return min(self._ends.values())
+
+    def warnings(self) -> tuple[str, ...]:
+        """Return a warning for each file, as it is now, that has expired or does so within `WARNING_DAYS`."""
+        self._refresh()
+        return tuple(
+            f"{file} expires on {_date(end)}, in {(end - time.time()) / DAY_SECONDS:.0f} days: get a new one in time"
+            for file, end in self._ends.items()
+            if end - time.time() < WARNING_DAYS * DAY_SECONDS
+        )
+
+    def credentials(self) -> Any:
+        """Return gRPC's credentials; with an authority, callers need a certificate too (mutual TLS)."""
+        is_mutual = self._tls.authority is not None
+        return grpc.dynamic_ssl_server_credentials(_configuration(*self._served), self._changed, is_mutual)
+
+    def _changed(self) -> Any:
+        """Return what new connections get if it has changed, else None; gRPC asks before each TLS handshake."""
+        self._refresh()
+        with self._lock:
+            if self._served is self._read:
+                return None
+            self._served = self._read
+        return _configuration(*self._read)
+
+    def _refresh(self) -> None:
+        try:
+            contents = self._tls.contents()
+            with self._lock:
+                if contents != self._read:
+                    self._ends, self._read = _ends(self._tls), contents
+        except InputError as error:
+            logger.error("%s; new connections get the certificate that was read before", error)
+
+
+def _configuration(authority: bytes | None, key: bytes | None, certificate: bytes | None) -> Any:
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+
+def _ends(tls: TlsFiles) -> dict[Path | None, float]:
+    """Return when the certificate and the authority of a worker expire, in seconds since 1970."""
     ends = {tls.certificate: _own_end(tls, as_server=True)}
     if tls.authority is not None:
         ends[tls.authority] = _trust(_context(), tls.authority)
-    return tuple(
-        f"{file} expires on {_date(end)}, in {(end - time.time()) / 86400:.0f} days: get a new one in time"
-        for file, end in ends.items()
-        if end - time.time() < WARNING_DAYS * 86400
-    )
+    return ends
+
+
+def require_current(pem: bytes) -> None:
+    """Raise an `AccessError` if a caller's certificate has expired since TLS accepted it for the connection."""
+    if validity := _VALIDITY.search(ssl.PEM_cert_to_DER_cert(pem.decode())):
+        short, long = validity.groups()
+        end = calendar.timegm(time.strptime((b"20" + short if short else long).decode(), "%Y%m%d%H%M%S"))
+        if end < time.time():
+            raise AccessError(f"the caller's certificate expired on {_date(end)}: get a new one")
 
 
 def seen_by_caller(address: str, tls: TlsFiles) -> tuple[tuple[str, ...], float]:

@@ -10,7 +10,6 @@ or when the next worker starts.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import secrets
 import socket
@@ -27,7 +26,7 @@ from rpc_runtime.private_folder import all_can_read, private_folder, require_pri
 from rpc_runtime.wire.addresses import Address
 
 TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"  # noqa: S105 (a name, no secret)
-_METADATA_KEY = "authorization"
+_METADATA_KEY, _SCHEME = "authorization", "Bearer "
 
 Metadata = Iterable[tuple[str, str | bytes]]
 """The metadata of a gRPC call: keys and values."""
@@ -53,23 +52,11 @@ class TlsFiles:
             raise InputError(f"TLS needs both a certificate and its key, or neither, got only {only}")
 
     def channel_credentials(self) -> Any:
-        key = pem_content(self.key, PRIVATE_KEY)
-        return grpc.ssl_channel_credentials(pem_content(self.authority), key, pem_content(self.certificate))
+        return grpc.ssl_channel_credentials(*self.contents())
 
-    def server_credentials(self) -> Any:
-        """Return the credentials of a worker; with ``authority``, callers need a certificate too (mutual TLS).
-
-        Raises:
-            InputError: the certificate or the key is missing, or a file is invalid.
-        """
-        if self.certificate is None or self.key is None:
-            raise InputError("TLS of a worker needs both a certificate and its key")
-        authority = pem_content(self.authority)
-        return grpc.ssl_server_credentials(
-            [(pem_content(self.key, PRIVATE_KEY), pem_content(self.certificate))],
-            root_certificates=authority,
-            require_client_auth=authority is not None,
-        )
+    def contents(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Return what is in the files: authority, key and certificate. Raises InputError if one is invalid."""
+        return pem_content(self.authority), pem_content(self.key, PRIVATE_KEY), pem_content(self.certificate)
 
     def as_caller(self) -> TlsFiles:
         """Return the files with which this worker calls others; without an authority it trusts its own certificate."""
@@ -125,16 +112,16 @@ class Token:
             hint = "" if self.file is None else f", and {self.file} holds something else"
             raise InputError(f"a token is one or more printable ASCII letters without blanks{hint}")
 
-    def shown_in(self, metadata: Metadata) -> bool:
-        """Return whether a caller's metadata has the token; compares in constant time."""
-        expected = self.metadata[0][1].encode()
-        values = (value for key, value in metadata if key == _METADATA_KEY)
-        tokens = (value.encode(errors="replace") if isinstance(value, str) else bytes(value) for value in values)
-        return any(hmac.compare_digest(token, expected) for token in tokens)
-
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((_METADATA_KEY, f"Bearer {self.text}"),)
+        return ((_METADATA_KEY, f"{_SCHEME}{self.text}"),)
+
+
+def shown_tokens(metadata: Metadata) -> list[str]:
+    """Return the tokens that a call's metadata shows, which may be any text."""
+    values = [value for key, value in metadata if key == _METADATA_KEY]
+    texts = [value if isinstance(value, str) else bytes(value).decode(errors="replace") for value in values]
+    return [text.removeprefix(_SCHEME) for text in texts if text.startswith(_SCHEME)]
 
 
 def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -> Token | None:

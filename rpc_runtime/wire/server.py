@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -21,11 +22,13 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import SERVICE_NAME, HealthServicer
 from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
 
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.errors import AccessError, ProtocolError, StrangerError, TvmSplitError, WorkerError
 from rpc_runtime.wire import worker_pb2
 from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.audit import NO_AUDIT, Audit
 from rpc_runtime.wire.channels import LINK_PATH, SERVER_OPTIONS, TOKEN_REFUSED, open_channel, status_of
-from rpc_runtime.wire.security import Metadata, TlsFiles, Token
+from rpc_runtime.wire.security import Metadata
+from rpc_runtime.wire.tokens import DEPLOY, OBSERVE, Caller, Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,18 @@ SPARE_THREADS = 32
 RAISE_LIMITS = "raise its limits of memory (ulimit -v) and of processes (ulimit -u), or give it fewer deployments"
 OPEN_SECONDS = 10.0
 """Timeout for the request of a method without a token, so that silent peers cannot occupy the quota."""
+
+
+def _paths(*methods: str) -> frozenset[str]:
+    return frozenset(f"/{CONTROL_SERVICE}/{method}" for method in methods)
+
+
+OBSERVING_PATHS = _paths("Describe", "Observe")
+"""The methods for which the role `OBSERVE` suffices."""
+AUDITED_PATHS = _paths("Watch", "LoadStages", "LoadKernels", "Unload")
+"""The methods of which an audit log has every call; of the others it has those that were refused."""
+(WATCH_PATH,) = _paths("Watch")
+LINK_REFUSED = "no deployment here has a link with the secret that was shown; it may have ended"
 
 
 class CallQuota:
@@ -73,39 +88,99 @@ class CallQuota:
 
 
 class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the token; runs the others within the quota of their method's path.
+    """Refuses callers whose token is unknown or has too little of a role; runs calls within their method's quota.
 
-    A data stream may have the secret of its link instead of the token (``knows_link``), and a method with an open quota
-    needs neither. Without a ``token``, all callers are let in. This project's errors become gRPC statuses.
+    A data stream may have the secret of its link instead of a token (``knows_link``), and a method with an open quota
+    needs neither. Without ``tokens``, all callers are let in. This project's errors become gRPC statuses.
     """
 
     def __init__(
-        self, quotas: Mapping[str, CallQuota], token: Token | None, knows_link: Callable[[Metadata], bool]
+        self,
+        quotas: Mapping[str, CallQuota],
+        tokens: Tokens | None,
+        knows_link: Callable[[Metadata], bool],
+        audit: Audit,
     ) -> None:
         self._quotas = quotas
-        self._token = token
+        self._tokens = tokens
         self._knows_link = knows_link
+        self._audit = audit
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         """Return the method's handler, or one that refuses the call; None for an unknown method."""
         path, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        quota = self._quotas.get(path)
-        is_open = self._token is None or (quota is not None and quota.is_open)
-        if not is_open and not self._token.shown_in(metadata):  # type: ignore[union-attr]
-            if path != LINK_PATH:
-                return _refusal(TOKEN_REFUSED)
-            if not self._knows_link(metadata):
-                return _refusal("no deployment here has a link with the secret that was shown; it may have ended")
+        quota, caller = self._quotas.get(path), None
+        if self._tokens is not None and (quota is None or not quota.is_open):
+            caller = self._tokens.caller(metadata)
+            try:
+                self._require_access(path, caller, metadata)
+            except AccessError as error:
+                return grpc.stream_unary_rpc_method_handler(partial(self._refuse, path, caller, error))
         handler = None if quota is None else continuation(handler_call_details)
-        return None if quota is None or handler is None else _guarded(handler, quota)
+        return None if quota is None or handler is None else self._guarded(handler, quota, path, caller, metadata)
+
+    def _require_access(self, path: str, caller: Caller | None, metadata: Metadata) -> None:
+        if path == LINK_PATH and self._knows_link(metadata):
+            return
+        if caller is None:
+            raise StrangerError(LINK_REFUSED if path == LINK_PATH else TOKEN_REFUSED)
+        caller.require(OBSERVE if path in OBSERVING_PATHS else DEPLOY)
+
+    def _refuse(self, path: str, caller: Caller | None, error: AccessError, messages: Any, context: Any) -> None:
+        with _as_status(context):
+            self._audit.refused(path, caller, context, str(error))
+            raise error
+
+    def _guarded(self, handler: Any, quota: CallQuota, path: str, caller: Caller | None, metadata: Metadata) -> Any:
+        """Return a handler that runs the method within its quota and takes a stream of unparsed requests."""
+        behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        parse = handler.request_deserializer
+
+        def answer(messages: Iterator[bytes], context: Any) -> Iterator[Any]:
+            with _as_status(context), quota.one():
+                self._require_current(path, caller, context)
+                if not handler.request_streaming:
+                    with _soon(context) if quota.is_open else contextlib.nullcontext():
+                        request = _parsed(_only(messages), parse)
+                elif parse is None:  # data streams get gRPC's own iterator
+                    request = messages
+                else:
+                    request = (_parsed(message, parse) for message in messages)
+                is_logged = path in AUDITED_PATHS
+                with self._audit.call(path, caller, context, request) if is_logged else contextlib.nullcontext():
+                    reply = behaviour(request, context)
+                    if caller is not None and path == WATCH_PATH:
+                        reply = self._while_allowed(reply, metadata)
+                    yield from reply if handler.response_streaming else (reply,)
+
+        return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
+
+    def _require_current(self, path: str, caller: Caller | None, context: Any) -> None:
+        if certificate := context.auth_context().get("x509_pem_cert"):
+            # Imported here: few workers have TLS.
+            from rpc_runtime.wire.certificates import require_current
+
+            try:
+                require_current(certificate[0])
+            except AccessError as error:
+                self._audit.refused(path, caller, context, str(error))
+                raise
+
+    def _while_allowed(self, replies: Any, metadata: Metadata) -> Iterator[Any]:
+        """Yield the replies of a deployment until its caller's token is revoked, which is an error."""
+        with contextlib.closing(replies):
+            for reply in replies:
+                self._require_access(WATCH_PATH, self._tokens and self._tokens.caller(metadata), metadata)
+                yield reply
 
 
 def new_server(
     quotas: Mapping[str, CallQuota],
     connections: int,
-    token: Token | None = None,
+    tokens: Tokens | None = None,
     knows_link: Callable[[Metadata], bool] = lambda metadata: False,
     handlers: Sequence[Any] = (),
+    audit: Audit = NO_AUDIT,
 ) -> Any:
     """Return a server, not yet started, behind a `Gate`, with at most so many ``connections``.
 
@@ -118,7 +193,7 @@ def new_server(
     return grpc.server(
         _started(ThreadPoolExecutor(threads, thread_name_prefix="call")),
         handlers=handlers,
-        interceptors=(Gate(quotas, token, knows_link),),
+        interceptors=(Gate(quotas, tokens, knows_link, audit),),
         options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
     )
 
@@ -147,8 +222,8 @@ def _started(pool: ThreadPoolExecutor) -> ThreadPoolExecutor:
     return pool
 
 
-def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
-    """Make a server listen on HOST:PORT; return the address with the port that it got.
+def bind(server: Any, listen: str, credentials: Any = None) -> str:
+    """Make a server listen on HOST:PORT, with TLS if there are ``credentials``; return the address with its port.
 
     Raises:
         WorkerError: the address cannot be used.
@@ -156,40 +231,13 @@ def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
     address = Address.parse(listen)
     try:  # gRPC itself reports only that it failed, and writes the reason to its own log
         address.listen().close()
-        if tls is None:
+        if credentials is None:
             return str(replace(address, port=server.add_insecure_port(listen)))
-        return str(replace(address, port=server.add_secure_port(listen, tls.server_credentials())))
+        return str(replace(address, port=server.add_secure_port(listen, credentials)))
     except (OSError, RuntimeError) as error:
         # Python appends the address.
         reason = error.strerror.partition(" (while")[0] if isinstance(error, OSError) and error.strerror else error
         raise WorkerError(f"cannot listen on {listen}: {reason}") from error
-
-
-def _refusal(text: str) -> Any:
-    def refuse(messages: Iterator[bytes], context: Any) -> None:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
-
-    return grpc.stream_unary_rpc_method_handler(refuse)
-
-
-def _guarded(handler: Any, quota: CallQuota) -> Any:
-    """Return a handler that runs the method within its quota and takes a stream of unparsed requests."""
-    behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    parse = handler.request_deserializer
-
-    def answer(messages: Iterator[bytes], context: Any) -> Iterator[Any]:
-        with _as_status(context), quota.one():
-            if not handler.request_streaming:
-                with _soon(context) if quota.is_open else contextlib.nullcontext():
-                    request = _parsed(_only(messages), parse)
-            elif parse is None:  # data streams get gRPC's own iterator
-                request = messages
-            else:
-                request = (_parsed(message, parse) for message in messages)
-            reply = behaviour(request, context)
-            yield from reply if handler.response_streaming else (reply,)
-
-    return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
 
 
 def _only(messages: Iterator[bytes]) -> bytes:

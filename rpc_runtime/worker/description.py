@@ -96,9 +96,9 @@ def _cuda() -> pb.Cuda:
 
 
 def describe(
-    machine: str, threads: int, secure: bool, deployments: list[pb.HeldDeployment], cache: Path
+    machine: str, threads: int, certificate_expires: int, deployments: list[pb.HeldDeployment], cache: Path
 ) -> pb.DescribeReply:
-    """Return the reply to Describe; ``cache`` is the folder of the worker's blobs."""
+    """Return the reply to Describe; ``cache`` is the folder of the worker's blobs. Without TLS, no date is given (0)."""
     cores = own_cores()
     return pb.DescribeReply(
         protocol_version=PROTOCOL_VERSION,
@@ -118,7 +118,8 @@ def describe(
         numpy_version=_version("numpy"),
         cuda_devices=_cuda_devices_now(),
         cuda=_cuda(),
-        secure=secure,
+        secure=certificate_expires > 0,
+        certificate_expires=certificate_expires,
         deployments=deployments,
         process_id=os.getpid(),
         clock_nanoseconds=now(),

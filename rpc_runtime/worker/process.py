@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from rpc_runtime.execution.observed_stage import mark_for_nsight
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.audit import Audit
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, new_token, published
 from rpc_runtime.wire.server import (
@@ -40,6 +41,7 @@ from rpc_runtime.wire.server import (
     require_answer,
 )
 from rpc_runtime.wire.text import CleanFormatter
+from rpc_runtime.wire.tokens import Tokens
 from rpc_runtime.wire.tracker import Registration
 from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
 from rpc_runtime.worker.config import WorkerConfig, config_from_arguments
@@ -49,6 +51,7 @@ from rpc_runtime.worker.tracker_registration import TrackerRegistration
 
 if TYPE_CHECKING:
     from rpc_runtime.execution.blob_store import BlobStore
+    from rpc_runtime.wire.certificates import WorkerCertificates
     from rpc_runtime.worker.service import WorkerService
 
 logger = logging.getLogger(__name__)
@@ -57,6 +60,8 @@ MINIMUM_FILES, MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 128, 64, 16_384
 OWN_FILES = 512
 """File descriptors reserved for blobs, locks and gRPC; a worker without free descriptors cannot work."""
 STOP_SECONDS = 2.0
+CHECK_SECONDS = 86400.0
+"""Time between two looks at when certificates expire."""
 EXHAUSTED = b"!"
 """Written to the pipe of signals when a thread has failed because no memory or no further thread was left."""
 FORCED_EXIT_SECONDS = 8.0
@@ -77,11 +82,8 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     handler.setFormatter(CleanFormatter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     _check_callers(config)
-    if config.tls is not None:
-        from rpc_runtime.wire.certificates import check_worker_files
-
-        for text in check_worker_files(config.tls):
-            logger.warning("%s", text)
+    certificates = _certificates(config)
+    _warn_of_dates(certificates)
     _prepare_process(config)
     # A signal only writes to a pipe. Python's own handlers run when the main thread wakes: not if another one is hit.
     signalled, signal_end = os.pipe()
@@ -97,7 +99,21 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
             os.write(signal_end, EXHAUSTED)
 
     threading.excepthook = end  # gRPC's own thread may have ended, without which a worker answers nothing
-    _serve_until(config, results, signalled)
+    _serve_until(config, certificates, results, signalled)
+
+
+def _certificates(config: WorkerConfig) -> WorkerCertificates | None:
+    if config.tls is None:
+        return None
+    # Imported here: few workers have TLS.
+    from rpc_runtime.wire.certificates import WorkerCertificates
+
+    return WorkerCertificates(config.tls)
+
+
+def _warn_of_dates(certificates: WorkerCertificates | None) -> None:
+    for text in certificates.warnings() if certificates is not None else ():
+        logger.warning("%s", text)
 
 
 def _is_exhausted(error: BaseException | None) -> bool:
@@ -107,7 +123,11 @@ def _is_exhausted(error: BaseException | None) -> bool:
 
 def _knows_callers(config: WorkerConfig) -> bool:
     """Return whether callers must authenticate. The worker's own certificate does not authenticate callers."""
-    return config.token is not None or (config.tls is not None and config.tls.authority is not None)
+    return (
+        config.tokens is not None
+        or config.token is not None
+        or (config.tls is not None and config.tls.authority is not None)
+    )
 
 
 def _check_callers(config: WorkerConfig) -> None:
@@ -176,7 +196,9 @@ def _maximum_connections() -> int:
     return max(MINIMUM_CONNECTIONS, min(soft - OWN_FILES, MAXIMUM_CONNECTIONS))
 
 
-def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None:
+def _serve_until(
+    config: WorkerConfig, certificates: WorkerCertificates | None, results: IO[str], signalled: int
+) -> None:
     ending = threading.Event()
     threading.Thread(target=_force_exit, args=(ending,), name="force-exit", daemon=True).start()
     load_runtime()
@@ -192,15 +214,18 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
         transport.start()
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
+    tokens = None if token is None and config.tokens is None else Tokens(config.tokens, token)
+    audit = Audit(config.audit)
     servicer = health_servicer()
-    service = WorkerService(name, config, blobs)
+    service = WorkerService(name, config, blobs, certificates)
     quotas = {**WorkerService.quotas(), **health_quotas()}
-    server = new_server(quotas, _maximum_connections(), token, service.knows_link, (service.link_handlers(),))
+    handlers = (service.link_handlers(),)
+    server = new_server(quotas, _maximum_connections(), tokens, service.knows_link, handlers, audit)
     add_ControlServicer_to_server(service, server)
     add_HealthServicer_to_server(servicer, server)
     probed = health_server(servicer, config.health_listen) if config.health_listen else None
     try:
-        address = bind(server, config.listen, config.tls)
+        address = bind(server, config.listen, certificates and certificates.credentials())
         _warn_of_callers(config)
         with contextlib.ExitStack() as until_end:
             if token is not None and makes_token:
@@ -219,7 +244,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
             registration = until_end.enter_context(_registered(config, name, address, service))
             service.prepare()
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
-            _wait_for_end(signalled, config.exit_with_parent)
+            _wait_for_end(signalled, config.exit_with_parent, lambda: _warn_of_dates(certificates))
     finally:
         ending.set()
         servicer.enter_graceful_shutdown()
@@ -269,6 +294,7 @@ def _announcement(
         tuning_port = None if registration is None else registration.tuning_port
         return json.dumps({**ready, "token_file": None if file is None else str(file), "tuning_port": tuning_port})
     secret = "no token" if token is None else f"token in {file}" if file else f"token from ${TOKEN_VARIABLE}"
+    secret = secret if config.tokens is None else f"tokens in {config.tokens}"
     protection = f"{'TLS' if config.tls else 'no TLS'}, {secret}"
     threads = f"threads per kernel: {config.threads} on {own_cores().text}"
     cache = f"cache of {blobs.limit_bytes / 1e9:.3g} GB at most in {blobs.folder}"
@@ -280,8 +306,10 @@ def _announcement(
     return line
 
 
-def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
+def _wait_for_end(signalled: int, exit_with_parent: bool, check: Callable[[], None]) -> None:
     """Wait for a signal or, if ``exit_with_parent``, for the end of standard input, which may be a file.
+
+    Meanwhile, ``check`` is called every `CHECK_SECONDS`.
 
     Raises:
         WorkerError: a thread has failed because no memory or no further thread was left.
@@ -291,7 +319,10 @@ def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
         if exit_with_parent:
             selector.register(0, selectors.EVENT_READ)
         while True:
-            for key, _ in selector.select():
+            events = selector.select(CHECK_SECONDS)
+            if not events:
+                check()
+            for key, _ in events:
                 word = os.read(key.fd, 4096)
                 if key.fd == signalled and EXHAUSTED in word:
                     raise WorkerError(f"this worker has no memory or no thread left: {RAISE_LIMITS}")

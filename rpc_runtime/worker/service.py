@@ -1,10 +1,12 @@
 """The service of a worker: control (describe, upload, load, connect, watch, measure) and data streams."""
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -27,6 +29,9 @@ from rpc_runtime.worker.description import describe
 from rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
 from rpc_runtime.worker.loaded_program import LoadedProgram
 
+if TYPE_CHECKING:
+    from rpc_runtime.wire.certificates import WorkerCertificates
+
 MAXIMUM_DEPLOYMENTS = 64
 MAXIMUM_STREAMS = 128
 """Limit of data streams; a deployment needs one or two per neighbour."""
@@ -40,11 +45,14 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
     added or removed.
     """
 
-    def __init__(self, machine: str, config: WorkerConfig, blobs: BlobStore) -> None:
+    def __init__(
+        self, machine: str, config: WorkerConfig, blobs: BlobStore, certificates: WorkerCertificates | None = None
+    ) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self._machine = machine
         self._config = config
         self._blobs = blobs
+        self._certificates = certificates
         self._trials = LibraryTrials(blobs)
         self._timing = threading.Lock()
         self._lock = threading.Lock()
@@ -107,8 +115,8 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         return {**quotas, LINK_PATH: CallQuota("data streams", MAXIMUM_STREAMS)}
 
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        threads, is_secure = self._config.threads, self._config.tls is not None
-        return describe(self._machine, threads, is_secure, self.deployments(), self._blobs.folder)
+        expires = 0 if self._certificates is None else int(self._certificates.expires)
+        return describe(self._machine, self._config.threads, expires, self.deployments(), self._blobs.folder)
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:
         name = request.deployment

@@ -1,5 +1,6 @@
 """Show what the workers of a cluster answer."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -60,6 +61,7 @@ def _facts(worker: WorkerDescription) -> dict[str, str]:
 
     target = target_text(cpu_target(worker.architecture, worker.cpu_features, worker.threads))
     gpus = [f"{device.arch} with {bytes_text(device.memory_bytes)}" for device in worker.cuda_devices]
+    days = (worker.certificate_expires - time.time()) / 86400
     driver = f": {worker.cuda.problem}" * bool(worker.cuda.driver)
     if gpus:
         driver = f", driver for CUDA {version_text(worker.cuda.driver)}"
@@ -70,7 +72,7 @@ def _facts(worker: WorkerDescription) -> dict[str, str]:
         "memory": f"{bytes_text(worker.memory_free_bytes)} of {bytes_text(worker.memory_total_bytes)} free",
         "CUDA": f"{short_list(gpus) or 'none'}{driver}",
         "TVM": f"{worker.tvm_version}, FFI {worker.tvm_ffi_version}, numpy {worker.numpy_version}",
-        "TLS": "yes" if worker.secure else "no",
+        "TLS": f"yes, expires in {days:.0f} days" if worker.secure else "no",
         "holds": short_list(list(map(_held_text, worker.deployments))) or "no deployment",
     }
 
