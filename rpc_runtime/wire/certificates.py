@@ -47,6 +47,7 @@ class WorkerCertificates:
         self._lock = threading.Lock()
         self._read = self._served = tls.contents()
         self._ends = _ends(tls)
+        self._fault = ""
 
     @property
     def expires(self) -> float:
@@ -56,10 +57,12 @@ class WorkerCertificates:
     def warnings(self) -> tuple[str, ...]:
         """Return a warning for each file, as it is now, that has expired or does so within `WARNING_DAYS`."""
         self._refresh()
+        days = {file: (end - time.time()) / DAY_SECONDS for file, end in self._ends.items()}
         return tuple(
-            f"{file} expires on {_date(end)}, in {(end - time.time()) / DAY_SECONDS:.0f} days: get a new one in time"
-            for file, end in self._ends.items()
-            if end - time.time() < WARNING_DAYS * DAY_SECONDS
+            f"{file} {'expires' if left > 0 else 'expired'} on {_date(self._ends[file])}, in {left:.0f} days: get a "
+            "new one in time"
+            for file, left in days.items()
+            if left < WARNING_DAYS
         )
 
     def credentials(self) -> Any:
@@ -83,7 +86,9 @@ class WorkerCertificates:
                 if contents != self._read:
                     self._ends, self._read = _ends(self._tls), contents
         except InputError as error:
-            logger.error("%s; new connections get the certificate that was read before", error)
+            if self._fault != (fault := str(error)):
+                logger.error("%s; new connections get the certificate that was read before", fault)
+            self._fault = fault
 
 
 def _configuration(authority: bytes | None, key: bytes | None, certificate: bytes | None) -> Any:

@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -32,6 +33,18 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 def _shut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def _context(tls: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(str(tls.certificate), tls.key)
+    return context
+
+
+def _renew(tls: TlsFiles, connection: Any, *_: object) -> None:
+    """Give a new connection what the files hold now, or the content of before if they cannot be used."""
+    with contextlib.suppress(OSError):
+        connection.context = _context(tls)
 
 
 class _Handler(WSGIRequestHandler):
@@ -102,8 +115,8 @@ class HttpServer(Closing):
     ) -> None:
         context = None
         if tls is not None and tls.certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(tls.certificate, tls.key)
+            context = _context(tls)
+            context.sni_callback = partial(_renew, tls)
         try:
             listening = listen.listen()
         except OSError as error:

@@ -98,7 +98,7 @@ def _cuda() -> pb.Cuda:
 def describe(
     machine: str, threads: int, certificate_expires: int, deployments: list[pb.HeldDeployment], cache: Path
 ) -> pb.DescribeReply:
-    """Return the reply to Describe; ``cache`` is the folder of the worker's blobs. Without TLS, no date is given (0)."""
+    """Return the reply to Describe; ``cache`` is the folder of the worker's blobs. Without TLS there is no date (0)."""
     cores = own_cores()
     return pb.DescribeReply(
         protocol_version=PROTOCOL_VERSION,

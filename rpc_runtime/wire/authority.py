@@ -1,0 +1,88 @@
+"""A lab's certificate authority: makes and renews the certificates of its machines and people."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from rpc_runtime.errors import InputError
+from rpc_runtime.files import replacing
+from rpc_runtime.private_folder import private_folder
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as error:
+    raise InputError("certificates are made with cryptography: pip install 'tvm-split[certs]'") from error
+
+NAME = "lab-ca"
+"""The name of the authority and of its files."""
+AUTHORITY_DAYS = 3650
+_OF_AUTHORITY = (
+    x509.BasicConstraints(ca=True, path_length=0),
+    x509.KeyUsage(*[False] * 5, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False),
+)
+
+
+def certify(folder: Path, name: str, addresses: Sequence[str], lifetime: timedelta) -> Path:
+    """Write NAME.pem and NAME.key, of a host if it has ``addresses``, else of a client; return the certificate.
+
+    The authority that signs it is in the same folder, where it is made if it is missing.
+
+    Raises:
+        InputError: the name cannot be a file's, an address is no host's, or the authority's files cannot be used.
+        OSError: files cannot be read or written, or another user could change them.
+    """
+    if name == NAME or not name or Path(name).name != name or len(name) > 64:
+        raise InputError(f"a certificate needs a name of 1 to 64 letters for its files, other than {NAME}: {name!r}")
+    usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *[ExtendedKeyUsageOID.SERVER_AUTH] * bool(addresses)]
+    extensions: list[Any] = [x509.BasicConstraints(ca=False, path_length=None), x509.ExtendedKeyUsage(usages)]
+    try:
+        extensions += [x509.SubjectAlternativeName(list(map(_general_name, addresses)))] * bool(addresses)
+    except ValueError as error:
+        raise InputError(f"{', '.join(addresses)} cannot be a host's addresses: {error}") from error
+    return _write(folder, name, _authority_key(folder), lifetime, extensions)
+
+
+def _authority_key(folder: Path) -> Any:
+    private_folder(folder)
+    key = folder / f"{NAME}.key"
+    if not key.exists():
+        _write(folder, NAME, None, timedelta(AUTHORITY_DAYS), _OF_AUTHORITY)
+    try:
+        return serialization.load_pem_private_key(key.read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{key} is not the key of a lab's authority: {error}") from error
+
+
+def _write(folder: Path, name: str, signing_key: Any, lifetime: timedelta, extensions: Sequence[Any]) -> Path:
+    """Write a new key and its certificate, which it signs itself without a ``signing_key``."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    signing_key = signing_key or key
+    subject, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, NAME))
+    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + lifetime)  # clocks differ
+    identifiers = (
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()),
+    )
+    for extension in (*extensions, *identifiers):
+        builder = builder.add_extension(extension, isinstance(extension, x509.BasicConstraints | x509.KeyUsage))
+    secret_form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    signed = builder.sign(signing_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    for ending, content in (("key", key.private_bytes(serialization.Encoding.PEM, *secret_form)), ("pem", signed)):
+        with replacing(folder / f"{name}.{ending}") as file:
+            file.write(content)
+    return folder / f"{name}.pem"
+
+
+def _general_name(address: str) -> Any:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(address))
+    except ValueError:
+        return x509.DNSName(address)

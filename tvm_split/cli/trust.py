@@ -1,0 +1,75 @@
+"""``tvm-split certs`` and ``token``: who may call the workers of a lab."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from rpc_runtime.files import file_bytes
+from rpc_runtime.option import option
+from rpc_runtime.wire.security import new_token
+from rpc_runtime.wire.tokens import token_line
+from tvm_split.cli import options
+from tvm_split.cli.options import WrongUseError
+from tvm_split.display.console import print_json, print_line, print_note
+
+
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of the authority; it is made if it is missing.")],
+    host: list[str] | None = option(
+        None,
+        "A worker's certificate, for these host names and IP addresses (default: its name). Repeatable.",
+        metavar="NAME[=ADDRESS,…]",
+    ),
+    client: list[str] | None = option(None, "A caller's certificate. Repeatable.", metavar="NAME"),
+    days: int = option(365, "How long the certificates are valid.", minimum=1),
+    json: bool = options.JSON,
+) -> None:
+    """Make or renew certificates of a lab's workers and clients: NAME.pem and NAME.key, signed by lab-ca.pem.
+
+    The authority is made once, for ten years. Its key, lab-ca.key, makes certificates that all workers accept: keep
+    the folder where nobody else reads it, and copy to each machine only what belongs to it.
+
+    Example: tvm-split certs lab --host box=box.lab.example,192.0.2.10 --client me
+    """
+    from rpc_runtime.wire.authority import certify  # imported here, since it needs an extra
+
+    if not host and not client:
+        raise WrongUseError("name the machines and people to make certificates for", "--host, --client")
+    hosts = [(name, addresses or name) for name, _, addresses in (entry.partition("=") for entry in host or ())]
+    wanted = {name: addresses.split(",") for name, addresses in hosts} | {name: [] for name in client or ()}
+    made = {name: str(certify(folder, name, addresses, timedelta(days))) for name, addresses in wanted.items()}
+    if json:
+        print_json(made)
+        return
+    for path in made.values():
+        print_line(path)
+    print_note(f"valid for {days} days; the same command renews them, and running workers read them again")
+
+
+def token(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is, for messages and the audit log.")],
+    role: Literal["deploy", "observe"] = option("deploy", "What the token allows: observe is status, trace, page."),
+    tokens: Path | None = options.output(None, "Add the token's line to this file (worker --tokens).", file="FILE"),
+    json: bool = options.JSON,
+) -> None:
+    """Make a token and print it. Workers get a line with its SHA-256, from which nobody finds the token.
+
+    To revoke it, remove its line; workers read the file again.
+
+    Example: tvm-split token alice --tokens lab-tokens > alice.token
+    """
+    made = new_token()
+    line = token_line(name, role, made)
+    if tokens is not None:
+        is_open = tokens.exists() and not file_bytes(tokens).endswith(b"\n")
+        with tokens.open("a") as file:
+            file.write("\n" * is_open + line + "\n")
+    if json:
+        print_json({"token": made.text, "line": line})
+        return
+    print_line(made.text)
+    print_note(f"its line is in {tokens}" if tokens else f"its line for the workers' file: {line}")
