@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rpc_runtime.errors import InputError, TvmSplitError
+from rpc_runtime.errors import InputError
 from rpc_runtime.files import reason_of
 from rpc_runtime.program.events import SHOWN_LETTERS
 from rpc_runtime.wire.text import cleaned
-from rpc_runtime.wire.tokens import Caller
 
 logger = logging.getLogger(__name__)
 
@@ -42,35 +40,29 @@ class Audit:
         except OSError as error:
             raise InputError(f"cannot write the audit log {file}: {reason_of(error)}") from error
 
-    def refused(self, path: str, caller: Caller | None, context: Any, reason: str) -> None:
+    def refused(self, path: str, caller: str, context: Any, reason: str) -> None:
         """Write that a call was refused, unless that caller was refused too often in this second."""
-        name = caller_name(caller, context)
+        second = int(time.monotonic())
         with self._lock:
-            if self._second != (second := int(time.monotonic())):
-                self._second, self._refusals = second, Counter()
-            self._refusals[name] += 1
-            if is_left_out := self._refusals[name] > REFUSALS_A_SECOND:
-                self._left_out += 1
+            self._second, self._refusals = second, self._refusals if second == self._second else Counter()
+            self._refusals[caller] += 1
+            is_left_out = self._refusals[caller] > REFUSALS_A_SECOND
+            self._left_out += is_left_out
         if not is_left_out:
-            self._write("refused", path, name, context, reason=reason)
+            self._write("refused", path, caller, context, reason=reason)
 
-    @contextlib.contextmanager
-    def call(self, path: str, caller: Caller | None, context: Any, request: Any) -> Iterator[None]:
+    @contextmanager
+    def call(self, path: str, caller: str, context: Any, request: Any) -> Any:
         """Write that a call was accepted, and after the body that it ended, with the reason of an error."""
-        about = (path, caller_name(caller, context), context)
-        names = {"deployment": request.deployment[:SHOWN_LETTERS], "model": getattr(request, "model", "")}
-        reason = ""
-        self._write("accepted", *about, **names)
+        names = {"deployment": request.deployment[:SHOWN_LETTERS], "model": getattr(request, "model", ""), "reason": ""}
+        self._write("accepted", path, caller, context, **names)
         try:
             yield
-        except TvmSplitError as error:
-            reason = str(error)
-            raise
         except Exception as error:
-            reason = repr(error)
+            names["reason"] = str(error)
             raise
         finally:
-            self._write("ended", *about, **names, reason=reason)
+            self._write("ended", path, caller, context, **names)
 
     def _write(self, result: str, path: str, caller: str, context: Any, **more: str) -> None:
         fields = {"time": datetime.now(UTC).isoformat(), "result": result, "method": path.rpartition("/")[2]}
@@ -88,14 +80,3 @@ class Audit:
             descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(line)
-
-
-NO_AUDIT = Audit(None)
-
-
-def caller_name(caller: Caller | None, context: Any) -> str:
-    """Return the name of a call's token, else of its certificate, else "stranger"."""
-    if caller is not None:
-        return caller.name
-    names = context.auth_context().get("x509_common_name", ())
-    return next((name.decode(errors="replace") for name in names), "stranger")

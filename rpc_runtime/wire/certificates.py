@@ -9,8 +9,8 @@ import logging
 import math
 import re
 import ssl
-import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from rpc_runtime.wire.text import cleaned
 logger = logging.getLogger(__name__)
 
 WARNING_DAYS = 28
-DAY_SECONDS = 86400.0
 _VALIDITY = re.compile(rb"\x30.\x17\x0d\d{12}Z(?:\x17\x0d(\d{12})|\x18\x0f(\d{14}))Z", re.DOTALL)
 """The dates of a certificate in DER: of both, years have two digits before 2050, four afterwards (RFC 5280)."""
 PROBE_SECONDS = 2.0
@@ -34,7 +33,7 @@ _ANOTHER_NAME = (62, 64)
 
 
 class WorkerCertificates:
-    """The TLS files with which a worker serves. New connections get what the files hold then. Thread-safe.
+    """The TLS files with which a worker serves; a new connection gets what they hold then.
 
     If changed files cannot be used, as while one of two is written, the old content stays.
 
@@ -44,55 +43,42 @@ class WorkerCertificates:
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
-        self._lock = threading.Lock()
-        self._read = self._served = tls.contents()
-        self._ends = _ends(tls)
+        self._contents, self._ends = tls.contents(), _ends(tls)
         self._fault = ""
 
     @property
-    def expires(self) -> float:
+    def expires(self) -> int:
         """When the first of the files expires, in seconds since 1970."""
-        return min(self._ends.values())
+        return int(min(self._ends.values()))
 
-    def warnings(self) -> tuple[str, ...]:
-        """Return a warning for each file, as it is now, that has expired or does so within `WARNING_DAYS`."""
-        self._refresh()
-        days = {file: (end - time.time()) / DAY_SECONDS for file, end in self._ends.items()}
-        return tuple(
-            f"{file} {'expires' if left > 0 else 'expired'} on {_date(self._ends[file])}, in {left:.0f} days: get a "
-            "new one in time"
-            for file, left in days.items()
-            if left < WARNING_DAYS
-        )
+    def warnings(self) -> Iterator[str]:
+        """Yield a warning for each file that has expired, or does so within `WARNING_DAYS`."""
+        self._configuration()
+        for file, end in self._ends.items():
+            days = (end - time.time()) / 86400
+            if days < WARNING_DAYS:
+                when = f"expires on {_date(end)}, in {days:.0f} days" if days > 0 else f"expired on {_date(end)}"
+                yield f"{file} {when}: get a new one in time"
 
     def credentials(self) -> Any:
         """Return gRPC's credentials; with an authority, callers need a certificate too (mutual TLS)."""
         is_mutual = self._tls.authority is not None
-        return grpc.dynamic_ssl_server_credentials(_configuration(*self._served), self._changed, is_mutual)
+        return grpc.dynamic_ssl_server_credentials(self._configuration(), self._configuration, is_mutual)
 
-    def _changed(self) -> Any:
-        """Return what new connections get if it has changed, else None; gRPC asks before each TLS handshake."""
-        self._refresh()
-        with self._lock:
-            if self._served is self._read:
-                return None
-            self._served = self._read
-        return _configuration(*self._read)
-
-    def _refresh(self) -> None:
+    def _configuration(self) -> Any:
+        """Return what the next connection gets; gRPC asks before each TLS handshake."""
+        fault = ""
         try:
             contents = self._tls.contents()
-            with self._lock:
-                if contents != self._read:
-                    self._ends, self._read = _ends(self._tls), contents
+            if contents != self._contents:
+                self._ends, self._contents = _ends(self._tls), contents
         except InputError as error:
-            if self._fault != (fault := str(error)):
+            fault = str(error)
+            if fault != self._fault:
                 logger.error("%s; new connections get the certificate that was read before", fault)
-            self._fault = fault
-
-
-def _configuration(authority: bytes | None, key: bytes | None, certificate: bytes | None) -> Any:
-    return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+        self._fault = fault
+        authority, key, certificate = self._contents
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
 
 def _ends(tls: TlsFiles) -> dict[Path | None, float]:

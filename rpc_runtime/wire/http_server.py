@@ -9,7 +9,6 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -36,15 +35,16 @@ def _shut(connection: socket.socket) -> None:
 
 
 def _context(tls: TlsFiles) -> ssl.SSLContext:
+    """Return a context whose connections get what the files hold then, or hold now if they cannot be used then."""
+
+    def renew(connection: Any, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            connection.context = _context(tls)
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(str(tls.certificate), tls.key)
+    context.sni_callback = renew
     return context
-
-
-def _renew(tls: TlsFiles, connection: Any, *_: object) -> None:
-    """Give a new connection what the files hold now, or the content of before if they cannot be used."""
-    with contextlib.suppress(OSError):
-        connection.context = _context(tls)
 
 
 class _Handler(WSGIRequestHandler):
@@ -116,7 +116,6 @@ class HttpServer(Closing):
         context = None
         if tls is not None and tls.certificate is not None:
             context = _context(tls)
-            context.sni_callback = partial(_renew, tls)
         try:
             listening = listen.listen()
         except OSError as error:

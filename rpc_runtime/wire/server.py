@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import grpc
@@ -25,10 +24,10 @@ from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_ser
 from rpc_runtime.errors import AccessError, ProtocolError, StrangerError, TvmSplitError, WorkerError
 from rpc_runtime.wire import worker_pb2
 from rpc_runtime.wire.addresses import Address
-from rpc_runtime.wire.audit import NO_AUDIT, Audit
+from rpc_runtime.wire.audit import Audit
 from rpc_runtime.wire.channels import LINK_PATH, SERVER_OPTIONS, TOKEN_REFUSED, open_channel, status_of
 from rpc_runtime.wire.security import Metadata
-from rpc_runtime.wire.tokens import DEPLOY, OBSERVE, Caller, Tokens
+from rpc_runtime.wire.tokens import DEPLOY, OBSERVE, Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +47,11 @@ OPEN_SECONDS = 10.0
 """Timeout for the request of a method without a token, so that silent peers cannot occupy the quota."""
 
 
-def _paths(*methods: str) -> frozenset[str]:
-    return frozenset(f"/{CONTROL_SERVICE}/{method}" for method in methods)
-
-
-OBSERVING_PATHS = _paths("Describe", "Observe")
+OBSERVING_PATHS = [f"/{CONTROL_SERVICE}/{method}" for method in ("Describe", "Observe")]
 """The methods for which the role `OBSERVE` suffices."""
-AUDITED_PATHS = _paths("Watch", "LoadStages", "LoadKernels", "Unload")
+AUDITED_PATHS = [f"/{CONTROL_SERVICE}/{method}" for method in ("Watch", "LoadStages", "LoadKernels", "Unload")]
 """The methods of which an audit log has every call; of the others it has those that were refused."""
-(WATCH_PATH,) = _paths("Watch")
+WATCH_PATH = AUDITED_PATHS[0]
 LINK_REFUSED = "no deployment here has a link with the secret that was shown; it may have ended"
 
 
@@ -95,50 +90,26 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        quotas: Mapping[str, CallQuota],
-        tokens: Tokens | None,
-        knows_link: Callable[[Metadata], bool],
-        audit: Audit,
+        self, quotas: Mapping[str, CallQuota], tokens: Tokens | None, knows_link: Callable[[Metadata], bool], log: Audit
     ) -> None:
         self._quotas = quotas
         self._tokens = tokens
         self._knows_link = knows_link
-        self._audit = audit
+        self._log = log
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        """Return the method's handler, or one that refuses the call; None for an unknown method."""
+        """Return the method's handler behind this gate; None for an unknown method."""
         path, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        quota, caller = self._quotas.get(path), None
-        if self._tokens is not None and (quota is None or not quota.is_open):
-            caller = self._tokens.caller(metadata)
-            try:
-                self._require_access(path, caller, metadata)
-            except AccessError as error:
-                return grpc.stream_unary_rpc_method_handler(partial(self._refuse, path, caller, error))
-        handler = None if quota is None else continuation(handler_call_details)
-        return None if quota is None or handler is None else self._guarded(handler, quota, path, caller, metadata)
+        quota, handler = self._quotas.get(path), continuation(handler_call_details)
+        return None if quota is None or handler is None else self._guarded(handler, quota, path, metadata)
 
-    def _require_access(self, path: str, caller: Caller | None, metadata: Metadata) -> None:
-        if path == LINK_PATH and self._knows_link(metadata):
-            return
-        if caller is None:
-            raise StrangerError(LINK_REFUSED if path == LINK_PATH else TOKEN_REFUSED)
-        caller.require(OBSERVE if path in OBSERVING_PATHS else DEPLOY)
-
-    def _refuse(self, path: str, caller: Caller | None, error: AccessError, messages: Any, context: Any) -> None:
-        with _as_status(context):
-            self._audit.refused(path, caller, context, str(error))
-            raise error
-
-    def _guarded(self, handler: Any, quota: CallQuota, path: str, caller: Caller | None, metadata: Metadata) -> Any:
+    def _guarded(self, handler: Any, quota: CallQuota, path: str, metadata: Metadata) -> Any:
         """Return a handler that runs the method within its quota and takes a stream of unparsed requests."""
         behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         parse = handler.request_deserializer
 
         def answer(messages: Iterator[bytes], context: Any) -> Iterator[Any]:
-            with _as_status(context), quota.one():
-                self._require_current(path, caller, context)
+            with _as_status(context), self._admitted(path, metadata, context) as caller, quota.one():
                 if not handler.request_streaming:
                     with _soon(context) if quota.is_open else contextlib.nullcontext():
                         request = _parsed(_only(messages), parse)
@@ -147,30 +118,47 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
                 else:
                     request = (_parsed(message, parse) for message in messages)
                 is_logged = path in AUDITED_PATHS
-                with self._audit.call(path, caller, context, request) if is_logged else contextlib.nullcontext():
+                with self._log.call(path, caller, context, request) if is_logged else contextlib.nullcontext():
                     reply = behaviour(request, context)
-                    if caller is not None and path == WATCH_PATH:
+                    if path == WATCH_PATH:
                         reply = self._while_allowed(reply, metadata)
                     yield from reply if handler.response_streaming else (reply,)
 
         return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
 
-    def _require_current(self, path: str, caller: Caller | None, context: Any) -> None:
-        if certificate := context.auth_context().get("x509_pem_cert"):
-            # Imported here: few workers have TLS.
-            from rpc_runtime.wire.certificates import require_current
+    @contextlib.contextmanager
+    def _admitted(self, path: str, metadata: Metadata, context: Any) -> Iterator[str]:
+        """Yield the name of the caller's token, or of its certificate.
 
-            try:
-                require_current(certificate[0])
-            except AccessError as error:
-                self._audit.refused(path, caller, context, str(error))
-                raise
+        Raises:
+            AccessError: the caller is refused, which is logged.
+        """
+        proof, token = context.auth_context(), self._tokens and self._tokens.caller(metadata)
+        name = token.name if token else proof.get("x509_common_name", [b"stranger"])[0].decode(errors="replace")
+        try:
+            self._require_access(path, metadata)
+            if "x509_pem_cert" in proof:
+                from rpc_runtime.wire.certificates import require_current  # few workers have TLS
+
+                require_current(proof["x509_pem_cert"][0])
+        except AccessError as error:
+            self._log.refused(path, name, context, str(error))
+            raise
+        yield name
+
+    def _require_access(self, path: str, metadata: Metadata) -> None:
+        if self._tokens is None or self._quotas[path].is_open or (path == LINK_PATH and self._knows_link(metadata)):
+            return
+        caller = self._tokens.caller(metadata)
+        if caller is None:
+            raise StrangerError(LINK_REFUSED if path == LINK_PATH else TOKEN_REFUSED)
+        caller.require(OBSERVE if path in OBSERVING_PATHS else DEPLOY)
 
     def _while_allowed(self, replies: Any, metadata: Metadata) -> Iterator[Any]:
-        """Yield the replies of a deployment until its caller's token is revoked, which is an error."""
+        """Yield the events of a deployment until its caller's token is revoked, which is an error."""
         with contextlib.closing(replies):
             for reply in replies:
-                self._require_access(WATCH_PATH, self._tokens and self._tokens.caller(metadata), metadata)
+                self._require_access(WATCH_PATH, metadata)
                 yield reply
 
 
@@ -180,7 +168,7 @@ def new_server(
     tokens: Tokens | None = None,
     knows_link: Callable[[Metadata], bool] = lambda metadata: False,
     handlers: Sequence[Any] = (),
-    audit: Audit = NO_AUDIT,
+    log: Audit | None = None,
 ) -> Any:
     """Return a server, not yet started, behind a `Gate`, with at most so many ``connections``.
 
@@ -193,7 +181,7 @@ def new_server(
     return grpc.server(
         _started(ThreadPoolExecutor(threads, thread_name_prefix="call")),
         handlers=handlers,
-        interceptors=(Gate(quotas, tokens, knows_link, audit),),
+        interceptors=(Gate(quotas, tokens, knows_link, log or Audit(None)),),
         options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
     )
 

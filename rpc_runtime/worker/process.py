@@ -82,8 +82,12 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     handler.setFormatter(CleanFormatter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     _check_callers(config)
-    certificates = _certificates(config)
-    _warn_of_dates(certificates)
+    certificates = None
+    if config.tls is not None:
+        from rpc_runtime.wire.certificates import WorkerCertificates
+
+        certificates = WorkerCertificates(config.tls)
+        _warn_of_dates(certificates)
     _prepare_process(config)
     # A signal only writes to a pipe. Python's own handlers run when the main thread wakes: not if another one is hit.
     signalled, signal_end = os.pipe()
@@ -100,15 +104,6 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
 
     threading.excepthook = end  # gRPC's own thread may have ended, without which a worker answers nothing
     _serve_until(config, certificates, results, signalled)
-
-
-def _certificates(config: WorkerConfig) -> WorkerCertificates | None:
-    if config.tls is None:
-        return None
-    # Imported here: few workers have TLS.
-    from rpc_runtime.wire.certificates import WorkerCertificates
-
-    return WorkerCertificates(config.tls)
 
 
 def _warn_of_dates(certificates: WorkerCertificates | None) -> None:
@@ -215,12 +210,11 @@ def _serve_until(
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
     tokens = None if token is None and config.tokens is None else Tokens(config.tokens, token)
-    audit = Audit(config.audit)
     servicer = health_servicer()
     service = WorkerService(name, config, blobs, certificates)
     quotas = {**WorkerService.quotas(), **health_quotas()}
     handlers = (service.link_handlers(),)
-    server = new_server(quotas, _maximum_connections(), tokens, service.knows_link, handlers, audit)
+    server = new_server(quotas, _maximum_connections(), tokens, service.knows_link, handlers, Audit(config.audit))
     add_ControlServicer_to_server(service, server)
     add_HealthServicer_to_server(servicer, server)
     probed = health_server(servicer, config.health_listen) if config.health_listen else None

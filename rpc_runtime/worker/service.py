@@ -115,7 +115,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         return {**quotas, LINK_PATH: CallQuota("data streams", MAXIMUM_STREAMS)}
 
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        expires = 0 if self._certificates is None else int(self._certificates.expires)
+        expires = self._certificates.expires if self._certificates else 0
         return describe(self._machine, self._config.threads, expires, self.deployments(), self._blobs.folder)
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:

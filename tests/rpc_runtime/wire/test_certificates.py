@@ -128,4 +128,4 @@ def test_a_worker_warns_of_what_expires_soon(start: Start, lab: Authority) -> No
     assert "warning: " in errors
     assert "soon.pem expires on 20" in errors
     assert "in 3 days" in errors
-    assert WorkerCertificates(lab.files("later", days=WARNING_DAYS + 2)).warnings() == ()
+    assert tuple(WorkerCertificates(lab.files("later", days=WARNING_DAYS + 2)).warnings()) == ()

@@ -224,7 +224,7 @@ def test_strangers_cannot_fill_the_disk_with_the_log(start: Start, tmp_path: Pat
     [
         ("", "holds no token: `tvm-split token NAME"),
         ("# nobody\n", "holds no token"),
-        ("alice deploy\n", "line 1 of .* is not NAME ROLE SHA256, with a role of deploy or observe"),
+        ("alice deploy\n", "line 1 of .* is not NAME ROLE SHA256, with the role deploy or observe"),
         ("\nalice root " + "0" * 64, "line 2 of .* is not NAME ROLE"),
         ("alice deploy " + "0" * 63, "line 1 of"),
         ("\udcff", "line 1 of"),
