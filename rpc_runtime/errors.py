@@ -31,11 +31,7 @@ class WorkerError(TvmSplitError):
 
 
 class AccessError(WorkerError):
-    """A worker refused a caller who is known to it and may not do this, or no longer."""
-
-
-class StrangerError(AccessError):
-    """A worker refused a caller whom it does not know."""
+    """A worker refused a caller: it does not know the caller, or the caller may not do this, or no longer."""
 
 
 class WorkerUnavailableError(WorkerError):

@@ -23,10 +23,8 @@ except ImportError as error:
 NAME = "lab-ca"
 """The name of the authority and of its files."""
 AUTHORITY_DAYS = 3650
-_OF_AUTHORITY = (
-    x509.BasicConstraints(ca=True, path_length=0),
-    x509.KeyUsage(*[False] * 5, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False),
-)
+_OF_AUTHORITY = x509.KeyUsage(*[False] * 5, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False)
+_PEM = serialization.Encoding.PEM
 
 
 def certify(folder: Path, name: str, addresses: Sequence[str], lifetime: timedelta) -> Path:
@@ -40,29 +38,23 @@ def certify(folder: Path, name: str, addresses: Sequence[str], lifetime: timedel
     """
     if name == NAME or not name or Path(name).name != name or len(name) > 64:
         raise InputError(f"a certificate needs a name of 1 to 64 letters for its files, other than {NAME}: {name!r}")
-    usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *[ExtendedKeyUsageOID.SERVER_AUTH] * bool(addresses)]
-    extensions: list[Any] = [x509.BasicConstraints(ca=False, path_length=None), x509.ExtendedKeyUsage(usages)]
-    try:
-        extensions += [x509.SubjectAlternativeName(list(map(_general_name, addresses)))] * bool(addresses)
-    except ValueError as error:
-        raise InputError(f"{', '.join(addresses)} cannot be a host's addresses: {error}") from error
-    return _write(folder, name, _authority_key(folder), lifetime, extensions)
-
-
-def _authority_key(folder: Path) -> Any:
     private_folder(folder)
-    key = folder / f"{NAME}.key"
-    if not key.exists():
-        _write(folder, NAME, None, timedelta(AUTHORITY_DAYS), _OF_AUTHORITY)
+    authority = folder / f"{NAME}.key"
+    if not authority.exists():
+        _write(folder, NAME, None, timedelta(AUTHORITY_DAYS), [_OF_AUTHORITY])
+    usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *[ExtendedKeyUsageOID.SERVER_AUTH] * bool(addresses)]
     try:
-        return serialization.load_pem_private_key(key.read_bytes(), None)
+        names = x509.SubjectAlternativeName(list(map(_general_name, addresses)))
+        signing_key = serialization.load_pem_private_key(authority.read_bytes(), None)
     except (ValueError, TypeError) as error:
-        raise InputError(f"{key} is not the key of a lab's authority: {error}") from error
+        raise InputError(f"cannot certify {name} at {', '.join(addresses)} with {authority}: {error}") from error
+    return _write(folder, name, signing_key, lifetime, [x509.ExtendedKeyUsage(usages), *[names] * bool(addresses)])
 
 
 def _write(folder: Path, name: str, signing_key: Any, lifetime: timedelta, extensions: Sequence[Any]) -> Path:
-    """Write a new key and its certificate, which it signs itself without a ``signing_key``."""
+    """Write a new key and its certificate, signed by ``signing_key``, or by itself if it is an authority."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    basic = x509.BasicConstraints(ca=signing_key is None, path_length=None)
     signing_key = signing_key or key
     subject, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)]) for text in (name, NAME))
     builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
@@ -71,11 +63,11 @@ def _write(folder: Path, name: str, signing_key: Any, lifetime: timedelta, exten
         x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()),
     )
-    for extension in (*extensions, *identifiers):
+    for extension in (basic, *extensions, *identifiers):
         builder = builder.add_extension(extension, isinstance(extension, x509.BasicConstraints | x509.KeyUsage))
-    secret_form = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    signed = builder.sign(signing_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    for ending, content in (("key", key.private_bytes(serialization.Encoding.PEM, *secret_form)), ("pem", signed)):
+    secret = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    signed = builder.sign(signing_key, hashes.SHA256()).public_bytes(_PEM)
+    for ending, content in (("key", secret), ("pem", signed)):
         with replacing(folder / f"{name}.{ending}") as file:
             file.write(content)
     return folder / f"{name}.pem"

@@ -4,13 +4,13 @@ All checks use Python's ``ssl``. A certificate and its key are tested by a TLS h
 which fails in the same way as a real connection.
 """
 
-import calendar
 import logging
 import math
 import re
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,14 @@ class WorkerCertificates:
         """When the first of the files expires, in seconds since 1970."""
         return int(min(self._ends.values()))
 
-    def warnings(self) -> Iterator[str]:
-        """Yield a warning for each file that has expired, or does so within `WARNING_DAYS`."""
+    def warn(self) -> None:
+        """Log a warning of each file that has expired, or does so within `WARNING_DAYS`."""
         self._configuration()
         for file, end in self._ends.items():
             days = (end - time.time()) / 86400
             if days < WARNING_DAYS:
                 when = f"expires on {_date(end)}, in {days:.0f} days" if days > 0 else f"expired on {_date(end)}"
-                yield f"{file} {when}: get a new one in time"
+                logger.warning("%s %s: get a new one in time", file, when)
 
     def credentials(self) -> Any:
         """Return gRPC's credentials; with an authority, callers need a certificate too (mutual TLS)."""
@@ -91,11 +91,9 @@ def _ends(tls: TlsFiles) -> dict[Path | None, float]:
 
 def require_current(pem: bytes) -> None:
     """Raise an `AccessError` if a caller's certificate has expired since TLS accepted it for the connection."""
-    if validity := _VALIDITY.search(ssl.PEM_cert_to_DER_cert(pem.decode())):
-        short, long = validity.groups()
-        end = calendar.timegm(time.strptime((b"20" + short if short else long).decode(), "%Y%m%d%H%M%S"))
-        if end < time.time():
-            raise AccessError(f"the caller's certificate expired on {_date(end)}: get a new one")
+    (short, long), now = _VALIDITY.findall(ssl.PEM_cert_to_DER_cert(pem.decode()))[0], time.gmtime()
+    if (long or b"20" + short).decode() < time.strftime("%Y%m%d%H%M%S", now):
+        raise AccessError("the caller's certificate has expired: get a new one")
 
 
 def seen_by_caller(address: str, tls: TlsFiles) -> tuple[tuple[str, ...], float]:
@@ -107,11 +105,7 @@ def seen_by_caller(address: str, tls: TlsFiles) -> tuple[tuple[str, ...], float]
         InputError: a file of the caller is invalid.
         OSError: there is no connection, or the certificate is not accepted.
     """
-    called = Address.parse(address)
-    with (
-        called.connect(PROBE_SECONDS) as connection,
-        _calling(tls).wrap_socket(connection, server_hostname=called.host) as secured,
-    ):
+    with _joined(address, tls) as secured:
         shown: Any = secured.getpeercert()
     end = min(ssl.cert_time_to_seconds(shown["notAfter"]), _own_end(tls, as_server=False))
     return tuple(cleaned(name) for _, name in shown.get("subjectAltName", ())), end
@@ -122,14 +116,9 @@ def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:
 
     Connects to the worker, with a timeout of `PROBE_SECONDS`.
     """
-    called = Address.parse(address)
     is_joined = False
     try:
-        context = _calling(tls)
-        with (
-            called.connect(PROBE_SECONDS) as connection,
-            context.wrap_socket(connection, server_hostname=called.host) as secured,
-        ):
+        with _joined(address, tls) as secured:
             if tls is None:
                 return "it speaks TLS, and this call does not: give its certificate authority (`tls`, or --tls-ca)"
             is_joined = True
@@ -138,7 +127,7 @@ def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:
     except InputError as error:
         return str(error)
     except ssl.SSLCertVerificationError as error:
-        return _about_its_certificate(error, called.host, tls)
+        return _about_its_certificate(error, Address.parse(address).host, tls)
     except OSError as error:
         if tls and getattr(error, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
             return "it does not speak TLS, and this call does: start it with --tls-certificate, or leave `tls` out"
@@ -151,6 +140,13 @@ def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:
         f"it does not accept the certificate {tls.certificate}: the authority that signed it is not the one that the "
         "worker has as --tls-ca"
     )
+
+
+@contextmanager
+def _joined(address: str, tls: TlsFiles | None) -> Iterator[ssl.SSLSocket]:
+    host, context = Address.parse(address), _calling(tls)
+    with host.connect(PROBE_SECONDS) as plain, context.wrap_socket(plain, server_hostname=host.host) as secured:
+        yield secured
 
 
 def _about_its_certificate(error: ssl.SSLCertVerificationError, host: str, tls: TlsFiles | None) -> str:

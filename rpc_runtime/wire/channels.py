@@ -13,7 +13,6 @@ from rpc_runtime.errors import (
     DeadlineError,
     ProtocolError,
     StageError,
-    StrangerError,
     TvmSplitError,
     WorkerError,
     WorkerUnavailableError,
@@ -100,8 +99,7 @@ def open_channel(address: str, tls: TlsFiles | None) -> Any:
 _CODES: tuple[tuple[type[TvmSplitError], grpc.StatusCode], ...] = (
     (StageError, grpc.StatusCode.ABORTED),
     (WorkerUnavailableError, grpc.StatusCode.UNAVAILABLE),
-    (StrangerError, grpc.StatusCode.UNAUTHENTICATED),
-    (AccessError, grpc.StatusCode.PERMISSION_DENIED),
+    (AccessError, grpc.StatusCode.UNAUTHENTICATED),
     (WorkerError, grpc.StatusCode.FAILED_PRECONDITION),
     (BlobError, grpc.StatusCode.DATA_LOSS),
     (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -140,7 +138,7 @@ def error_of(status: Any, endpoint: WorkerEndpoint) -> TvmSplitError:
     code, details, where = status.code(), details_of(status), str(endpoint)
     if code is grpc.StatusCode.UNAUTHENTICATED:
         advice = f": {_token_advice(endpoint.token)}" * (details == TOKEN_REFUSED)
-        return StrangerError(f"{where} refused the call: {details}{advice}")
+        return AccessError(f"{where} refused the call: {details}{advice}")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         text = f"{where} cannot be reached: {details}"
         return WorkerUnavailableError(out_of_files(text) or f"{text}. Is its worker running?")

@@ -21,13 +21,13 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import SERVICE_NAME, HealthServicer
 from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
 
-from rpc_runtime.errors import AccessError, ProtocolError, StrangerError, TvmSplitError, WorkerError
+from rpc_runtime.errors import AccessError, ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.wire import worker_pb2
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.audit import Audit
 from rpc_runtime.wire.channels import LINK_PATH, SERVER_OPTIONS, TOKEN_REFUSED, open_channel, status_of
 from rpc_runtime.wire.security import Metadata
-from rpc_runtime.wire.tokens import DEPLOY, OBSERVE, Tokens
+from rpc_runtime.wire.tokens import DEPLOY, Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ OPEN_SECONDS = 10.0
 
 
 OBSERVING_PATHS = [f"/{CONTROL_SERVICE}/{method}" for method in ("Describe", "Observe")]
-"""The methods for which the role `OBSERVE` suffices."""
+"""The methods for which the role ``observe`` suffices."""
 AUDITED_PATHS = [f"/{CONTROL_SERVICE}/{method}" for method in ("Watch", "LoadStages", "LoadKernels", "Unload")]
 """The methods of which an audit log has every call; of the others it has those that were refused."""
 WATCH_PATH = AUDITED_PATHS[0]
@@ -151,8 +151,11 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
             return
         caller = self._tokens.caller(metadata)
         if caller is None:
-            raise StrangerError(LINK_REFUSED if path == LINK_PATH else TOKEN_REFUSED)
-        caller.require(OBSERVE if path in OBSERVING_PATHS else DEPLOY)
+            raise AccessError(LINK_REFUSED if path == LINK_PATH else TOKEN_REFUSED)
+        if not caller.role:
+            raise AccessError(f"the token of {caller.name!r} was revoked: ask for a new one (`tvm-split token`)")
+        if caller.role != DEPLOY and path not in OBSERVING_PATHS:
+            raise AccessError(f"the token of {caller.name!r} may {caller.role} only: ask for one that may {DEPLOY}")
 
     def _while_allowed(self, replies: Any, metadata: Metadata) -> Iterator[Any]:
         """Yield the events of a deployment until its caller's token is revoked, which is an error."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from rpc_runtime.errors import AccessError, InputError
+from rpc_runtime.errors import InputError
 from rpc_runtime.files import file_bytes, reason_of
 from rpc_runtime.wire.security import Metadata, Token, shown_tokens
 
@@ -25,17 +25,10 @@ _LINE = re.compile(rf"([\w.@-]{{1,64}})\s+({DEPLOY}|{OBSERVE})\s+([0-9a-f]{{64}}
 
 @dataclass(frozen=True)
 class Caller:
-    """The holder of a token; ``role`` is empty once the token was revoked."""
+    """The holder of a token, who may observe, or also deploy; ``role`` is empty once the token was revoked."""
 
     name: str
     role: str = DEPLOY
-
-    def require(self, role: str) -> None:
-        """Raise an `AccessError` if the caller may not do what needs ``role``; who may deploy may observe as well."""
-        if not self.role:
-            raise AccessError(f"the token of {self.name!r} was revoked: ask for a new one (`tvm-split token`)")
-        if self.role not in (DEPLOY, role):
-            raise AccessError(f"the token of {self.name!r} may {self.role} only: ask for one that may {role}")
 
 
 def token_line(name: str, role: str, token: Token) -> str:
@@ -47,46 +40,41 @@ def token_line(name: str, role: str, token: Token) -> str:
 
 
 class Tokens:
-    """The callers whose tokens are in a ``file``, with a line ``NAME ROLE SHA256`` each, or of the one ``token``.
+    """The callers whose tokens are in a file, with a line ``NAME ROLE SHA256`` each, or the holder of one token.
 
     The file is read at every call, so a change holds at once. A file that cannot be used changes nothing: an editor may
     have emptied it for a moment.
 
     Raises:
-        InputError: the file cannot be used; the message says why.
+        InputError: the file cannot be used.
     """
 
-    def __init__(self, file: Path | None, token: Token | None = None) -> None:
-        self._file = file
-        self._fault = ""
-        self._callers = {} if token is None else {_digest(token.text): Caller("token")}
-        if file is not None:
-            self._callers = dict(_lines(file))
+    def __init__(self, source: Path | Token) -> None:
+        self._source, self._fault = source, ""
+        self._callers = dict(_read(source))
 
     def caller(self, metadata: Metadata) -> Caller | None:
         """Return who shows a known token in a call's metadata; None for a stranger."""
-        if self._file is not None:
-            self._read_again(self._file)
-        callers = [self._callers.get(_digest(token)) for token in shown_tokens(metadata)]
-        return next(filter(None, callers), None)
-
-    def _read_again(self, file: Path) -> None:
-        fault = ""
+        callers, fault = self._callers, ""
         try:
-            current = dict(_lines(file))
-            self._callers = {digest: Caller(caller.name, "") for digest, caller in self._callers.items()} | current
+            current = dict(_read(self._source))
+            callers = {digest: Caller(caller.name, "") for digest, caller in callers.items()} | current
         except InputError as error:
             fault = str(error)
             if fault != self._fault:
                 logger.error("%s; the tokens that were read before stay valid", fault)
-        self._fault = fault
+        self._callers, self._fault = callers, fault
+        return next(filter(None, (callers.get(_digest(token)) for token in shown_tokens(metadata))), None)
 
 
 def _digest(token: str) -> str:
     return sha256(token.encode(errors="replace")).hexdigest()
 
 
-def _lines(file: Path) -> Iterator[tuple[str, Caller]]:
+def _read(file: Path | Token) -> Iterator[tuple[str, Caller]]:
+    if isinstance(file, Token):
+        yield _digest(file.text), Caller("token")
+        return
     try:
         text = file_bytes(file).decode(errors="replace")
         if file.stat().st_mode & stat.S_IWOTH:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NoReturn, get_args, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.option import default_of, option, options
@@ -102,6 +102,15 @@ class WorkerConfig:
             InputError: it cannot be read.
         """
         return None if self.tokens else token_from(self.token_file)
+
+    @cached_property
+    def certificates(self) -> Any:
+        """The `WorkerCertificates`; None without TLS. Raises `InputError` if they cannot be used."""
+        if self.tls is None:
+            return None
+        from rpc_runtime.wire.certificates import WorkerCertificates  # few workers have TLS
+
+        return WorkerCertificates(self.tls)
 
     @property
     def tls(self) -> TlsFiles | None:

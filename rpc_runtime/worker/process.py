@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
@@ -51,7 +51,6 @@ from rpc_runtime.worker.tracker_registration import TrackerRegistration
 
 if TYPE_CHECKING:
     from rpc_runtime.execution.blob_store import BlobStore
-    from rpc_runtime.wire.certificates import WorkerCertificates
     from rpc_runtime.worker.service import WorkerService
 
 logger = logging.getLogger(__name__)
@@ -82,12 +81,8 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     handler.setFormatter(CleanFormatter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     _check_callers(config)
-    certificates = None
-    if config.tls is not None:
-        from rpc_runtime.wire.certificates import WorkerCertificates
-
-        certificates = WorkerCertificates(config.tls)
-        _warn_of_dates(certificates)
+    if config.certificates is not None:
+        config.certificates.warn()
     _prepare_process(config)
     # A signal only writes to a pipe. Python's own handlers run when the main thread wakes: not if another one is hit.
     signalled, signal_end = os.pipe()
@@ -103,12 +98,7 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
             os.write(signal_end, EXHAUSTED)
 
     threading.excepthook = end  # gRPC's own thread may have ended, without which a worker answers nothing
-    _serve_until(config, certificates, results, signalled)
-
-
-def _warn_of_dates(certificates: WorkerCertificates | None) -> None:
-    for text in certificates.warnings() if certificates is not None else ():
-        logger.warning("%s", text)
+    _serve_until(config, results, signalled)
 
 
 def _is_exhausted(error: BaseException | None) -> bool:
@@ -118,11 +108,8 @@ def _is_exhausted(error: BaseException | None) -> bool:
 
 def _knows_callers(config: WorkerConfig) -> bool:
     """Return whether callers must authenticate. The worker's own certificate does not authenticate callers."""
-    return (
-        config.tokens is not None
-        or config.token is not None
-        or (config.tls is not None and config.tls.authority is not None)
-    )
+    has_tokens = config.tokens is not None or config.token is not None
+    return has_tokens or (config.tls is not None and config.tls.authority is not None)
 
 
 def _check_callers(config: WorkerConfig) -> None:
@@ -191,9 +178,7 @@ def _maximum_connections() -> int:
     return max(MINIMUM_CONNECTIONS, min(soft - OWN_FILES, MAXIMUM_CONNECTIONS))
 
 
-def _serve_until(
-    config: WorkerConfig, certificates: WorkerCertificates | None, results: IO[str], signalled: int
-) -> None:
+def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None:
     ending = threading.Event()
     threading.Thread(target=_force_exit, args=(ending,), name="force-exit", daemon=True).start()
     load_runtime()
@@ -209,17 +194,18 @@ def _serve_until(
         transport.start()
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
-    tokens = None if token is None and config.tokens is None else Tokens(config.tokens, token)
+    source = config.tokens or token
     servicer = health_servicer()
-    service = WorkerService(name, config, blobs, certificates)
+    service = WorkerService(name, config, blobs)
     quotas = {**WorkerService.quotas(), **health_quotas()}
     handlers = (service.link_handlers(),)
+    tokens = Tokens(source) if source is not None else None
     server = new_server(quotas, _maximum_connections(), tokens, service.knows_link, handlers, Audit(config.audit))
     add_ControlServicer_to_server(service, server)
     add_HealthServicer_to_server(servicer, server)
     probed = health_server(servicer, config.health_listen) if config.health_listen else None
     try:
-        address = bind(server, config.listen, certificates and certificates.credentials())
+        address = bind(server, config.listen, config.certificates and config.certificates.credentials())
         _warn_of_callers(config)
         with contextlib.ExitStack() as until_end:
             if token is not None and makes_token:
@@ -238,7 +224,7 @@ def _serve_until(
             registration = until_end.enter_context(_registered(config, name, address, service))
             service.prepare()
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
-            _wait_for_end(signalled, config.exit_with_parent, lambda: _warn_of_dates(certificates))
+            _wait_for_end(signalled, config)
     finally:
         ending.set()
         servicer.enter_graceful_shutdown()
@@ -300,22 +286,20 @@ def _announcement(
     return line
 
 
-def _wait_for_end(signalled: int, exit_with_parent: bool, check: Callable[[], None]) -> None:
-    """Wait for a signal or, if ``exit_with_parent``, for the end of standard input, which may be a file.
-
-    Meanwhile, ``check`` is called every `CHECK_SECONDS`.
+def _wait_for_end(signalled: int, config: WorkerConfig) -> None:
+    """Wait for a signal or, with ``--exit-with-parent``, for the end of standard input, which may be a file.
 
     Raises:
         WorkerError: a thread has failed because no memory or no further thread was left.
     """
     with selectors.PollSelector() as selector:  # epoll rejects files
         selector.register(signalled, selectors.EVENT_READ)
-        if exit_with_parent:
+        if config.exit_with_parent:
             selector.register(0, selectors.EVENT_READ)
         while True:
             events = selector.select(CHECK_SECONDS)
-            if not events:
-                check()
+            if not events and config.certificates is not None:
+                config.certificates.warn()
             for key, _ in events:
                 word = os.read(key.fd, 4096)
                 if key.fd == signalled and EXHAUSTED in word:

@@ -1,12 +1,10 @@
 """The service of a worker: control (describe, upload, load, connect, watch, measure) and data streams."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -29,9 +27,6 @@ from rpc_runtime.worker.description import describe
 from rpc_runtime.worker.library_trials import DEFAULT_SECONDS, LibraryTrials
 from rpc_runtime.worker.loaded_program import LoadedProgram
 
-if TYPE_CHECKING:
-    from rpc_runtime.wire.certificates import WorkerCertificates
-
 MAXIMUM_DEPLOYMENTS = 64
 MAXIMUM_STREAMS = 128
 """Limit of data streams; a deployment needs one or two per neighbour."""
@@ -45,14 +40,11 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
     added or removed.
     """
 
-    def __init__(
-        self, machine: str, config: WorkerConfig, blobs: BlobStore, certificates: WorkerCertificates | None = None
-    ) -> None:
+    def __init__(self, machine: str, config: WorkerConfig, blobs: BlobStore) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self._machine = machine
         self._config = config
         self._blobs = blobs
-        self._certificates = certificates
         self._trials = LibraryTrials(blobs)
         self._timing = threading.Lock()
         self._lock = threading.Lock()
@@ -115,7 +107,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         return {**quotas, LINK_PATH: CallQuota("data streams", MAXIMUM_STREAMS)}
 
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        expires = self._certificates.expires if self._certificates else 0
+        expires = self._config.certificates.expires if self._config.certificates else 0
         return describe(self._machine, self._config.threads, expires, self.deployments(), self._blobs.folder)
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:

@@ -1,7 +1,5 @@
 """``tvm-split certs`` and ``token``: who may call the workers of a lab."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,11 +16,9 @@ from tvm_split.display.console import print_json, print_line, print_note
 
 
 def certs(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of the authority; it is made if it is missing.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of the authority, made if it is missing.")],
     host: list[str] | None = option(
-        None,
-        "A worker's certificate, for these host names and IP addresses (default: its name). Repeatable.",
-        metavar="NAME[=ADDRESS,…]",
+        None, "A worker's certificate, for these names and IP addresses. Repeatable.", metavar="NAME[=ADDRESS,…]"
     ),
     client: list[str] | None = option(None, "A caller's certificate. Repeatable.", metavar="NAME"),
     days: int = option(365, "How long the certificates are valid.", minimum=1),
@@ -30,8 +26,8 @@ def certs(
 ) -> None:
     """Make or renew certificates of a lab's workers and clients: NAME.pem and NAME.key, signed by lab-ca.pem.
 
-    The authority is made once, for ten years. Its key, lab-ca.key, makes certificates that all workers accept: keep
-    the folder where nobody else reads it, and copy to each machine only what belongs to it.
+    The authority is made once, for ten years. Whoever reads its key, lab-ca.key, can make certificates that all workers
+    accept: copy to each machine only its own files and lab-ca.pem.
 
     Example: tvm-split certs lab --host box=box.lab.example,192.0.2.10 --client me
     """
@@ -42,23 +38,19 @@ def certs(
     hosts = [(name, addresses or name) for name, _, addresses in (entry.partition("=") for entry in host or ())]
     wanted = {name: addresses.split(",") for name, addresses in hosts} | {name: [] for name in client or ()}
     made = {name: str(certify(folder, name, addresses, timedelta(days))) for name, addresses in wanted.items()}
-    if json:
-        print_json(made)
-        return
-    for path in made.values():
-        print_line(path)
+    print_json(made) if json else print_line("\n".join(made.values()))
     print_note(f"valid for {days} days; the same command renews them, and running workers read them again")
 
 
 def token(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is, for messages and the audit log.")],
-    role: Literal["deploy", "observe"] = option("deploy", "What the token allows: observe is status, trace, page."),
-    tokens: Path | None = options.output(None, "Add the token's line to this file (worker --tokens).", file="FILE"),
+    role: Literal["deploy", "observe"] = option(
+        "deploy", "What the token allows: observe is status, trace, dashboard."
+    ),
+    tokens: Path | None = options.output(None, "Add the token's line to this file of workers.", file="FILE"),
     json: bool = options.JSON,
 ) -> None:
-    """Make a token and print it. Workers get a line with its SHA-256, from which nobody finds the token.
-
-    To revoke it, remove its line; workers read the file again.
+    """Make a token and print it. Workers (--tokens) get a line with its SHA-256; without that line it is revoked.
 
     Example: tvm-split token alice --tokens lab-tokens > alice.token
     """
@@ -68,8 +60,5 @@ def token(
         is_open = tokens.exists() and not file_bytes(tokens).endswith(b"\n")
         with tokens.open("a") as file:
             file.write("\n" * is_open + line + "\n")
-    if json:
-        print_json({"token": made.text, "line": line})
-        return
-    print_line(made.text)
+    print_json({"token": made.text, "line": line}) if json else print_line(made.text)
     print_note(f"its line is in {tokens}" if tokens else f"its line for the workers' file: {line}")

@@ -119,7 +119,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_who_knows_a_token(metadata: list[tuple[str, str | bytes]], accepted: bool) -> None:
-    assert (Tokens(None, TOKEN).caller(metadata) is not None) is accepted
+    assert (Tokens(TOKEN).caller(metadata) is not None) is accepted
 
 
 def test_the_token_of_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,10 @@ from rpc_runtime.client.worker_client import WorkerClient, describe
 from rpc_runtime.errors import (
     AccessError,
     InputError,
-    StrangerError,
     TvmSplitError,
     WorkerError,
     WorkerUnavailableError,
 )
-from rpc_runtime.wire.audit import REFUSALS_A_SECOND
 from rpc_runtime.wire.certificates import WARNING_DAYS
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles, Token, new_token
@@ -100,7 +98,7 @@ def test_who_is_refused_while_the_deployment_of_somebody_else_goes_on(
             seen.append(next(results))
 
         stranger = WorkerEndpoint(A, address, "guessed", people)
-        refused(StrangerError, "the token is wrong or missing", lambda: describe(stranger, PATIENCE_SECONDS))
+        refused(AccessError, "the token is wrong or missing", lambda: describe(stranger, PATIENCE_SECONDS))
         without = WorkerEndpoint(A, address, lab.secrets["alice"], TlsFiles(lab.host.authority))
         refused(WorkerUnavailableError, "asks its callers for a certif", lambda: describe(without, PATIENCE_SECONDS))
         (held,) = describe(ends["bob"], PATIENCE_SECONDS).deployments
@@ -119,7 +117,7 @@ def test_who_is_refused_while_the_deployment_of_somebody_else_goes_on(
             eventually(lambda: len(describe(ends["bob"], 60).deployments) == 1, "the deployment of carol ends")
             refused(TvmSplitError, "token of 'carol' was revoked", lambda: list(second.stream(batches)))
         with closing(expiring_client(lab, ends["dave"])) as client:
-            is_refused = lambda: "the caller's certificate expired on 20" in reason(client)  # noqa: E731
+            is_refused = lambda: "the caller's certificate has expired: get" in reason(client)  # noqa: E731
             eventually(is_refused, "the certificate expires")
             again = client.endpoint
         refused(WorkerUnavailableError, "expiring.pem has expired", lambda: describe(again, PATIENCE_SECONDS))
@@ -134,7 +132,7 @@ def test_who_is_refused_while_the_deployment_of_somebody_else_goes_on(
         ("Watch", "bob", "may observe only"),
         ("Unload", "bob", "may observe only"),
         ("Describe", "carol", "was revoked"),
-        ("Describe", "dave", "certificate expired"),
+        ("Describe", "dave", "certificate has expired"),
     ):
         assert words in told["refused", method, caller]
     assert "was revoked" in told["ended", "Watch", "carol"]
@@ -214,8 +212,7 @@ def test_strangers_cannot_fill_the_disk_with_the_log(start: Start, tmp_path: Pat
             assert caller.codes(METHODS["Watch"].path, [b""] * 1000) == {"UNAUTHENTICATED": 1000}
     lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
     assert {(line["result"], line["method"], line["caller"]) for line in lines} == {("refused", "Watch", "stranger")}
-    seconds = {line["time"][:19] for line in lines}
-    assert len(lines) <= (len(seconds) + 1) * REFUSALS_A_SECOND
+    assert len(lines) <= 2 * len({line["time"][:19] for line in lines})
     assert (tmp_path / "audit").stat().st_mode & 0o777 == 0o600
 
 
