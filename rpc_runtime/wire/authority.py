@@ -40,7 +40,7 @@ def certify(folder: Path, name: str, addresses: Sequence[str], lifetime: timedel
         raise InputError(f"a certificate needs a name of 1 to 64 letters for its files, other than {NAME}: {name!r}")
     private_folder(folder)
     authority = folder / f"{NAME}.key"
-    if not authority.exists():
+    if not authority.exists() and not authority.with_suffix(".pem").exists():
         _write(folder, NAME, None, timedelta(AUTHORITY_DAYS), [_OF_AUTHORITY])
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *[ExtendedKeyUsageOID.SERVER_AUTH] * bool(addresses)]
     try:

@@ -10,7 +10,7 @@ import re
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ _VALIDITY = re.compile(rb"\x30.\x17\x0d\d{12}Z(?:\x17\x0d(\d{12})|\x18\x0f(\d{14
 """The dates of a certificate in DER: of both, years have two digits before 2050, four afterwards (RFC 5280)."""
 PROBE_SECONDS = 2.0
 _NOT_YET_VALID, _EXPIRED = 9, 10  # of X509_V_ERR_… in openssl/x509_vfy.h
+_OWN_FAULTS = {_EXPIRED: "has expired: get a new one", _NOT_YET_VALID: "is not valid yet: check this machine's clock"}
 _UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
 _ANOTHER_NAME = (62, 64)
 
@@ -62,21 +63,19 @@ class WorkerCertificates:
 
     def credentials(self) -> Any:
         """Return gRPC's credentials; with an authority, callers need a certificate too (mutual TLS)."""
-        is_mutual = self._tls.authority is not None
-        return grpc.dynamic_ssl_server_credentials(self._configuration(), self._configuration, is_mutual)
+        read = self._configuration
+        return grpc.dynamic_ssl_server_credentials(read(), read, self._tls.authority is not None)
 
     def _configuration(self) -> Any:
         """Return what the next connection gets; gRPC asks before each TLS handshake."""
-        fault = ""
         try:
-            contents = self._tls.contents()
-            if contents != self._contents:
+            if self._contents != (contents := self._tls.contents()):
                 self._ends, self._contents = _ends(self._tls), contents
+            self._fault = ""
         except InputError as error:
-            fault = str(error)
-            if fault != self._fault:
-                logger.error("%s; new connections get the certificate that was read before", fault)
-        self._fault = fault
+            if self._fault != str(error):
+                logger.error("%s; new connections get the certificate that was read before", error)
+            self._fault = str(error)
         authority, key, certificate = self._contents
         return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
@@ -150,17 +149,15 @@ def _joined(address: str, tls: TlsFiles | None) -> Iterator[ssl.SSLSocket]:
 
 
 def _about_its_certificate(error: ssl.SSLCertVerificationError, host: str, tls: TlsFiles | None) -> str:
+    authority = tls and tls.authority
+    issuer = f"the authority in {authority}" if authority else "an authority that this system knows"
+    unknown = f"not signed by {issuer}: give the authority that signed it (`tls`, or --tls-ca)"
+    another_name = f"not for the host {host!r}: call it by the name that its certificate has"
+    faults = {_NOT_YET_VALID: "not valid yet: check the clocks of both machines"}
+    faults |= dict.fromkeys(_UNKNOWN_AUTHORITY, unknown) | dict.fromkeys(_ANOTHER_NAME, another_name)
     if error.verify_code == _EXPIRED:
-        return "its certificate has expired: start it with a new one"
-    if error.verify_code == _NOT_YET_VALID:
-        return "its certificate is not valid yet: check the clocks of both machines"
-    if error.verify_code in _UNKNOWN_AUTHORITY:
-        authority = tls and tls.authority
-        issuer = f"the authority in {authority}" if authority else "an authority that this system knows"
-        return f"its certificate is not signed by {issuer}: give the authority that signed it (`tls`, or --tls-ca)"
-    if error.verify_code in _ANOTHER_NAME:
-        return f"its certificate is not for the host {host!r}: call it by the name that its certificate has"
-    return f"its certificate is not accepted: {error.verify_message}"
+        return "its certificate has expired: get it a new one"
+    return f"its certificate is {faults.get(error.verify_code, f'not accepted: {error.verify_message}')}"
 
 
 def _context(side: int = ssl.PROTOCOL_TLS_CLIENT) -> ssl.SSLContext:
@@ -228,12 +225,8 @@ def _own_end(tls: TlsFiles, *, as_server: bool) -> float:
     try:
         shown = _handshake(server, client)
     except ssl.SSLCertVerificationError as error:
-        if error.verify_code == _EXPIRED:
-            raise InputError(f"the certificate {certificate} has expired: get a new one") from error
-        if error.verify_code == _NOT_YET_VALID:
-            raise InputError(f"the certificate {certificate} is not valid yet: check this machine's clock") from error
-        use = "by a worker" if as_server else "by a caller"
-        raise InputError(f"the certificate {certificate} cannot be used {use}: {error.verify_message}") from error
+        other = f"cannot be used by a {'worker' if as_server else 'caller'}: {error.verify_message}"
+        raise InputError(f"the certificate {certificate} {_OWN_FAULTS.get(error.verify_code, other)}") from error
     return float(ssl.cert_time_to_seconds(shown["notAfter"]))
 
 
@@ -257,14 +250,9 @@ def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> Any:
     """Run a TLS handshake in memory. Return the certificate that the client, or else the server, has verified."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
-    waiting = list(ends)
-    while waiting:
-        for end in list(waiting):
-            try:
-                end.do_handshake()
-                waiting.remove(end)
-            except ssl.SSLWantReadError:
-                pass
+    for end in ends * 3:  # each needs at most three turns
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
     return ends[0].getpeercert() or ends[1].getpeercert()
 
 

@@ -34,12 +34,6 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _context(tls: TlsFiles) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(str(tls.certificate), tls.key)
-    return context
-
-
 class _Handler(WSGIRequestHandler):
     timeout = CALL_SECONDS
 
@@ -81,7 +75,9 @@ class _Server(ThreadingMixIn, WSGIServer):
         try:
             if self._tls is not None:
                 request.settimeout(CALL_SECONDS)
-                request = _context(self._tls).wrap_socket(request, server_side=True)  # of what the files hold now
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(str(self._tls.certificate), self._tls.key)  # they may be new ones
+                request = context.wrap_socket(request, server_side=True)
             super().process_request_thread(request, client_address)
         except OSError as error:
             logger.debug("an HTTP caller has gone: %s", error)

@@ -67,12 +67,22 @@ PRIVATE_KEY = "private key"
 """Kind of PEM; a file of this kind is refused if every user can read it."""
 
 
-def _require_secret(path: Path, what: str) -> None:
-    if all_can_read(path):
-        raise InputError(
-            f"every user of this host can read the {what} in {path}: `chmod 600 {path}`, or keep it in a folder that "
-            "they cannot enter"
-        )
+def access_file(path: Path, what: str, secret: str = "") -> bytes:
+    """Return the content of a file that decides who has access.
+
+    Raises:
+        InputError: it cannot be read, or every user can read the ``secret`` in it.
+    """
+    try:
+        content = file_bytes(path)
+        if secret and all_can_read(path):
+            raise InputError(
+                f"every user of this host can read the {secret} in {path}: `chmod 600 {path}`, or keep it in a folder "
+                "that they cannot enter"
+            )
+    except OSError as error:
+        raise InputError(f"cannot read the {what} {path}: {error.strerror}") from error
+    return content
 
 
 def pem_content(path: Path | None, what: str = "certificate") -> bytes | None:
@@ -85,12 +95,7 @@ def pem_content(path: Path | None, what: str = "certificate") -> bytes | None:
     """
     if path is None:
         return None
-    try:
-        content = file_bytes(path)
-        if what == PRIVATE_KEY:
-            _require_secret(path, what)
-    except OSError as error:
-        raise InputError(f"cannot read the TLS file {path}: {error.strerror}") from error
+    content = access_file(path, "TLS file", PRIVATE_KEY * (what == PRIVATE_KEY))
     if f"{what.upper()}-----".encode() not in content:
         raise InputError(f"{path} holds no {what} in PEM")
     return content
@@ -132,11 +137,7 @@ def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -
     """
     if file is not None:
         try:
-            text = file_bytes(file).decode().strip()
-            _require_secret(file, "token")
-            return Token(text, file)
-        except OSError as error:
-            raise InputError(f"cannot read the token file {file}: {error.strerror}") from error
+            return Token(access_file(file, "token file", "token").decode().strip(), file)
         except UnicodeDecodeError as error:
             raise InputError(f"the token file {file} is not a text file") from error
     text = environment.get(TOKEN_VARIABLE, "").strip()

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -82,6 +82,7 @@ class CallQuota:
             self._free.release()
 
 
+@dataclass(frozen=True)
 class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     """Refuses callers whose token is unknown or has too little of a role; runs calls within their method's quota.
 
@@ -89,18 +90,15 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     needs neither. Without ``tokens``, all callers are let in. This project's errors become gRPC statuses.
     """
 
-    def __init__(
-        self, quotas: Mapping[str, CallQuota], tokens: Tokens | None, knows_link: Callable[[Metadata], bool], log: Audit
-    ) -> None:
-        self._quotas = quotas
-        self._tokens = tokens
-        self._knows_link = knows_link
-        self._log = log
+    quotas: Mapping[str, CallQuota]
+    tokens: Tokens | None
+    knows_link: Callable[[Metadata], bool]
+    log: Audit
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
         """Return the method's handler behind this gate; None for an unknown method."""
         path, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        quota, handler = self._quotas.get(path), continuation(handler_call_details)
+        quota, handler = self.quotas.get(path), continuation(handler_call_details)
         return None if quota is None or handler is None else self._guarded(handler, quota, path, metadata)
 
     def _guarded(self, handler: Any, quota: CallQuota, path: str, metadata: Metadata) -> Any:
@@ -112,13 +110,13 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
             with _as_status(context), self._admitted(path, metadata, context) as caller, quota.one():
                 if not handler.request_streaming:
                     with _soon(context) if quota.is_open else contextlib.nullcontext():
-                        request = _parsed(_only(messages), parse)
+                        request = _parsed(next(messages, None), parse)
                 elif parse is None:  # data streams get gRPC's own iterator
                     request = messages
                 else:
                     request = (_parsed(message, parse) for message in messages)
                 is_logged = path in AUDITED_PATHS
-                with self._log.call(path, caller, context, request) if is_logged else contextlib.nullcontext():
+                with self.log.call(path, caller, context, request) if is_logged else contextlib.nullcontext():
                     reply = behaviour(request, context)
                     if path == WATCH_PATH:
                         reply = self._while_allowed(reply, metadata)
@@ -128,12 +126,8 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _admitted(self, path: str, metadata: Metadata, context: Any) -> Iterator[str]:
-        """Yield the name of the caller's token, or of its certificate.
-
-        Raises:
-            AccessError: the caller is refused, which is logged.
-        """
-        proof, token = context.auth_context(), self._tokens and self._tokens.caller(metadata)
+        """Yield the name of the caller's token, or of its certificate; raise an `AccessError` that is logged."""
+        proof, token = context.auth_context(), self.tokens and self.tokens.caller(metadata)
         name = token.name if token else proof.get("x509_common_name", [b"stranger"])[0].decode(errors="replace")
         try:
             self._require_access(path, metadata)
@@ -142,14 +136,14 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
 
                 require_current(proof["x509_pem_cert"][0])
         except AccessError as error:
-            self._log.refused(path, name, context, str(error))
+            self.log.refused(path, name, context, str(error))
             raise
         yield name
 
     def _require_access(self, path: str, metadata: Metadata) -> None:
-        if self._tokens is None or self._quotas[path].is_open or (path == LINK_PATH and self._knows_link(metadata)):
+        if self.tokens is None or self.quotas[path].is_open or (path == LINK_PATH and self.knows_link(metadata)):
             return
-        caller = self._tokens.caller(metadata)
+        caller = self.tokens.caller(metadata)
         if caller is None:
             raise AccessError(LINK_REFUSED if path == LINK_PATH else TOKEN_REFUSED)
         if not caller.role:
@@ -170,8 +164,8 @@ def new_server(
     connections: int,
     tokens: Tokens | None = None,
     knows_link: Callable[[Metadata], bool] = lambda metadata: False,
-    handlers: Sequence[Any] = (),
     log: Audit | None = None,
+    handlers: Sequence[Any] = (),
 ) -> Any:
     """Return a server, not yet started, behind a `Gate`, with at most so many ``connections``.
 
@@ -231,14 +225,9 @@ def bind(server: Any, listen: str, credentials: Any = None) -> str:
         raise WorkerError(f"cannot listen on {listen}: {reason}") from error
 
 
-def _only(messages: Iterator[bytes]) -> bytes:
-    message = next(messages, None)
+def _parsed(message: bytes | None, parse: Callable[[bytes], Any]) -> Any:
     if message is None:
         raise ProtocolError("this method takes a request, and the caller sent none")
-    return message
-
-
-def _parsed(message: bytes, parse: Callable[[bytes], Any]) -> Any:
     try:
         return parse(message)
     except DecodeError as error:

@@ -9,13 +9,12 @@ import logging
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from rpc_runtime.errors import InputError
-from rpc_runtime.files import file_bytes, reason_of
-from rpc_runtime.wire.security import Metadata, Token, shown_tokens
+from rpc_runtime.wire.security import Metadata, Token, access_file, shown_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +22,7 @@ DEPLOY, OBSERVE = "deploy", "observe"
 _LINE = re.compile(rf"([\w.@-]{{1,64}})\s+({DEPLOY}|{OBSERVE})\s+([0-9a-f]{{64}})", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Caller:
+class Caller(NamedTuple):
     """The holder of a token, who may observe, or also deploy; ``role`` is empty once the token was revoked."""
 
     name: str
@@ -55,15 +53,15 @@ class Tokens:
 
     def caller(self, metadata: Metadata) -> Caller | None:
         """Return who shows a known token in a call's metadata; None for a stranger."""
-        callers, fault = self._callers, ""
+        callers = self._callers
         try:
             current = dict(_read(self._source))
             callers = {digest: Caller(caller.name, "") for digest, caller in callers.items()} | current
+            self._callers, self._fault = callers, ""
         except InputError as error:
-            fault = str(error)
-            if fault != self._fault:
-                logger.error("%s; the tokens that were read before stay valid", fault)
-        self._callers, self._fault = callers, fault
+            if self._fault != str(error):
+                logger.error("%s; the tokens that were read before stay valid", error)
+            self._fault = str(error)
         return next(filter(None, (callers.get(_digest(token)) for token in shown_tokens(metadata))), None)
 
 
@@ -75,12 +73,9 @@ def _read(file: Path | Token) -> Iterator[tuple[str, Caller]]:
     if isinstance(file, Token):
         yield _digest(file.text), Caller("token")
         return
-    try:
-        text = file_bytes(file).decode(errors="replace")
-        if file.stat().st_mode & stat.S_IWOTH:
-            raise InputError(f"every user of this host can write to the tokens in {file}: `chmod o-w {file}`")
-    except OSError as error:
-        raise InputError(f"cannot read the tokens in {file}: {reason_of(error)}") from error
+    text = access_file(file, "file of tokens").decode(errors="replace")
+    if file.stat().st_mode & stat.S_IWOTH:
+        raise InputError(f"every user of this host can write to the tokens in {file}: `chmod o-w {file}`")
     lines = {number: line.strip() for number, line in enumerate(text.splitlines(), 1) if not line.startswith("#")}
     if not any(lines.values()):
         raise InputError(f"{file} holds no token: `tvm-split token NAME --tokens {file}` adds one")

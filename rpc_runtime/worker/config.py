@@ -96,11 +96,7 @@ class WorkerConfig:
 
     @cached_property
     def token(self) -> Token | None:
-        """The token in its file or in the environment; None without both, or with ``tokens``, which hold all others.
-
-        Raises:
-            InputError: it cannot be read.
-        """
+        """The token in its file or the environment; None without, or with ``tokens``. Raises `InputError`."""
         return None if self.tokens else token_from(self.token_file)
 
     @cached_property

@@ -198,9 +198,8 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
     servicer = health_servicer()
     service = WorkerService(name, config, blobs)
     quotas = {**WorkerService.quotas(), **health_quotas()}
-    handlers = (service.link_handlers(),)
-    tokens = Tokens(source) if source is not None else None
-    server = new_server(quotas, _maximum_connections(), tokens, service.knows_link, handlers, Audit(config.audit))
+    callers = (Tokens(source) if source is not None else None, service.knows_link, Audit(config.audit))
+    server = new_server(quotas, _maximum_connections(), *callers, handlers=(service.link_handlers(),))
     add_ControlServicer_to_server(service, server)
     add_HealthServicer_to_server(servicer, server)
     probed = health_server(servicer, config.health_listen) if config.health_listen else None

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from rpc_runtime.files import file_bytes
 from rpc_runtime.option import option
 from rpc_runtime.wire.security import new_token
 from rpc_runtime.wire.tokens import token_line
@@ -57,8 +56,7 @@ def token(
     made = new_token()
     line = token_line(name, role, made)
     if tokens is not None:
-        is_open = tokens.exists() and not file_bytes(tokens).endswith(b"\n")
         with tokens.open("a") as file:
-            file.write("\n" * is_open + line + "\n")
+            file.write("\n" * bool(file.tell()) + line)
     print_json({"token": made.text, "line": line}) if json else print_line(made.text)
     print_note(f"its line is in {tokens}" if tokens else f"its line for the workers' file: {line}")

@@ -90,7 +90,6 @@ EXAMPLES = {
     "machines.memory_bytes": "memory_bytes: 16e9",
     "machines.ssh": "ssh: {to: user@box}",
     "machines.ssh.arguments": "arguments: [--insecure]",
-    "machines.ssh.files": "files: {tls_certificate: lab/box.pem, tls_key: lab/box.key}",
     "groups": "groups: {lab: [desk, box]}",
     "links": "links: [{from: desk, to: box}]",
     "links.bytes_per_second": "bytes_per_second: 1.25e8",

@@ -114,10 +114,10 @@ class SshWorker(Closing):
             DeadlineError: the machine does not answer in time.
             KitError: no worker can be packed for the machine's Python and processor.
         """
-        files = {option: self._content(path) for option, path in self._access.files.items()}
+        files = {option: file_bytes(path).decode(errors="replace") for option, path in self._access.files.items()}
         self._connect()
-        about = {"detach": detach, "digest": kits.digest, "needs": kits.needs, "files": files}
-        self._send(self._request("up") | about)
+        more = {"detach": detach, "digest": kits.digest, "needs": kits.needs, "files": files}
+        self._send(self._request("up") | more)
         event = self._next(ANSWER_SECONDS)
         if event.get("event") == "wanted":
             device = "cuda" if self.machine.has_gpu else "cpu"
@@ -176,17 +176,9 @@ class SshWorker(Closing):
         folder = f"{self._access.folder}/{_folder_name(self.machine.name)}"
         token = self.endpoint.token
         arguments += self._access.arguments
-        makes_token = called.is_loopback and not (
-            token or self.endpoint.tls or self._access.files or "--insecure" in arguments
-        )
+        makes_token = called.is_loopback and not (token or self.endpoint.tls or "--insecure" in arguments)
         tokens = f"{socket.gethostname()}:{(state_folder('') or Path()).parent}" if makes_token else ""
         return {"do": do, "folder": folder, "arguments": arguments, "token": token, "tokens": tokens}
-
-    def _content(self, path: Path) -> str:
-        try:
-            return file_bytes(path).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ClusterError(f"machine {self.machine.name!r}: cannot read {path}, to be copied: {error}") from error
 
     def _connect(self) -> None:
         command = ssh_command()

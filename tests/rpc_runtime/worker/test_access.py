@@ -236,7 +236,7 @@ def test_files_of_tokens_that_are_refused(tmp_path: Path, content: str, words: s
 
 def test_a_file_of_tokens_that_every_user_can_write(tmp_path: Path) -> None:
     file, token = tmp_path / "tokens", Token("open-sesame")
-    with pytest.raises(InputError, match=r"cannot read the tokens in .*: No such file"):
+    with pytest.raises(InputError, match=r"cannot read the file of tokens .*: No such file"):
         Tokens(file)
     file.write_text(token_line("alice", "observe", token))
     caller = Tokens(file).caller(token.metadata)
