@@ -97,10 +97,9 @@ class WorkerDescription:
     ``host_cores`` says which cores and which quota; ``threads`` is the number of threads per kernel. The worker's
     monotonic clock is ``clock_offset_nanoseconds`` ahead of this process's, and its wall clock
     ``wall_clock_offset_nanoseconds``, both with an error of at most half of ``round_trip_seconds``. ``load`` is the
-    load average of the last minute of the host, which has ``host_core_count`` cores. The first of its TLS files expires
-    at ``certificate_expires``, in seconds since 1970 by the worker's clock. Workers with equal ``boot_id``
+    load average of the last minute of the host, which has ``host_core_count`` cores. Workers with equal ``boot_id``
     share a host, even if containers give them different hostnames; workers with equal ``memory_domain`` can share
-    memory. What is not known is empty or 0.
+    memory. ``certificate_expires`` is in seconds since 1970. What is not known is empty or 0.
     """
 
     machine: str

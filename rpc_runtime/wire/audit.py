@@ -1,7 +1,5 @@
 """The audit log of a worker: who called what, and who was refused, as JSON lines."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -25,8 +23,7 @@ logger = logging.getLogger(__name__)
 class Audit:
     """Appends events to a file, which may be moved or removed meanwhile; without a file, writes nothing. Thread-safe.
 
-    Raises:
-        InputError: the file cannot be written.
+    Raises an InputError if the file cannot be written.
     """
 
     def __init__(self, file: Path | None) -> None:

@@ -1,7 +1,5 @@
 """A lab's certificate authority: makes and renews the certificates of its machines and people."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -22,7 +20,6 @@ except ImportError as error:
 
 NAME = "lab-ca"
 """The name of the authority and of its files."""
-AUTHORITY_DAYS = 3650
 _OF_AUTHORITY = x509.KeyUsage(*[False] * 5, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False)
 _PEM = serialization.Encoding.PEM
 
@@ -41,7 +38,7 @@ def certify(folder: Path, name: str, addresses: Sequence[str], lifetime: timedel
     private_folder(folder)
     authority = folder / f"{NAME}.key"
     if not authority.exists() and not authority.with_suffix(".pem").exists():
-        _write(folder, NAME, None, timedelta(AUTHORITY_DAYS), [_OF_AUTHORITY])
+        _write(folder, NAME, None, timedelta(days=3650), [_OF_AUTHORITY])
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *[ExtendedKeyUsageOID.SERVER_AUTH] * bool(addresses)]
     try:
         names = x509.SubjectAlternativeName(list(map(_general_name, addresses)))

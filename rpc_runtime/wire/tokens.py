@@ -3,8 +3,6 @@
 Tokens are random, so nobody finds one from its SHA-256, and how long a look-up takes tells nothing about one.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import stat
@@ -40,11 +38,8 @@ def token_line(name: str, role: str, token: Token) -> str:
 class Tokens:
     """The callers whose tokens are in a file, with a line ``NAME ROLE SHA256`` each, or the holder of one token.
 
-    The file is read at every call, so a change holds at once. A file that cannot be used changes nothing: an editor may
-    have emptied it for a moment.
-
-    Raises:
-        InputError: the file cannot be used.
+    The file is read at every call, so a change holds at once. One that cannot be used raises an InputError here, and
+    changes nothing later: an editor may have emptied it for a moment.
     """
 
     def __init__(self, source: Path | Token) -> None:

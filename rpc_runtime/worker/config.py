@@ -39,9 +39,7 @@ class WorkerConfig:
     token_file: Path | None = option(
         None, f"file with the token that callers must know (else ${TOKEN_VARIABLE}; else, on loopback, one is made)"
     )
-    tokens: Path | None = option(
-        None, "file with the callers and their roles, as `tvm-split token` writes it; read again when it changes"
-    )
+    tokens: Path | None = option(None, "file of the callers and their roles, by `tvm-split token`; read at each call")
     audit: Path | None = option(None, "append who deploys, and who is refused, to this file, as JSON lines")
     tls_certificate: Path | None = option(None, "certificate of this worker", metavar="PEM")
     tls_key: Path | None = option(None, "key of the certificate", metavar="PEM")

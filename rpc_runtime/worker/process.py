@@ -108,8 +108,7 @@ def _is_exhausted(error: BaseException | None) -> bool:
 
 def _knows_callers(config: WorkerConfig) -> bool:
     """Return whether callers must authenticate. The worker's own certificate does not authenticate callers."""
-    has_tokens = config.tokens is not None or config.token is not None
-    return has_tokens or (config.tls is not None and config.tls.authority is not None)
+    return any((config.tokens, config.token, config.tls and config.tls.authority))
 
 
 def _check_callers(config: WorkerConfig) -> None:

@@ -43,9 +43,7 @@ def certs(
 
 def token(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Whose token it is, for messages and the audit log.")],
-    role: Literal["deploy", "observe"] = option(
-        "deploy", "What the token allows: observe is status, trace, dashboard."
-    ),
+    role: Literal["deploy", "observe"] = option("deploy", "What it allows: observe is status, trace and dashboard."),
     tokens: Path | None = options.output(None, "Add the token's line to this file of workers.", file="FILE"),
     json: bool = options.JSON,
 ) -> None:
