@@ -53,7 +53,7 @@ class Tokens:
             current = dict(_read(self._source))
             callers = {digest: Caller(caller.name, "") for digest, caller in callers.items()} | current
             self._callers, self._fault = callers, ""
-        except InputError as error:
+        except (InputError, OSError) as error:
             if self._fault != str(error):
                 logger.error("%s; the tokens that were read before stay valid", error)
             self._fault = str(error)
