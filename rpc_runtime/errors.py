@@ -30,6 +30,10 @@ class WorkerError(TvmSplitError):
     """A worker refused a request or could not execute it."""
 
 
+class AccessError(WorkerError):
+    """A worker refused a caller: it does not know the caller, or the caller may not do this, or no longer."""
+
+
 class WorkerUnavailableError(WorkerError):
     """A worker cannot be reached, or ended or disconnected while it was needed."""
 

@@ -100,7 +100,7 @@ class WorkerDescription:
     ``wall_clock_offset_nanoseconds``, both with an error of at most half of ``round_trip_seconds``. ``load`` is the
     load average of the last minute of the host, which has ``host_core_count`` cores. Workers with equal ``boot_id``
     share a host, even if containers give them different hostnames; workers with equal ``memory_domain`` can share
-    memory. What is not known is empty or 0.
+    memory. ``certificate_expires`` is in seconds since 1970. What is not known is empty or 0.
     """
 
     machine: str
@@ -121,6 +121,7 @@ class WorkerDescription:
     cuda_devices: tuple[CudaDeviceDescription, ...]
     cuda: CudaDescription
     secure: bool
+    certificate_expires: int
     deployments: tuple[HeldDeployment, ...]
     process_id: int
     boot_id: str

@@ -4,38 +4,95 @@ All checks use Python's ``ssl``. A certificate and its key are tested by a TLS h
 which fails in the same way as a real connection.
 """
 
+import logging
 import math
+import re
 import ssl
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rpc_runtime.errors import InputError
+import grpc
+
+from rpc_runtime.errors import AccessError, InputError
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.security import PRIVATE_KEY, TlsFiles, pem_content
 from rpc_runtime.wire.text import cleaned
 
-WARNING_DAYS = 14
+logger = logging.getLogger(__name__)
+
+WARNING_DAYS = 28
+_VALIDITY = re.compile(rb"\x30.\x17\x0d\d{12}Z(?:\x17\x0d(\d{12})|\x18\x0f(\d{14}))Z", re.DOTALL)
+"""The dates of a certificate in DER: of both, years have two digits before 2050, four afterwards (RFC 5280)."""
 PROBE_SECONDS = 2.0
 _NOT_YET_VALID, _EXPIRED = 9, 10  # of X509_V_ERR_… in openssl/x509_vfy.h
+_OWN_FAULTS = {_EXPIRED: "has expired: get a new one", _NOT_YET_VALID: "is not valid yet: check this machine's clock"}
 _UNKNOWN_AUTHORITY = (2, 18, 19, 20, 21)
 _ANOTHER_NAME = (62, 64)
 
 
-def check_worker_files(tls: TlsFiles) -> tuple[str, ...]:
-    """Check that a worker can serve with these files; return warnings of those that expire within `WARNING_DAYS`.
+class WorkerCertificates:
+    """The TLS files with which a worker serves; a new connection gets what they hold then.
+
+    If changed files cannot be used, as while one of two is written, the old content stays.
 
     Raises:
         InputError: a file is missing or no PEM, key and certificate do not belong together, or a date has passed.
     """
+
+    def __init__(self, tls: TlsFiles) -> None:
+        self._tls = tls
+        self._contents, self._ends = tls.contents(), _ends(tls)
+        self._fault = ""
+
+    @property
+    def expires(self) -> int:
+        """When the first of the files expires, in seconds since 1970."""
+        return int(min(self._ends.values()))
+
+    def warn(self) -> None:
+        """Log a warning of each file that has expired, or does so within `WARNING_DAYS`."""
+        self._configuration()
+        for file, end in self._ends.items():
+            days = (end - time.time()) / 86400
+            if days < WARNING_DAYS:
+                when = f"expires on {_date(end)}, in {days:.0f} days" if days > 0 else f"expired on {_date(end)}"
+                logger.warning("%s %s: get a new one in time", file, when)
+
+    def credentials(self) -> Any:
+        """Return gRPC's credentials; with an authority, callers need a certificate too (mutual TLS)."""
+        read = self._configuration
+        return grpc.dynamic_ssl_server_credentials(read(), read, self._tls.authority is not None)
+
+    def _configuration(self) -> Any:
+        """Return what the next connection gets; gRPC asks before each TLS handshake."""
+        try:
+            if self._contents != (contents := self._tls.contents()):
+                self._ends, self._contents = _ends(self._tls), contents
+            self._fault = ""
+        except InputError as error:
+            if self._fault != str(error):
+                logger.error("%s; new connections get the certificate that was read before", error)
+            self._fault = str(error)
+        authority, key, certificate = self._contents
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+
+def _ends(tls: TlsFiles) -> dict[Path | None, float]:
+    """Return when the certificate and the authority of a worker expire, in seconds since 1970."""
     ends = {tls.certificate: _own_end(tls, as_server=True)}
     if tls.authority is not None:
         ends[tls.authority] = _trust(_context(), tls.authority)
-    return tuple(
-        f"{file} expires on {_date(end)}, in {(end - time.time()) / 86400:.0f} days: get a new one in time"
-        for file, end in ends.items()
-        if end - time.time() < WARNING_DAYS * 86400
-    )
+    return ends
+
+
+def require_current(pem: bytes) -> None:
+    """Raise an `AccessError` if a caller's certificate has expired since TLS accepted it for the connection."""
+    (short, long), now = _VALIDITY.findall(ssl.PEM_cert_to_DER_cert(pem.decode()))[0], time.gmtime()
+    if (long or b"20" + short).decode() < time.strftime("%Y%m%d%H%M%S", now):
+        raise AccessError("the caller's certificate has expired: get a new one")
 
 
 def seen_by_caller(address: str, tls: TlsFiles) -> tuple[tuple[str, ...], float]:
@@ -47,11 +104,7 @@ def seen_by_caller(address: str, tls: TlsFiles) -> tuple[tuple[str, ...], float]
         InputError: a file of the caller is invalid.
         OSError: there is no connection, or the certificate is not accepted.
     """
-    called = Address.parse(address)
-    with (
-        called.connect(PROBE_SECONDS) as connection,
-        _calling(tls).wrap_socket(connection, server_hostname=called.host) as secured,
-    ):
+    with _joined(address, tls) as secured:
         shown: Any = secured.getpeercert()
     end = min(ssl.cert_time_to_seconds(shown["notAfter"]), _own_end(tls, as_server=False))
     return tuple(cleaned(name) for _, name in shown.get("subjectAltName", ())), end
@@ -62,14 +115,9 @@ def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:
 
     Connects to the worker, with a timeout of `PROBE_SECONDS`.
     """
-    called = Address.parse(address)
     is_joined = False
     try:
-        context = _calling(tls)
-        with (
-            called.connect(PROBE_SECONDS) as connection,
-            context.wrap_socket(connection, server_hostname=called.host) as secured,
-        ):
+        with _joined(address, tls) as secured:
             if tls is None:
                 return "it speaks TLS, and this call does not: give its certificate authority (`tls`, or --tls-ca)"
             is_joined = True
@@ -78,7 +126,7 @@ def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:
     except InputError as error:
         return str(error)
     except ssl.SSLCertVerificationError as error:
-        return _about_its_certificate(error, called.host, tls)
+        return _about_its_certificate(error, Address.parse(address).host, tls)
     except OSError as error:
         if tls and getattr(error, "reason", "") in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
             return "it does not speak TLS, and this call does: start it with --tls-certificate, or leave `tls` out"
@@ -93,18 +141,23 @@ def tls_refusal(address: str, tls: TlsFiles | None) -> str | None:
     )
 
 
+@contextmanager
+def _joined(address: str, tls: TlsFiles | None) -> Iterator[ssl.SSLSocket]:
+    host, context = Address.parse(address), _calling(tls)
+    with host.connect(PROBE_SECONDS) as plain, context.wrap_socket(plain, server_hostname=host.host) as secured:
+        yield secured
+
+
 def _about_its_certificate(error: ssl.SSLCertVerificationError, host: str, tls: TlsFiles | None) -> str:
+    authority = tls and tls.authority
+    issuer = f"the authority in {authority}" if authority else "an authority that this system knows"
+    unknown = f"not signed by {issuer}: give the authority that signed it (`tls`, or --tls-ca)"
+    another_name = f"not for the host {host!r}: call it by the name that its certificate has"
+    faults = {_NOT_YET_VALID: "not valid yet: check the clocks of both machines"}
+    faults |= dict.fromkeys(_UNKNOWN_AUTHORITY, unknown) | dict.fromkeys(_ANOTHER_NAME, another_name)
     if error.verify_code == _EXPIRED:
-        return "its certificate has expired: start it with a new one"
-    if error.verify_code == _NOT_YET_VALID:
-        return "its certificate is not valid yet: check the clocks of both machines"
-    if error.verify_code in _UNKNOWN_AUTHORITY:
-        authority = tls and tls.authority
-        issuer = f"the authority in {authority}" if authority else "an authority that this system knows"
-        return f"its certificate is not signed by {issuer}: give the authority that signed it (`tls`, or --tls-ca)"
-    if error.verify_code in _ANOTHER_NAME:
-        return f"its certificate is not for the host {host!r}: call it by the name that its certificate has"
-    return f"its certificate is not accepted: {error.verify_message}"
+        return "its certificate has expired: get it a new one"
+    return f"its certificate is {faults.get(error.verify_code, f'not accepted: {error.verify_message}')}"
 
 
 def _context(side: int = ssl.PROTOCOL_TLS_CLIENT) -> ssl.SSLContext:
@@ -172,12 +225,8 @@ def _own_end(tls: TlsFiles, *, as_server: bool) -> float:
     try:
         shown = _handshake(server, client)
     except ssl.SSLCertVerificationError as error:
-        if error.verify_code == _EXPIRED:
-            raise InputError(f"the certificate {certificate} has expired: get a new one") from error
-        if error.verify_code == _NOT_YET_VALID:
-            raise InputError(f"the certificate {certificate} is not valid yet: check this machine's clock") from error
-        use = "by a worker" if as_server else "by a caller"
-        raise InputError(f"the certificate {certificate} cannot be used {use}: {error.verify_message}") from error
+        other = f"cannot be used by a {'worker' if as_server else 'caller'}: {error.verify_message}"
+        raise InputError(f"the certificate {certificate} {_OWN_FAULTS.get(error.verify_code, other)}") from error
     return float(ssl.cert_time_to_seconds(shown["notAfter"]))
 
 
@@ -201,14 +250,9 @@ def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> Any:
     """Run a TLS handshake in memory. Return the certificate that the client, or else the server, has verified."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
-    waiting = list(ends)
-    while waiting:
-        for end in list(waiting):
-            try:
-                end.do_handshake()
-                waiting.remove(end)
-            except ssl.SSLWantReadError:
-                pass
+    for end in ends * 3:  # each needs at most three turns
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
     return ends[0].getpeercert() or ends[1].getpeercert()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from rpc_runtime.errors import (
+    AccessError,
     BlobError,
     DeadlineError,
     ProtocolError,
@@ -98,6 +99,7 @@ def open_channel(address: str, tls: TlsFiles | None) -> Any:
 _CODES: tuple[tuple[type[TvmSplitError], grpc.StatusCode], ...] = (
     (StageError, grpc.StatusCode.ABORTED),
     (WorkerUnavailableError, grpc.StatusCode.UNAVAILABLE),
+    (AccessError, grpc.StatusCode.UNAUTHENTICATED),
     (WorkerError, grpc.StatusCode.FAILED_PRECONDITION),
     (BlobError, grpc.StatusCode.DATA_LOSS),
     (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -128,7 +130,7 @@ def details_of(status: Any) -> str:
 
 
 TOKEN_REFUSED = "the token is wrong or missing"  # noqa: S105 (words, no secret)
-"""A worker's answer to a call without its token; the caller knows what it gave, and so what to change."""
+"""A worker's answer to a call without a token that it knows; the caller knows what it gave, and so what to change."""
 
 
 def error_of(status: Any, endpoint: WorkerEndpoint) -> TvmSplitError:
@@ -136,7 +138,7 @@ def error_of(status: Any, endpoint: WorkerEndpoint) -> TvmSplitError:
     code, details, where = status.code(), details_of(status), str(endpoint)
     if code is grpc.StatusCode.UNAUTHENTICATED:
         advice = f": {_token_advice(endpoint.token)}" * (details == TOKEN_REFUSED)
-        return WorkerError(f"{where} refused the call: {details}{advice}")
+        return AccessError(f"{where} refused the call: {details}{advice}")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         text = f"{where} cannot be reached: {details}"
         return WorkerUnavailableError(out_of_files(text) or f"{text}. Is its worker running?")
@@ -154,7 +156,7 @@ def _token_advice(given: str | None) -> str:
     if given is None:
         return "none was given; name its file as token_file in the cluster file or location (from Python: token)"
     source = TOKEN_VARIABLE if given == os.environ.get(TOKEN_VARIABLE, "").strip() else "its token_file (or token)"
-    return f"the one from {source} is not that of the worker; give the one with which the worker was started"
+    return f"the one from {source} is none of the worker's: give one that it was started with or has in its --tokens"
 
 
 def explained(error: WorkerUnavailableError, endpoint: WorkerEndpoint) -> WorkerUnavailableError:

@@ -48,7 +48,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, listening: socket.socket, tls: TlsFiles | None) -> None:
         self._tls = tls
         self._free = threading.BoundedSemaphore(CALLERS)
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
@@ -72,7 +72,9 @@ class _Server(ThreadingMixIn, WSGIServer):
             with ending_after(DEADLINE_SECONDS, _shut, request):  # the timeout of a read begins anew with each byte
                 if self._tls is not None:
                     request.settimeout(CALL_SECONDS)
-                    request = self._tls.wrap_socket(request, server_side=True)
+                    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                    context.load_cert_chain(str(self._tls.certificate), self._tls.key)  # they may be new ones
+                    request = context.wrap_socket(request, server_side=True)
                 super().process_request_thread(request, client_address)
         except OSError as error:
             logger.debug("an HTTP caller has gone: %s", error)
@@ -96,18 +98,14 @@ class HttpServer(Closing):
     def __init__(
         self, listen: Address, application: Application, what: str, path: str = "/", tls: TlsFiles | None = None
     ) -> None:
-        context = None
-        if tls is not None and tls.certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(tls.certificate, tls.key)
         try:
             listening = listen.listen()
         except OSError as error:
             raise WorkerError(f"cannot serve {what} on {listen}: {error.strerror or error}") from error
-        self._server = _Server(listening, context)
+        self._server = _Server(listening, tls)
         self._server.set_app(application)
         self.address = replace(listen, port=self._server.server_port)
-        self.url = f"{'http' if context is None else 'https'}://{self.address}{path}"
+        self.url = f"{'http' if tls is None else 'https'}://{self.address}{path}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name=what, daemon=True)
         self._thread.start()
 

@@ -10,7 +10,6 @@ or when the next worker starts.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import secrets
 import socket
@@ -27,7 +26,7 @@ from rpc_runtime.private_folder import all_can_read, private_folder, require_pri
 from rpc_runtime.wire.addresses import Address
 
 TOKEN_VARIABLE = "TVM_SPLIT_TOKEN"  # noqa: S105 (a name, no secret)
-_METADATA_KEY = "authorization"
+_METADATA_KEY, _SCHEME = "authorization", "Bearer "
 
 Metadata = Iterable[tuple[str, str | bytes]]
 """The metadata of a gRPC call: keys and values."""
@@ -53,23 +52,11 @@ class TlsFiles:
             raise InputError(f"TLS needs both a certificate and its key, or neither, got only {only}")
 
     def channel_credentials(self) -> Any:
-        key = pem_content(self.key, PRIVATE_KEY)
-        return grpc.ssl_channel_credentials(pem_content(self.authority), key, pem_content(self.certificate))
+        return grpc.ssl_channel_credentials(*self.contents())
 
-    def server_credentials(self) -> Any:
-        """Return the credentials of a worker; with ``authority``, callers need a certificate too (mutual TLS).
-
-        Raises:
-            InputError: the certificate or the key is missing, or a file is invalid.
-        """
-        if self.certificate is None or self.key is None:
-            raise InputError("TLS of a worker needs both a certificate and its key")
-        authority = pem_content(self.authority)
-        return grpc.ssl_server_credentials(
-            [(pem_content(self.key, PRIVATE_KEY), pem_content(self.certificate))],
-            root_certificates=authority,
-            require_client_auth=authority is not None,
-        )
+    def contents(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """Return what is in the files: authority, key and certificate. Raises InputError if one is invalid."""
+        return pem_content(self.authority), pem_content(self.key, PRIVATE_KEY), pem_content(self.certificate)
 
     def as_caller(self) -> TlsFiles:
         """Return the files with which this worker calls others; without an authority it trusts its own certificate."""
@@ -80,12 +67,22 @@ PRIVATE_KEY = "private key"
 """Kind of PEM; a file of this kind is refused if every user can read it."""
 
 
-def _require_secret(path: Path, what: str) -> None:
-    if all_can_read(path):
-        raise InputError(
-            f"every user of this host can read the {what} in {path}: `chmod 600 {path}`, or keep it in a folder that "
-            "they cannot enter"
-        )
+def access_file(path: Path, what: str, secret: str = "") -> bytes:
+    """Return the content of a file that decides who has access.
+
+    Raises:
+        InputError: it cannot be read, or every user can read the ``secret`` in it.
+    """
+    try:
+        content = file_bytes(path)
+        if secret and all_can_read(path):
+            raise InputError(
+                f"every user of this host can read the {secret} in {path}: `chmod 600 {path}`, or keep it in a folder "
+                "that they cannot enter"
+            )
+    except OSError as error:
+        raise InputError(f"cannot read the {what} {path}: {error.strerror}") from error
+    return content
 
 
 def pem_content(path: Path | None, what: str = "certificate") -> bytes | None:
@@ -98,12 +95,7 @@ def pem_content(path: Path | None, what: str = "certificate") -> bytes | None:
     """
     if path is None:
         return None
-    try:
-        content = file_bytes(path)
-        if what == PRIVATE_KEY:
-            _require_secret(path, what)
-    except OSError as error:
-        raise InputError(f"cannot read the TLS file {path}: {error.strerror}") from error
+    content = access_file(path, "TLS file", PRIVATE_KEY * (what == PRIVATE_KEY))
     if f"{what.upper()}-----".encode() not in content:
         raise InputError(f"{path} holds no {what} in PEM")
     return content
@@ -125,16 +117,16 @@ class Token:
             hint = "" if self.file is None else f", and {self.file} holds something else"
             raise InputError(f"a token is one or more printable ASCII letters without blanks{hint}")
 
-    def shown_in(self, metadata: Metadata) -> bool:
-        """Return whether a caller's metadata has the token; compares in constant time."""
-        expected = self.metadata[0][1].encode()
-        values = (value for key, value in metadata if key == _METADATA_KEY)
-        tokens = (value.encode(errors="replace") if isinstance(value, str) else bytes(value) for value in values)
-        return any(hmac.compare_digest(token, expected) for token in tokens)
-
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        return ((_METADATA_KEY, f"Bearer {self.text}"),)
+        return ((_METADATA_KEY, f"{_SCHEME}{self.text}"),)
+
+
+def shown_tokens(metadata: Metadata) -> list[str]:
+    """Return the tokens that a call's metadata shows, which may be any text."""
+    values = [value for key, value in metadata if key == _METADATA_KEY]
+    texts = [value if isinstance(value, str) else bytes(value).decode(errors="replace") for value in values]
+    return [text.removeprefix(_SCHEME) for text in texts if text.startswith(_SCHEME)]
 
 
 def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -> Token | None:
@@ -145,11 +137,7 @@ def token_from(file: Path | None, environment: Mapping[str, str] = os.environ) -
     """
     if file is not None:
         try:
-            text = file_bytes(file).decode().strip()
-            _require_secret(file, "token")
-            return Token(text, file)
-        except OSError as error:
-            raise InputError(f"cannot read the token file {file}: {error.strerror}") from error
+            return Token(access_file(file, "token file", "token").decode().strip(), file)
         except UnicodeDecodeError as error:
             raise InputError(f"the token file {file} is not a text file") from error
     text = environment.get(TOKEN_VARIABLE, "").strip()

@@ -21,12 +21,14 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import SERVICE_NAME, HealthServicer
 from grpc_health.v1.health_pb2_grpc import HealthStub, add_HealthServicer_to_server
 
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError
+from rpc_runtime.errors import AccessError, ProtocolError, TvmSplitError, WorkerError
 from rpc_runtime.processes import ending_after
 from rpc_runtime.wire import worker_pb2
 from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.audit import Audit
 from rpc_runtime.wire.channels import LINK_PATH, SERVER_OPTIONS, TOKEN_REFUSED, open_channel, status_of
-from rpc_runtime.wire.security import Metadata, TlsFiles, Token
+from rpc_runtime.wire.security import Metadata
+from rpc_runtime.wire.tokens import DEPLOY, Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,14 @@ SPARE_THREADS = 32
 RAISE_LIMITS = "raise its limits of memory (ulimit -v) and of processes (ulimit -u), or give it fewer deployments"
 OPEN_SECONDS = 10.0
 """Timeout for the request of a method without a token, so that silent peers cannot occupy the quota."""
+
+
+OBSERVING_PATHS = [f"/{CONTROL_SERVICE}/{method}" for method in ("Describe", "Observe")]
+"""The methods for which the role ``observe`` suffices."""
+AUDITED_PATHS = [f"/{CONTROL_SERVICE}/{method}" for method in ("Watch", "LoadStages", "LoadKernels", "Unload")]
+"""The methods of which an audit log has every call; of the others it has those that were refused."""
+WATCH_PATH = AUDITED_PATHS[0]
+LINK_REFUSED = "no deployment here has a link with the secret that was shown; it may have ended"
 
 
 class CallQuota:
@@ -75,35 +85,87 @@ class CallQuota:
 
 @dataclass(frozen=True)
 class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the token; runs the others within the quota of their method's path.
+    """Refuses callers whose token is unknown or has too little of a role; runs calls within their method's quota.
 
-    A data stream may have the secret of its link instead of the token (``knows_link``), and a method with an open quota
-    needs neither. Without a ``token``, all callers are let in. This project's errors become gRPC statuses.
+    A data stream may have the secret of its link instead of a token (``knows_link``), and a method with an open quota
+    needs neither. Without ``tokens``, all callers are let in. This project's errors become gRPC statuses.
     """
 
     quotas: Mapping[str, CallQuota]
-    token: Token | None
+    tokens: Tokens | None
     knows_link: Callable[[Metadata], bool]
+    log: Audit
 
     def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
-        """Return the method's handler, or one that refuses the call; None for an unknown method."""
+        """Return the method's handler behind this gate; None for an unknown method."""
         path, metadata = handler_call_details.method, handler_call_details.invocation_metadata
-        quota = self.quotas.get(path)
-        is_open = self.token is None or (quota is not None and quota.is_open)
-        if not is_open and not self.token.shown_in(metadata):  # type: ignore[union-attr]
-            if path != LINK_PATH:
-                return _refusal(TOKEN_REFUSED)
-            if not self.knows_link(metadata):
-                return _refusal("no deployment here has a link with the secret that was shown; it may have ended")
-        handler = None if quota is None else continuation(handler_call_details)
-        return None if quota is None or handler is None else _guarded(handler, quota)
+        quota, handler = self.quotas.get(path), continuation(handler_call_details)
+        return None if quota is None or handler is None else self._guarded(handler, quota, path, metadata)
+
+    def _guarded(self, handler: Any, quota: CallQuota, path: str, metadata: Metadata) -> Any:
+        """Return a handler that runs the method within its quota and takes a stream of unparsed requests."""
+        behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        parse = handler.request_deserializer
+
+        def answer(messages: Iterator[bytes], context: Any) -> Iterator[Any]:
+            with _as_status(context), self._admitted(path, metadata, context) as caller, quota.one():
+                if not handler.request_streaming:
+                    with ending_after(OPEN_SECONDS, context.cancel) if quota.is_open else contextlib.nullcontext():
+                        request = _parsed(next(messages, None), parse)
+                elif parse is None:  # data streams get gRPC's own iterator
+                    request = messages
+                else:
+                    request = (_parsed(message, parse) for message in messages)
+                is_logged = path in AUDITED_PATHS
+                with self.log.call(path, caller, context, request) if is_logged else contextlib.nullcontext():
+                    reply = behaviour(request, context)
+                    if path == WATCH_PATH:
+                        reply = self._while_allowed(reply, metadata)
+                    yield from reply if handler.response_streaming else (reply,)
+
+        return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
+
+    @contextlib.contextmanager
+    def _admitted(self, path: str, metadata: Metadata, context: Any) -> Iterator[str]:
+        """Yield the name of the caller's token, or of its certificate; raise an `AccessError` that is logged."""
+        proof, token = context.auth_context(), self.tokens and self.tokens.caller(metadata)
+        name = token.name if token else proof.get("x509_common_name", [b"stranger"])[0].decode(errors="replace")
+        try:
+            self._require_access(path, metadata)
+            if "x509_pem_cert" in proof:
+                from rpc_runtime.wire.certificates import require_current  # few workers have TLS
+
+                require_current(proof["x509_pem_cert"][0])
+        except AccessError as error:
+            self.log.refused(path, name, context, str(error))
+            raise
+        yield name
+
+    def _require_access(self, path: str, metadata: Metadata) -> None:
+        if self.tokens is None or self.quotas[path].is_open or (path == LINK_PATH and self.knows_link(metadata)):
+            return
+        caller = self.tokens.caller(metadata)
+        if caller is None:
+            raise AccessError(LINK_REFUSED if path == LINK_PATH else TOKEN_REFUSED)
+        if not caller.role:
+            raise AccessError(f"the token of {caller.name!r} was revoked: ask for a new one (`tvm-split token`)")
+        if caller.role != DEPLOY and path not in OBSERVING_PATHS:
+            raise AccessError(f"the token of {caller.name!r} may {caller.role} only: ask for one that may {DEPLOY}")
+
+    def _while_allowed(self, replies: Any, metadata: Metadata) -> Iterator[Any]:
+        """Yield the events of a deployment until its caller's token is revoked, which is an error."""
+        with contextlib.closing(replies):
+            for reply in replies:
+                self._require_access(WATCH_PATH, metadata)
+                yield reply
 
 
 def new_server(
     quotas: Mapping[str, CallQuota],
     connections: int,
-    token: Token | None = None,
+    tokens: Tokens | None = None,
     knows_link: Callable[[Metadata], bool] = lambda metadata: False,
+    log: Audit | None = None,
     handlers: Sequence[Any] = (),
 ) -> Any:
     """Return a server, not yet started, behind a `Gate`, with at most so many ``connections``.
@@ -117,7 +179,7 @@ def new_server(
     return grpc.server(
         _started(ThreadPoolExecutor(threads, thread_name_prefix="call")),
         handlers=handlers,
-        interceptors=(Gate(quotas, token, knows_link),),
+        interceptors=(Gate(quotas, tokens, knows_link, log or Audit(None)),),
         options=[*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
     )
 
@@ -146,8 +208,8 @@ def _started(pool: ThreadPoolExecutor) -> ThreadPoolExecutor:
     return pool
 
 
-def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
-    """Make a server listen on HOST:PORT; return the address with the port that it got.
+def bind(server: Any, listen: str, credentials: Any = None) -> str:
+    """Make a server listen on HOST:PORT, with TLS if there are ``credentials``; return the address with its port.
 
     Raises:
         WorkerError: the address cannot be used.
@@ -155,50 +217,18 @@ def bind(server: Any, listen: str, tls: TlsFiles | None = None) -> str:
     address = Address.parse(listen)
     try:  # gRPC itself reports only that it failed, and writes the reason to its own log
         address.listen().close()
-        if tls is None:
+        if credentials is None:
             return str(replace(address, port=server.add_insecure_port(listen)))
-        return str(replace(address, port=server.add_secure_port(listen, tls.server_credentials())))
+        return str(replace(address, port=server.add_secure_port(listen, credentials)))
     except (OSError, RuntimeError) as error:
         # Python appends the address.
         reason = error.strerror.partition(" (while")[0] if isinstance(error, OSError) and error.strerror else error
         raise WorkerError(f"cannot listen on {listen}: {reason}") from error
 
 
-def _refusal(text: str) -> Any:
-    def refuse(messages: Iterator[bytes], context: Any) -> None:
-        context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
-
-    return grpc.stream_unary_rpc_method_handler(refuse)
-
-
-def _guarded(handler: Any, quota: CallQuota) -> Any:
-    """Return a handler that runs the method within its quota and takes a stream of unparsed requests."""
-    behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-    parse = handler.request_deserializer
-
-    def answer(messages: Iterator[bytes], context: Any) -> Iterator[Any]:
-        with _as_status(context), quota.one():
-            if not handler.request_streaming:
-                with ending_after(OPEN_SECONDS, context.cancel) if quota.is_open else contextlib.nullcontext():
-                    request = _parsed(_only(messages), parse)
-            elif parse is None:  # data streams get gRPC's own iterator
-                request = messages
-            else:
-                request = (_parsed(message, parse) for message in messages)
-            reply = behaviour(request, context)
-            yield from reply if handler.response_streaming else (reply,)
-
-    return grpc.stream_stream_rpc_method_handler(answer, None, handler.response_serializer)
-
-
-def _only(messages: Iterator[bytes]) -> bytes:
-    message = next(messages, None)
+def _parsed(message: bytes | None, parse: Callable[[bytes], Any]) -> Any:
     if message is None:
         raise ProtocolError("this method takes a request, and the caller sent none")
-    return message
-
-
-def _parsed(message: bytes, parse: Callable[[bytes], Any]) -> Any:
     try:
         return parse(message)
     except DecodeError as error:

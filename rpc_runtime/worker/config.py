@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NoReturn, get_args, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
 from rpc_runtime.errors import InputError
 from rpc_runtime.option import default_of, option, options
@@ -39,6 +39,8 @@ class WorkerConfig:
     token_file: Path | None = option(
         None, f"file with the token that callers must know (else ${TOKEN_VARIABLE}; else, on loopback, one is made)"
     )
+    tokens: Path | None = option(None, "file of the callers and their roles, by `tvm-split token`; read at each call")
+    audit: Path | None = option(None, "append who deploys, and who is refused, to this file, as JSON lines")
     tls_certificate: Path | None = option(None, "certificate of this worker", metavar="PEM")
     tls_key: Path | None = option(None, "key of the certificate", metavar="PEM")
     tls_ca: Path | None = option(None, "callers need a certificate from this authority", metavar="PEM")
@@ -82,6 +84,8 @@ class WorkerConfig:
         has_pair = self.tls_certificate and self.tls_key
         if not has_pair and (self.tls_certificate or self.tls_key or self.tls_ca):
             raise InputError("--tls-certificate and --tls-key belong together, and --tls-ca needs both")
+        if self.tokens and self.token_file:
+            raise InputError("--tokens names all callers, so give no --token-file beside it")
         if self.name == CLIENT:
             raise InputError(f"--name {CLIENT} is the name of the process that deploys; give another name")
         if unknown := [name for name in self.transport if name not in TRANSPORTS]:
@@ -90,8 +94,17 @@ class WorkerConfig:
 
     @cached_property
     def token(self) -> Token | None:
-        """The token in its file or in the environment; None without both. Raises `InputError` if it cannot be read."""
-        return token_from(self.token_file)
+        """The token in its file or the environment; None without, or with ``tokens``. Raises `InputError`."""
+        return None if self.tokens else token_from(self.token_file)
+
+    @cached_property
+    def certificates(self) -> Any:
+        """The `WorkerCertificates`; None without TLS. Raises `InputError` if they cannot be used."""
+        if self.tls is None:
+            return None
+        from rpc_runtime.wire.certificates import WorkerCertificates  # few workers have TLS
+
+        return WorkerCertificates(self.tls)
 
     @property
     def tls(self) -> TlsFiles | None:

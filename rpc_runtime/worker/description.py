@@ -88,9 +88,9 @@ def _cuda() -> pb.Cuda:
 
 
 def describe(
-    machine: str, threads: int, secure: bool, deployments: list[pb.HeldDeployment], cache: Path
+    machine: str, threads: int, certificate_expires: int, deployments: list[pb.HeldDeployment], cache: Path
 ) -> pb.DescribeReply:
-    """Return the reply to Describe; ``cache`` is the folder of the worker's blobs."""
+    """Return the reply to Describe; ``cache`` is the folder of the worker's blobs. Without TLS there is no date (0)."""
     cores, devices = own_cores(), deepcopy(list(_cuda_devices()))
     if devices:  # stages run on the first one
         devices[0].memory_free_bytes = free_device_bytes()
@@ -112,7 +112,8 @@ def describe(
         numpy_version=_version("numpy"),
         cuda_devices=devices,
         cuda=_cuda(),
-        secure=secure,
+        secure=certificate_expires > 0,
+        certificate_expires=certificate_expires,
         deployments=deployments,
         process_id=os.getpid(),
         clock_nanoseconds=now(),

@@ -28,6 +28,7 @@ from rpc_runtime.execution.observed_stage import mark_for_nsight
 from rpc_runtime.files import cache_folder
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.wire.addresses import Address
+from rpc_runtime.wire.audit import Audit
 from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.security import TOKEN_VARIABLE, Token, new_token, published
 from rpc_runtime.wire.server import (
@@ -40,6 +41,7 @@ from rpc_runtime.wire.server import (
     require_answer,
 )
 from rpc_runtime.wire.text import CleanFormatter
+from rpc_runtime.wire.tokens import Tokens
 from rpc_runtime.wire.tracker import Registration
 from rpc_runtime.wire.worker_pb2_grpc import add_ControlServicer_to_server
 from rpc_runtime.worker.config import WorkerConfig, config_from_arguments
@@ -57,6 +59,8 @@ MINIMUM_FILES, MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 128, 64, 16_384
 OWN_FILES = 512
 """File descriptors reserved for blobs, locks and gRPC; a worker without free descriptors cannot work."""
 STOP_SECONDS = 2.0
+CHECK_SECONDS = 86400.0
+"""Time between two looks at when certificates expire."""
 EXHAUSTED = b"!"
 """Written to the pipe of signals when a thread has failed because no memory or no further thread was left."""
 FORCED_EXIT_SECONDS = 8.0
@@ -77,11 +81,8 @@ def serve(config: WorkerConfig, results: IO[str]) -> None:
     handler.setFormatter(CleanFormatter())
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
     _check_callers(config)
-    if config.tls is not None:
-        from rpc_runtime.wire.certificates import check_worker_files
-
-        for text in check_worker_files(config.tls):
-            logger.warning("%s", text)
+    if config.certificates is not None:
+        config.certificates.warn()
     _prepare_process(config)
     # A signal only writes to a pipe. Python's own handlers run when the main thread wakes: not if another one is hit.
     signalled, signal_end = os.pipe()
@@ -107,7 +108,7 @@ def _is_exhausted(error: BaseException | None) -> bool:
 
 def _knows_callers(config: WorkerConfig) -> bool:
     """Return whether callers must authenticate. The worker's own certificate does not authenticate callers."""
-    return config.token is not None or (config.tls is not None and config.tls.authority is not None)
+    return any((config.tokens, config.token, config.tls and config.tls.authority))
 
 
 def _check_callers(config: WorkerConfig) -> None:
@@ -192,15 +193,17 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
         transport.start()
     makes_token = not config.insecure and not _knows_callers(config)
     token = new_token() if makes_token else config.token
+    source = config.tokens or token
     servicer = health_servicer()
     service = WorkerService(name, config, blobs)
     quotas = {**WorkerService.quotas(), **health_quotas()}
-    server = new_server(quotas, _maximum_connections(), token, service.knows_link, (service.link_handlers(),))
+    callers = (Tokens(source) if source is not None else None, service.knows_link, Audit(config.audit))
+    server = new_server(quotas, _maximum_connections(), *callers, handlers=(service.link_handlers(),))
     add_ControlServicer_to_server(service, server)
     add_HealthServicer_to_server(servicer, server)
     probed = health_server(servicer, config.health_listen) if config.health_listen else None
     try:
-        address = bind(server, config.listen, config.tls)
+        address = bind(server, config.listen, config.certificates and config.certificates.credentials())
         _warn_of_callers(config)
         with contextlib.ExitStack() as until_end:
             if token is not None and makes_token:
@@ -219,7 +222,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
             registration = until_end.enter_context(_registered(config, name, address, service))
             service.prepare()
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
-            _wait_for_end(signalled, config.exit_with_parent)
+            _wait_for_end(signalled, config)
     finally:
         ending.set()
         servicer.enter_graceful_shutdown()
@@ -269,6 +272,7 @@ def _announcement(
         tuning_port = None if registration is None else registration.tuning_port
         return json.dumps({**ready, "token_file": None if file is None else str(file), "tuning_port": tuning_port})
     secret = "no token" if token is None else f"token in {file}" if file else f"token from ${TOKEN_VARIABLE}"
+    secret = secret if config.tokens is None else f"tokens in {config.tokens}"
     protection = f"{'TLS' if config.tls else 'no TLS'}, {secret}"
     threads = f"threads per kernel: {config.threads} on {own_cores().text}"
     cache = f"cache of {blobs.limit_bytes / 1e9:.3g} GB at most in {blobs.folder}"
@@ -280,18 +284,21 @@ def _announcement(
     return line
 
 
-def _wait_for_end(signalled: int, exit_with_parent: bool) -> None:
-    """Wait for a signal or, if ``exit_with_parent``, for the end of standard input, which may be a file.
+def _wait_for_end(signalled: int, config: WorkerConfig) -> None:
+    """Wait for a signal or, with ``--exit-with-parent``, for the end of standard input, which may be a file.
 
     Raises:
         WorkerError: a thread has failed because no memory or no further thread was left.
     """
     with selectors.PollSelector() as selector:  # epoll rejects files
         selector.register(signalled, selectors.EVENT_READ)
-        if exit_with_parent:
+        if config.exit_with_parent:
             selector.register(0, selectors.EVENT_READ)
         while True:
-            for key, _ in selector.select():
+            events = selector.select(CHECK_SECONDS)
+            if not events and config.certificates is not None:
+                config.certificates.warn()
+            for key, _ in events:
                 word = os.read(key.fd, 4096)
                 if key.fd == signalled and EXHAUSTED in word:
                     raise WorkerError(f"this worker has no memory or no thread left: {RAISE_LIMITS}")

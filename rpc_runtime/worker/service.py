@@ -112,8 +112,8 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         return {**quotas, LINK_PATH: CallQuota("data streams", MAXIMUM_STREAMS)}
 
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        threads, is_secure = self._config.threads, self._config.tls is not None
-        return describe(self._machine, threads, is_secure, self.deployments(), self._blobs.folder)
+        expires = self._config.certificates.expires if self._config.certificates else 0
+        return describe(self._machine, self._config.threads, expires, self.deployments(), self._blobs.folder)
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:
         name, beat_seconds = request.deployment, checked_beat(request.beat_seconds)

@@ -166,6 +166,8 @@ COMMANDS = (
     Command("up", MACHINES, "Start workers over ssh."),
     Command("down", MACHINES, "End the workers that `up` started.", "up"),
     Command("tracker", MACHINES, "Run a TVM RPC tracker until Ctrl-C or SIGTERM.", "services"),
+    Command("certs", MACHINES, "Make the certificates of a lab's machines and people.", "trust"),
+    Command("token", MACHINES, "Make a caller's token, and its line for workers.", "trust"),
     Command("status", MACHINES, "Ask workers what they are."),
     Command("trace", MACHINES, "Record what a running deployment does.", "status"),
     Command("dashboard", MACHINES, "Show what a running deployment does, in a browser.", "status"),

@@ -4,7 +4,8 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, InstanceOf
 
@@ -107,7 +108,8 @@ class SshAccess:
     """How ssh reaches a machine, and how its worker is started there.
 
     ``destination`` is that of the ``ssh`` command, ``python`` the command that starts Python on the machine. The worker
-    is installed below ``folder``. ``arguments`` are further options of the worker.
+    is installed below ``folder``. ``arguments`` are further options of the worker, and ``files`` those whose files
+    `tvm-split up` copies from here; a worker that runs already reads them again.
 
     Raises:
         ClusterError: the destination is not valid for ssh, or the worker does not have such an option.
@@ -119,6 +121,7 @@ class SshAccess:
     python: str = "python3"
     folder: str = "~/.cache/tvm-split/ssh"
     arguments: tuple[str, ...] = ()
+    files: Mapping[Literal["tls_ca", "tls_certificate", "tls_key", "tokens"], Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.destination or self.destination.startswith("-"):

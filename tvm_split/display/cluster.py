@@ -1,5 +1,6 @@
 """Show a cluster: its machines, what they answer, which transport carries which links, and values by their fields."""
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -108,6 +109,7 @@ def _rows(answer: AskedMachine) -> Iterator[Row]:
 def _facts(worker: WorkerDescription) -> dict[str, str]:
     from tvm_split.compiler.targets import cpu_target, target_text  # imported here, since it loads TVM
 
+    days = (worker.certificate_expires - time.time()) / 86400
     target = target_text(cpu_target(worker.architecture, worker.cpu_features, worker.threads))
     gpus = [f"{device.arch} with {bytes_text(device.memory_bytes)}" for device in worker.cuda_devices]
     driver = f": {worker.cuda.problem}" * bool(worker.cuda.driver)
@@ -120,7 +122,7 @@ def _facts(worker: WorkerDescription) -> dict[str, str]:
         "memory": f"{bytes_text(worker.memory_free_bytes)} of {bytes_text(worker.memory_total_bytes)} free",
         "CUDA": f"{short_list(gpus) or 'none'}{driver}",
         "TVM": f"{worker.tvm_version}, FFI {worker.tvm_ffi_version}, numpy {worker.numpy_version}",
-        "TLS": "yes" if worker.secure else "no",
+        "TLS": f"expires in {days:.0f} days" if worker.secure else "no",
         "holds": short_list(list(map(_held_text, worker.deployments))) or "no deployment",
     }
 

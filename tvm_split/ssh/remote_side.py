@@ -96,6 +96,10 @@ class Machine:
                 f"its worker would keep its own token in {own}, and this client looks in {self.request['tokens']}: "
                 "name a file with a token for both with token_file: in the cluster file"
             )
+        for option, content in self.request.get("files", {}).items():
+            (self.folder / f".{option}").write_text(content)
+            (self.folder / f".{option}").replace(self.folder / option)  # a worker may read it now
+            self.request["arguments"] += [f"--{option.replace('_', '-')}", str(self.folder / option)]
         # Another user who can open the file could hold the lock, and so keep the worker from starting.
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.fchmod(lock, 0o600)

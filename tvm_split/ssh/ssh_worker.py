@@ -19,7 +19,7 @@ from typing import Any
 
 from rpc_runtime import private_folder
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
-from rpc_runtime.files import state_folder
+from rpc_runtime.files import file_bytes, state_folder
 from rpc_runtime.processes import Closing
 from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.wire.addresses import Address
@@ -114,8 +114,10 @@ class SshWorker(Closing):
             DeadlineError: the machine does not answer in time.
             KitError: no worker can be packed for the machine's Python and processor.
         """
+        files = {option: file_bytes(path).decode(errors="replace") for option, path in self._access.files.items()}
         self._connect()
-        self._send({**self._request("up"), "detach": detach, "digest": kits.digest, "needs": kits.needs})
+        more = {"detach": detach, "digest": kits.digest, "needs": kits.needs, "files": files}
+        self._send(self._request("up") | more)
         event = self._next(ANSWER_SECONDS)
         if event.get("event") == "wanted":
             device = "cuda" if self.machine.has_gpu else "cpu"

@@ -8,7 +8,7 @@ import pytest
 
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import InputError, WorkerUnavailableError
-from rpc_runtime.wire.certificates import WARNING_DAYS, check_worker_files, tls_refusal
+from rpc_runtime.wire.certificates import WARNING_DAYS, WorkerCertificates, tls_refusal
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TlsFiles
 from tests.helpers.rpc_runtime.certificates import Authority, make_authority, worker_arguments
@@ -112,7 +112,7 @@ def test_a_worker_does_not_start_with_files_that_nobody_would_accept(
         (lab.files("caller", usage="clientAuth"), "cannot be used by a worker: unsuitable certificate purpose"),
     ):
         with pytest.raises(InputError, match=words):
-            check_worker_files(files)
+            WorkerCertificates(files)
     process = start(*worker_arguments(replace(good, certificate=text), mutual=True))
     _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 2
@@ -128,4 +128,7 @@ def test_a_worker_warns_of_what_expires_soon(start: Start, lab: Authority) -> No
     assert "warning: " in errors
     assert "soon.pem expires on 20" in errors
     assert "in 3 days" in errors
-    assert check_worker_files(lab.files("later", days=WARNING_DAYS + 2)) == ()
+    process = start(*worker_arguments(lab.files("later", days=WARNING_DAYS + 2), mutual=True))
+    ready(process)
+    process.terminate()
+    assert process.communicate(timeout=PATIENCE_SECONDS)[1] == ""

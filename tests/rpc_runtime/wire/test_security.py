@@ -21,6 +21,7 @@ from rpc_runtime.wire.security import (
     published,
     token_from,
 )
+from rpc_runtime.wire.tokens import Tokens
 from tests.helpers.empty_root import OUTSIDE, can_make_roots
 from tests.helpers.rpc_runtime.worker_process import ROOT, STATE_VARIABLE
 
@@ -99,7 +100,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read the TLS file .*nowhere: No such file"):
         pem_content(tmp_path / "nowhere")
     with pytest.raises(InputError, match="both a certificate and its key"):
-        TlsFiles(certificate=tmp_path / "empty").server_credentials()
+        TlsFiles(certificate=tmp_path / "empty").contents()
     with pytest.raises(InputError, match=r"empty holds no certificate in PEM"):  # gRPC would end the process
         TlsFiles(tmp_path / "empty").channel_credentials()
 
@@ -118,7 +119,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ],
 )
 def test_who_knows_a_token(metadata: list[tuple[str, str | bytes]], accepted: bool) -> None:
-    assert TOKEN.shown_in(metadata) is accepted
+    assert (Tokens(TOKEN).caller(metadata) is not None) is accepted
 
 
 def test_the_token_of_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

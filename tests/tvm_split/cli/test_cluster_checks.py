@@ -192,7 +192,7 @@ def test_wrong_use(invoke):
 @pytest.fixture(scope="module")
 def box(tmp_path_factory) -> WorkerDescription:
     """This host as a worker describes it: one of enough memory, disk and cores, on another host."""
-    reply = describe("box", 1, False, [], tmp_path_factory.mktemp("cache"))
+    reply = describe("box", 1, 0, [], tmp_path_factory.mktemp("cache"))
     offsets = {"clock_offset_nanoseconds": 0, "wall_clock_offset_nanoseconds": 0, "round_trip_seconds": 1e-3}
     roomy = dict.fromkeys(("memory_total_bytes", "memory_free_bytes", "cache_free_bytes"), 10**12)
     return replace(

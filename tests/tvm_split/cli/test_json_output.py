@@ -96,6 +96,8 @@ def arguments(onnx_path, bundle, tmp_path_factory):
         "cache": ("show",),
         "status": ("--cluster", cluster, "--timeout", "1"),
         "doctor": (),
+        "certs": (folder / "lab", "--client", "me"),
+        "token": ("me",),
     }
 
 

@@ -12,6 +12,8 @@ import sys
 import sysconfig
 import tarfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ import yaml
 
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import DeadlineError, WorkerError, WorkerUnavailableError
+from rpc_runtime.wire.security import Token, new_token
+from rpc_runtime.wire.tokens import token_line
 from tests.helpers.rpc_lab import free_port
 from tests.helpers.ssh_server import SshServer, require_ssh
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, wait_while_running
@@ -147,6 +151,44 @@ def test_detached_until_down(server: SshServer, remote: Path, tmp_path: Path) ->
     assert ended == {"-x": process}
     assert not list(remote.iterdir())
     assert stop_workers(cluster, remove=False) == {"-x": 0}
+
+
+def test_up_copies_certificates_and_tokens_and_renews_them(this_host, remote: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="makes certificates")
+    from rpc_runtime.wire.authority import certify
+
+    this_host()
+    lab, token = tmp_path / "lab", Token(TOKEN)
+
+    def renew(days: int, name: str) -> None:
+        certify(lab, "box", ["127.0.0.1"], timedelta(days))
+        (tmp_path / "tokens").write_text(f"{token_line('alice', 'deploy', token)}\n{token_line(name, 'deploy', new)}")
+
+    new = new_token()
+    renew(40, "bob")
+    certify(lab, "me", [], timedelta(40))
+    files = {"tls_ca": "lab/lab-ca.pem", "tls_certificate": "lab/box.pem", "tls_key": "lab/box.key", "tokens": "tokens"}
+    path = cluster_file(tmp_path, box=on_box(remote, files=files))
+    document = yaml.safe_load(path.read_text())
+    document["machines"][0]["tls"] = {"ca": "lab/lab-ca.pem", "certificate": "lab/me.pem", "key": "lab/me.key"}
+    path.write_text(yaml.safe_dump(document))
+    cluster = Cluster.from_yaml(path)
+    SshCluster(cluster, require_fit, ignore, detach=True)
+    try:
+        (endpoint,) = cluster.start().endpoints().values()
+        first = describe(endpoint, PATIENCE_SECONDS)
+        assert {file.stat().st_mode & 0o777 for file in remote.glob("box-*/t*") if file.is_file()} == {0o600}
+        new = new_token()
+        renew(80, "carol")
+        SshCluster(cluster, require_fit, ignore, detach=True)
+        second = describe(replace(endpoint, token=new.text), PATIENCE_SECONDS)
+        assert second.process_id == first.process_id
+        assert second.certificate_expires > first.certificate_expires
+        (lab / "box.key").unlink()
+        with pytest.raises(OSError, match=r"No such file.*box\.key"):
+            SshCluster(cluster, require_fit, ignore, detach=True)
+    finally:
+        stop_workers(cluster, remove=True)
 
 
 @pytest.mark.parametrize("moment", ["one starts", "one has been left alone"])
