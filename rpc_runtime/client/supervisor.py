@@ -207,9 +207,12 @@ class Supervisor:
                 self._opening = None
 
     def _lost(self, failure: Failure) -> Collection[str]:
-        """Return the machines that must not be used, though they may answer: those whose link broke again."""
+        """Return the machines that are not asked at first: what has gone, or lost the same link again.
+
+        A machine that hangs would be waited for.
+        """
         if failure.kind is not ReportKind.LINK:
-            return ()
+            return (failure.machine,)
         ends, now = (failure.machine, failure.peer), time.monotonic()
         before = self._broken_links.get(ends)
         self._broken_links[ends] = now
