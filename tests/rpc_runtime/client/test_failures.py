@@ -274,7 +274,9 @@ def test_a_machine_that_freezes_while_it_is_deployed_to(workers: LocalWorkers, m
                 frozen.enter_context(stopped(workers.process_ids[B]))
 
         freeze("described")
-        with pytest.raises(WorkerUnavailableError, match=rf"machine '{B}' .*(within 5 seconds|does not answer|in time)"):
+        with pytest.raises(
+            WorkerUnavailableError, match=rf"machine '{B}' .*(within 5 seconds|does not answer|in time)"
+        ):
             open_on(
                 workers,
                 program,
