@@ -354,8 +354,9 @@ class Dispatcher:
         return max(self._last_activity, batch.since) + self._timeout_seconds - time.monotonic()
 
     def _deadline_error(self, batch: MicroBatch) -> DeadlineError:
-        sequence = self._links.results.taken if batch.sequence is None and self._links is not None else batch.sequence
-        waited_for = "machines for its stages" if self._links is None else self._waited_for(sequence or 0)
+        waited_for = "machines for its stages"
+        if (links := self._links) is not None:
+            waited_for = self._waited_for(links.results.taken if batch.sequence is None else batch.sequence)
         return DeadlineError(
             f"nothing has moved for {self._timeout_seconds:g} seconds; waiting for {waited_for}. "
             "If it is only slow, open the pipeline with a longer timeout"

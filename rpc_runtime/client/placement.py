@@ -37,18 +37,7 @@ UNLOAD_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """How a program is opened.
-
-    Args:
-        blob_path: returns the file of a blob by its SHA-256.
-        timeout_seconds: how long a step of opening may take without progress.
-        on_transfer: called while blobs are sent, from one thread at a time.
-        links: settings of links that differ from the default.
-        timeouts: after how long a silent link counts as dead.
-        watch: after how long a silent worker counts as dead.
-        model: the name by which workers list the deployment.
-        about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
-    """
+    """How a program is opened; the fields are arguments of `session.Session`."""
 
     blob_path: Callable[[str], Path]
     timeout_seconds: float

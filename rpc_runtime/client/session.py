@@ -85,10 +85,11 @@ class Session(Runner):
         def placed(program: Program, endpoints: Mapping[str, WorkerEndpoint]) -> Placement:
             return Placement(program, endpoints, self._dispatcher, options, self._failed)
 
-        self._use(placed(program, endpoints))
+        self._placement = placed(program, endpoints)
         try:
             self._placement.prepare(check)
             self._placement.join()
+            self._use(self._placement)
             if recovery is not None:
                 self._supervisor = Supervisor(
                     self._placement, self._dispatcher, recovery, placed, self._use, on_event, timeout_seconds
@@ -97,15 +98,16 @@ class Session(Runner):
         except BaseException:
             self.close()
             raise
-        self.blob_bytes_sent, self.weight_bytes = self._placement.blob_bytes_sent, self._placement.weight_bytes
         self.happened(OPENED)
         where = ", ".join(map(str, self._placement.endpoints.values()))
         logger.info("deployment %s runs on %s", self.name, where or "no machine")
 
     def _use(self, placement: Placement) -> None:
+        """Take a placement that is connected as the current one."""
         self._placement = placement
         self.program, self.name, self.deployment = placement.program, placement.name, placement.deployment
-        self.link_secrets = placement.link_secrets
+        self.link_secrets, self.weight_bytes = placement.link_secrets, placement.weight_bytes
+        self.blob_bytes_sent += placement.blob_bytes_sent
 
     def _failed(self, placement: Placement, failure: Failure) -> None:
         if self._supervisor is None:

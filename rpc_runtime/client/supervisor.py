@@ -24,7 +24,7 @@ from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.placement import Placement
 from rpc_runtime.client.watch import Failure, ReportKind
 from rpc_runtime.client.worker_client import WorkerDescription, answering
-from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
+from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.program import Program
 from rpc_runtime.wire.channels import WorkerEndpoint
 
@@ -135,10 +135,14 @@ class Supervisor:
                     self._recover(failure)
                 except TvmSplitError as error:
                     self._give_up(failure, error)
+                except Exception as error:  # nobody else would tell those who wait
+                    logger.exception("recovery failed unexpectedly")
+                    self._give_up(failure, WorkerError(f"recovery failed unexpectedly: {error!r}"))
 
     def _give_up(self, failure: Failure, error: TvmSplitError) -> None:
-        self._event("gave up", failure, cause=str(error))
-        self._dispatcher.fail(error)
+        if not self._closed.is_set():
+            self._event("gave up", failure, cause=str(error))
+            self._dispatcher.fail(error)
 
     def _recover(self, failure: Failure) -> None:
         began = time.monotonic()

@@ -89,7 +89,7 @@ def _exchange(one: StageSpec, other: StageSpec) -> bool:
 
 def _rebuilt(program: Program, homes: _Homes) -> Program:
     """Return the program with each replica at home, those without a home left out."""
-    for schedule in (_remaining_schedule, _equal_schedule):
+    for schedule in (schedule_by_share, _equal_schedule):
         stages = tuple(_at_home(program, homes, schedule))
         try:
             moved = replace(program, stages=stages, codecs=())
@@ -111,10 +111,6 @@ def _at_home(
             yield from (replace(stage, replica=n, replica_schedule=new) for n, stage in enumerate(left))
         else:
             yield from (replace(stage, machine=homes[name, stage.replica]) for stage in left)
-
-
-def _remaining_schedule(weights: Sequence[int]) -> tuple[int, ...]:
-    return schedule_by_share(weights)
 
 
 def _equal_schedule(weights: Sequence[int]) -> tuple[int, ...]:

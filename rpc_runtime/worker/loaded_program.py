@@ -378,15 +378,12 @@ class LoadedProgram:
 
         Idempotent. Frees the rest if a part fails, as every call to a failed GPU does; the first error is logged.
         """
-        error = self._end_all()
-        if not keeps_weights:
-            self._weights = frozenset()
-            self._store.unpin(self.identifier)
+        error = self._end_all(keeps_weights)
         trim_heap()  # no variable refers to the stages any more, even if their thread failed to free them
         if error is not None:
             logger.error("deployment %s: freeing it failed: %s", self.identifier[:8], error)
 
-    def _end_all(self) -> Exception | None:
+    def _end_all(self, keeps_weights: bool) -> Exception | None:
         with self._lock:
             self._halt_locked()
             calls, self._calls = self._calls, []
@@ -397,6 +394,9 @@ class LoadedProgram:
             steps.append(partial(executor.join, JOIN_SECONDS))
         if self._transfers is not None:
             steps.append(self._transfers.close)
+        if not keeps_weights:
+            self._weights = frozenset()
+            steps.append(partial(self._store.unpin, self.identifier))
         return do_all([*steps, self.timer.close])
 
     def _loaded_locked(self) -> tuple[MachineProgram, Recorder]:

@@ -68,8 +68,9 @@ def check_workers(
         stages, address = program.stages_on(name), endpoints[name].address
         if not cluster.launcher.on_this_host:
             require_fit(cluster.machine(name), worker)
-            planned = max((bundle.plan.machine(_planned(bundle, stage).machine).threads for stage in stages), default=0)
-            if program is bundle.program and planned > worker.threads:
+            # A stage that was moved may run on fewer threads than were planned.
+            planned = bundle.plan.machine(name).threads if program is bundle.program else 0
+            if planned > worker.threads:
                 raise ClusterError(
                     f"the bundle was planned for {planned} threads of {name!r}, and its worker at "
                     f"{address} computes with {worker.threads}; start it with --threads {planned}, or "

@@ -90,8 +90,12 @@ class EventLog:
 
     def warn(self) -> None:
         """Warn of the recoveries since the last call, in the thread of the caller, who waits for results."""
-        while self._unsaid:
-            event = self._unsaid.popleft()
+        if not self._unsaid:  # looked at before every result
+            return
+        with self._lock:
+            unsaid = tuple(self._unsaid)
+            self._unsaid.clear()
+        for event in unsaid:
             warnings.warn(
                 f"the deployment recovered in {event.pause_seconds:.2g} s ({event.replayed} inputs were sent again): "
                 f"{event.cause}",
