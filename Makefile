@@ -105,7 +105,7 @@ $(CONTAINER)/.installed: tests/container/image.py deploy/Containerfile requireme
 # and Debian's Chromium, which is installed.
 VIEWERS := .viewers
 .extra-viewers: $(VIEWERS)/.installed
-	PYTHONPATH=$(CURDIR)/$(VIEWERS) VIEWERS=$(CURDIR)/$(VIEWERS) PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m pytest tests/viewers
+	PYTHONPATH=$(CURDIR)/$(VIEWERS) VIEWERS=$(CURDIR)/$(VIEWERS) $(BIN)/python -m pytest tests/viewers
 
 $(VIEWERS)/.installed: requirements-viewers.lock $(STAMP)
 	rm -rf $(VIEWERS)

@@ -26,6 +26,9 @@ settings.load_profile("tests")
 # test, would occupy the cores of the following tests, on a busy machine for minutes.
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
+# Commands of the documents run in a shell: they find those of this environment, whether or not it is activated.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
 # Tests run in as many processes as there are cores, on small tensors: further threads of torch and numpy only spin.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")
