@@ -105,6 +105,8 @@ CPU_EVICTION = "cache_flush_cpu_non_first_arg"
 GPU_EVICTION = "tvm_split.tuning.evict"
 """These functions of a device evict its caches before a timed run; the first is TVM's, the second our workers'."""
 FILL = "tvm.contrib.random.random_fill_for_measure"
+FILLED_ELEMENTS = 1 << 20
+"""On this machine further elements of an argument repeat these: to fill 411 MB takes 3.9 s, to repeat .2 s."""
 Connect = Callable[[], Any]
 """Opens a session with a device; returns it or, as text, why the device must not measure."""
 
@@ -248,6 +250,7 @@ def timed_in_turn(
     runs: int,
     kind: str,
     eviction: str,
+    seconds: float,
 ) -> Callable[[str], list[float] | str]:
     """Return a function that times a library's functions in turn on one device, so that a slowdown affects all.
 
@@ -255,14 +258,17 @@ def timed_in_turn(
     dtypes of the functions' arguments, which get random values. Before each run, the device's function ``eviction``
     evicts every argument but the first from the caches: in a network weights come from memory, and the data from the
     previous kernel. The result has the median seconds of ``runs`` runs for every name, ``rounds`` times over, round by
-    round; or it is the text that ``connect`` returned.
+    round; or it is the text that ``connect`` returned. There are fewer runs, but one, where all would take more than
+    ``seconds``: to evict 400 MB takes .7 s.
     """
-    fill = FILL
+    fill, block = FILL, FILLED_ELEMENTS
 
     def measure(path: str) -> list[float] | str:
         import os
         import statistics
+        import time
 
+        import numpy as np
         import tvm
         import tvm_ffi
 
@@ -276,10 +282,23 @@ def timed_in_turn(
             module, device = session.load_module(os.path.basename(path)), session.device(kind, 0)  # noqa: PTH119
             filler = session.get_function(fill)
         values = [tvm.runtime.empty(shape, dtype, device) for shape, dtype in arguments]
-        for value in values:
-            filler(value)
-        evaluators = [module.time_evaluator(name, device, number=1, repeat=runs, f_preproc=eviction) for name in names]
+        for value, (shape, dtype) in zip(values, arguments, strict=True):
+            if connect is not None or int(np.prod(shape)) <= block:
+                filler(value)
+            else:
+                filled = tvm.runtime.empty((block,), dtype, device)
+                filler(filled)
+                value.copyfrom(np.resize(filled.numpy(), shape))
+
+        def evaluators(repeat: int) -> list[Any]:
+            return [module.time_evaluator(name, device, number=1, repeat=repeat, f_preproc=eviction) for name in names]
+
+        began = time.perf_counter()
+        for evaluator in evaluators(1):
+            evaluator(*values)
+        fitting = int(seconds / (rounds * (time.perf_counter() - began)))
+        timed = evaluators(max(1, min(runs, fitting)))
         device.sync()
-        return [float(statistics.median(evaluator(*values).results)) for _ in range(rounds) for evaluator in evaluators]
+        return [float(statistics.median(evaluator(*values).results)) for _ in range(rounds) for evaluator in timed]
 
     return measure

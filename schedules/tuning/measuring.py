@@ -181,7 +181,8 @@ class Measurer(contextlib.AbstractContextManager["Measurer"]):
         ]
         kind, eviction = ("cpu", CPU_EVICTION) if self._gpu is None else ("cuda", GPU_EVICTION)
         rounds = rounds or self.effort.rounds
-        measure = timed_in_turn(self._connect, arguments, names, rounds, self.effort.runs, kind, eviction)
+        seconds = self.effort.run_timeout_seconds / 2  # the other half is for loading and filling
+        measure = timed_in_turn(self._connect, arguments, names, rounds, self.effort.runs, kind, eviction, seconds)
         return [
             None if candidate.path is None else self._runners.submit(measure, candidate.path) for candidate in built
         ]

@@ -222,6 +222,7 @@ def test_what_evicts_a_gpus_cache_is_called_before_each_run_of_a_worker(tmp_path
         lab.start_worker("cpu", "--insecure")
         lab.wait_listed(lambda workers: "cpu" in workers and workers["cpu"].registration.tunes)
         connect = session_at(lab.tracker(), lambda session: "")
-        times = timed_in_turn(connect, [((64,), "float32")] * 2, ("main",), 2, 3, "cpu", GPU_EVICTION)(str(library))
+        arguments = [((64,), "float32")] * 2
+        times = timed_in_turn(connect, arguments, ("main",), 2, 3, "cpu", GPU_EVICTION, 10.0)(str(library))
     assert len(times) == 2
     assert all(seconds > 0 for seconds in times)

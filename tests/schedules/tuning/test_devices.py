@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
+import tvm
 import tvm_ffi
-from tvm import rpc
+from tvm import rpc, te
 
-from schedules.tuning.devices import GPU_FUNCTION, GpuNeeds, gpu_problem
+from schedules.tuning.devices import FILLED_ELEMENTS, GPU_FUNCTION, GpuNeeds, gpu_problem, timed_in_turn
 
 GOOD = {"hostname": "box", "arch": "sm_90", "problem": "", "driver": 13000, "compiler": ""}
 
@@ -36,3 +38,24 @@ def test_the_right_gpu(arch):
 )
 def test_others_are_refused_with_both_sides(answer, reason):
     assert reason in problem_of("sm_90", True, **answer)
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(60.0, 5), (0.0, 1)])
+def test_large_arguments_are_filled_and_runs_fit_the_time(tmp_path, seconds, runs):
+    elements = FILLED_ELEMENTS + 3  # of the second argument: more than are drawn
+    x, y = te.placeholder((4,), name="x"), te.placeholder((elements,), name="y")
+    function = te.create_prim_func([x, y, te.compute((4,), lambda i: x[i] + y[elements - 1 - i], name="z")])
+    library = tmp_path / "kernel.so"
+    tvm.compile(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), "llvm").export_library(library)
+    evicted = []
+    tvm_ffi.register_global_func("tests.evict", lambda *arrays: evicted.append(arrays[1].numpy()[-4:]), override=True)
+    try:
+        arguments = [((4,), "float32"), ((elements,), "float32"), ((4,), "float32")]
+        times = timed_in_turn(None, arguments, ("main", "main"), 3, 5, "cpu", "tests.evict", seconds)(str(library))
+    finally:
+        tvm_ffi.registry.remove_global_func("tests.evict")
+    assert len(times) == 2 * 3
+    assert len(evicted) >= 2 * 3 * runs
+    assert (len(evicted) >= 2 * 3 * 5) == (runs == 5)
+    assert np.isfinite(evicted[-1]).all()
+    assert evicted[-1].any()
