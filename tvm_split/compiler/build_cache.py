@@ -67,12 +67,13 @@ def _code_digest() -> str:
 def recall(key: str, blobs: BlobFolder | None = None) -> Any:
     """Return the JSON value kept under a key, and link its blobs in ``blobs``; None if it, or a blob, is missing."""
     try:
-        with contextlib.closing(_store()) as store:
-            kept = json.loads(content_in(default_folder() / key))
-            if blobs is not None:
+        private_folder(default_folder())
+        kept = json.loads(content_in(default_folder() / key))
+        if blobs is not None:
+            with contextlib.closing(_store()) as store:
                 for blob in [BlobSpec(**fields) for fields in kept["blobs"]]:
                     blobs.add_link(blob, store.path(blob), store.read(blob))
-            return kept["content"]
+        return kept["content"]
     except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
         logger.debug("nothing that was compiled under %s can be used: %s", key, error)
         return None
@@ -81,9 +82,11 @@ def recall(key: str, blobs: BlobFolder | None = None) -> Any:
 def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyType({})) -> None:
     """Store a JSON value and blobs, with their files, under a key; a `CacheWarning` says why they cannot be stored."""
     text = json.dumps({"content": content, "blobs": [asdict(blob) for blob in blobs]}).encode()
-    with _warning(default_folder()), contextlib.closing(_store()) as store:
-        for blob in store.pin(key, tuple(blobs)):
-            store.write(blob, [blobs[blob].read_bytes()])
+    with _warning(default_folder()):
+        if blobs:
+            with contextlib.closing(_store()) as store:
+                for blob in store.pin(key, tuple(blobs)):
+                    store.write(blob, [blobs[blob].read_bytes()])
         keep_contents(default_folder(), {key: text}, MOST_KEPT)
 
 
@@ -132,5 +135,5 @@ def _warning(folder: Path) -> Iterator[None]:
 
 
 def _store() -> BlobStore:
-    private_folder(default_folder())
+    """Return the store of blobs, which counts its files when it is opened."""
     return BlobStore(cache_folder("blobs"), setting=SETTING)
