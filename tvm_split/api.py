@@ -44,7 +44,8 @@ def compile_and_deploy(
     """Import, plan, compile, verify and deploy a network, and return the running `Deployment`.
 
     Use the deployment as a context manager, or close it. Without a split, the network is measured on the machines and
-    the best plan is used. That plan may use one machine only; then an `OneMachineWarning` gives the figures.
+    the best plan is used. That plan may use one machine only; then an `OneMachineWarning` gives the figures. A network
+    that was planned before in the same way, from measurements that still hold, is deployed by that plan.
 
     Args:
         source: a torch module or exported program, a function of JAX or a module of Flax, a Keras model, a file of
@@ -77,7 +78,7 @@ def compile_and_deploy(
             model = load_model(source, example_inputs, batch=batch)
         if starting is not None:
             starting.result()
-        planned = plan(model, workers, request=request, described=described, on_progress=report)
+        planned = plan(model, workers, request=request, reuse=True, described=described, on_progress=report)
         advice = one_machine_advice(planned, len(cluster.machines))
         if advice is not None:
             warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=3)

@@ -10,7 +10,7 @@ import tvm_split
 from rpc_runtime.option import option
 from tvm_split.cli import options
 from tvm_split.cli.options import HIDDEN, WrongUseError, flags_named
-from tvm_split.cli.source import AskedMachines, MachineOptions, ModelOptions, load_tvm, planned
+from tvm_split.cli.source import AskedMachines, MachineOptions, ModelOptions, load_tvm, planned_once
 from tvm_split.display.console import print_json, print_note, print_unwrapped, tuning_progress
 from tvm_split.display.view import as_json, print_parts, view, write
 from tvm_split.launchers.local import InProcess
@@ -48,7 +48,7 @@ def compile(
     else:
         asked = machines.asked(request)
         loaded = shapes.load(model)
-        chosen_plan = planned(loaded, asked, request)
+        chosen_plan = planned_once(loaded, asked, request)
     database = request.database or chosen_plan.request.database
     bundle = tvm_split.compile(loaded, chosen_plan, verify=not no_verify, dump_folder=dump, database=database)
     bundle.save(output)
@@ -157,7 +157,7 @@ def tune(
     folder = usable_folder(request.database)
     ask_first(machines.cluster, folder, tracker, key)
     loaded = shapes.load(model)
-    chosen_plan = planned(loaded, machines, request)
+    chosen_plan = planned_once(loaded, machines, request)
     with tuning_progress() as report:
         result = tvm_split.tune(
             loaded,

@@ -16,7 +16,7 @@ from rpc_runtime.program.specs import TensorSpec
 from tvm_split.cli import options
 from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
 from tvm_split.cli.options import HIDDEN, WrongUseError
-from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_on_machines, planned
+from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_on_machines, planned_once
 from tvm_split.display.console import print_json, print_note, transfer_progress
 from tvm_split.display.view import Table, print_parts, show
 from tvm_split.parameters import OnFailure
@@ -109,7 +109,7 @@ class RunOptions(DeployOptions):
         asked = machines.asked(request, deploys=True)
         model = shapes.load(source)
         batches = self._micro_batches(model.inputs, default)
-        bundle = tvm_split.compile(model, planned(model, asked, request), database=request.database)
+        bundle = tvm_split.compile(model, planned_once(model, asked, request), database=request.database)
         return bundle, asked.cluster, batches
 
     def _micro_batches(self, expected: Sequence[TensorSpec], default: int) -> MicroBatches:

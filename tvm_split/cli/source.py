@@ -205,9 +205,17 @@ def is_file(source: str) -> bool:
 
 
 def planned(model: tvm_split.Model, machines: AskedMachines, request: PlanRequest, **how: Any) -> tvm_split.Plan:
-    """Return the plan of a model; errors in the request name the command-line options."""
+    """Return the plan of a model, as `tvm_split.plan`; errors in the request name the command-line options."""
     with flags_named(PlanRequest):
         return tvm_split.plan(model, machines.cluster, request=request, described=machines.described, **how)
+
+
+def planned_once(model: tvm_split.Model, machines: AskedMachines, request: PlanRequest) -> tvm_split.Plan:
+    """Return the plan that was kept, or else a new one, for commands whose purpose is not the plan; note remarks."""
+    plan = planned(model, machines, request, reuse=True)
+    for remark in plan.remarks:
+        print_note(remark)
+    return plan
 
 
 def bundle_on_machines(

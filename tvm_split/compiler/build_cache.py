@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import logging
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -66,13 +67,16 @@ def _code_digest() -> str:
 
 def recall(key: str, blobs: BlobFolder | None = None) -> Any:
     """Return the JSON value kept under a key, and link its blobs in ``blobs``; None if it, or a blob, is missing."""
+    content = kept_content(default_folder() / key)
+    if content is None:
+        return None
     try:
-        with contextlib.closing(_store()) as store:
-            kept = json.loads(content_in(default_folder() / key))
-            if blobs is not None:
+        kept = json.loads(content)
+        if blobs is not None:
+            with contextlib.closing(_store()) as store:
                 for blob in [BlobSpec(**fields) for fields in kept["blobs"]]:
                     blobs.add_link(blob, store.path(blob), store.read(blob))
-            return kept["content"]
+        return kept["content"]
     except (OSError, TvmSplitError, ValueError, LookupError, TypeError) as error:
         logger.debug("nothing that was compiled under %s can be used: %s", key, error)
         return None
@@ -81,23 +85,39 @@ def recall(key: str, blobs: BlobFolder | None = None) -> Any:
 def keep(key: str, content: Any, blobs: Mapping[BlobSpec, Path] = MappingProxyType({})) -> None:
     """Store a JSON value and blobs, with their files, under a key; a `CacheWarning` says why they cannot be stored."""
     text = json.dumps({"content": content, "blobs": [asdict(blob) for blob in blobs]}).encode()
-    with _warning(default_folder()), contextlib.closing(_store()) as store:
-        for blob in store.pin(key, tuple(blobs)):
-            store.write(blob, [blobs[blob].read_bytes()])
+    with _warning(default_folder()):
+        if blobs:
+            with contextlib.closing(_store()) as store:
+                for blob in store.pin(key, tuple(blobs)):
+                    store.write(blob, [blobs[blob].read_bytes()])
         keep_contents(default_folder(), {key: text}, MOST_KEPT)
 
 
+def kept_content(path: Path) -> bytes | None:
+    """Return a content of `keep_contents`, and mark it as used; None if it is missing, or another user may write it."""
+    try:
+        private_folder(path.parent)
+        content = content_in(path)
+    except (OSError, TvmSplitError, ValueError) as error:
+        logger.debug("%s cannot be used: %s", path, error)
+        return None
+    with contextlib.suppress(OSError):  # in a cache that can only be read
+        os.utime(path)
+    return content
+
+
 def content_in(path: Path) -> bytes:
-    """Return what `keep_contents` wrote to a file; raise an OSError, or a ValueError if the file was changed."""
-    digest, _, content = file_bytes(path).partition(b"\n")
-    if _seal(path.name, content) != digest:
+    """Return what was `sealed` in a file; raise an OSError, or a ValueError if the file was changed."""
+    whole = file_bytes(path)
+    content = whole.partition(b"\n")[2]
+    if sealed(path.name, content) != whole:
         raise ValueError("it was changed, or is another file's content")
     return content
 
 
-def _seal(name: str, content: bytes) -> bytes:
-    """Return a digest of a content and of its file's name, since the content of another key is as wrong as any."""
-    return hashlib.sha256(name.encode() + content).hexdigest().encode()
+def sealed(name: str, content: bytes) -> bytes:
+    """Return a file's content behind a digest of it and of the file's name: that of another key is as wrong as any."""
+    return hashlib.sha256(name.encode() + content).hexdigest().encode() + b"\n" + content
 
 
 def keep_contents(folder: Path, contents: Mapping[str, bytes], most: int) -> None:
@@ -109,7 +129,7 @@ def keep_contents(folder: Path, contents: Mapping[str, bytes], most: int) -> Non
         private_folder(folder)
         for name, content in contents.items():
             with replacing(folder / name) as file:
-                file.write(_seal(name, content) + b"\n" + content)
+                file.write(sealed(name, content))
         tidy(folder)
         paths = list(folder.glob("[!.]*"))  # others are being written
         if len(paths) > most:
@@ -132,5 +152,5 @@ def _warning(folder: Path) -> Iterator[None]:
 
 
 def _store() -> BlobStore:
-    private_folder(default_folder())
+    """Return the store of blobs, which counts its files when it is opened."""
     return BlobStore(cache_folder("blobs"), setting=SETTING)

@@ -4,27 +4,20 @@ A kernel that was timed for planning is linked into its stage as it is, and so a
 network, and equal kernels of other networks.
 """
 
-import contextlib
-import logging
 import math
-import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from tvm import tirx
 
-from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.files import cache_folder
-from rpc_runtime.private_folder import private_folder
-from tvm_split.compiler.build_cache import content_in, keep_contents, key_of
+from tvm_split.compiler.build_cache import keep_contents, kept_content, key_of
 from tvm_split.compiler.kernel_processes import compiled_objects
 from tvm_split.progress import show_part
 
 MOST_KEPT = 20_000
 """The most objects in the cache: those of some hundred networks, of about ten kilobytes each."""
-
-logger = logging.getLogger(__name__)
 
 
 def default_folder() -> Path:
@@ -48,7 +41,7 @@ def kernel_objects(
         deadline: no kernel but the first is begun after it, in seconds of `time.monotonic`; the result lacks the rest.
     """
     paths = {name: default_folder() / key_of([target], object=name, target=dict(target)) for name in names}
-    objects = {name: kept for name, path in paths.items() if (kept := _kept(path)) is not None} if _is_own() else {}
+    objects = {name: kept for name, path in paths.items() if (kept := kept_content(path)) is not None}
     missing = [name for name in names if name not in objects]
     if missing:
         functions, count = kernels(), len(missing)
@@ -61,25 +54,3 @@ def kernel_objects(
         keep_contents(default_folder(), {paths[name].name: made for name, made in compiled.items()}, MOST_KEPT)
         objects |= compiled
     return objects
-
-
-def _is_own() -> bool:
-    """Whether there is a folder of objects, and no other user can change it."""
-    try:
-        private_folder(default_folder())
-    except (OSError, TvmSplitError) as error:
-        logger.debug("no objects of kernels can be used: %s", error)
-        return False
-    return True
-
-
-def _kept(path: Path) -> bytes | None:
-    """Return an object of the cache, and mark it as used; None if it is missing or was changed."""
-    try:
-        content = content_in(path)
-    except (OSError, ValueError) as error:
-        logger.debug("no object of a kernel can be read: %s", error)
-        return None
-    with contextlib.suppress(OSError):  # in a cache that can only be read
-        os.utime(path)
-    return content

@@ -1,26 +1,24 @@
-"""Compile kernels in several processes: each takes one kernel after the other from a folder, until none is left.
+"""Compile kernels in several processes: each gets one kernel after the other from this one, until none is left.
 
-TVM compiles one kernel at a time in one process, since its functions hold Python's lock. The folder has a file per
-kernel (``NUMBER.waiting``), which a process renames (``NUMBER.taken``) before it compiles it (to ``NUMBER.o``).
+TVM compiles one kernel at a time in one process, since its functions hold Python's lock.
 """
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import tvm
 from tvm import tirx
 
-from rpc_runtime.files import replacing
 from rpc_runtime.hardware import own_cores
 from rpc_runtime.processes import module_environment
-from rpc_runtime.scratch import ScratchFolder
 from tvm_split.compiler.linking import in_memory
 from tvm_split.compiler.targets import tvm_target
 
@@ -31,8 +29,7 @@ MOST_PROCESSES = 8
 LEAST_TIMED = 3
 """The kernels that are compiled before the time for the others is estimated by them."""
 TIMEOUT_SECONDS = 60.0
-"""The longest wait for the last kernel of another process; kernels take tenths of a second."""
-POLL_SECONDS = 0.005
+"""The longest wait for the last kernels of other processes; kernels take tenths of a second."""
 
 
 def compiled_objects(
@@ -44,46 +41,43 @@ def compiled_objects(
     number of finished kernels.
     """
     objects: dict[str, bytes] = {}
+    texts: dict[str, bytes] = {}
+    waiting = list(reversed(kernels))
     most = min(own_cores().count, MOST_PROCESSES) - 1
     built_for, begin = tvm_target(target), time.monotonic()
-    for name, kernel in kernels.items():
-        now, done = time.monotonic(), len(objects)
-        if done and now > deadline:
-            break
-        seconds_left = (now - begin) / done * (len(kernels) - done) if done >= LEAST_TIMED else 0.0
-        others = min(most, int(seconds_left / SECONDS_PER_PROCESS))
-        if others > 0:
-            left = {name: kernel for name, kernel in kernels.items() if name not in objects}
-            return objects | _together(left, target, deadline, others, lambda more: on_kernel(len(objects) + more))
-        on_kernel(done)
-        objects[name] = compiled_object(kernel, built_for)
+
+    def names() -> Iterator[str]:
+        with contextlib.suppress(IndexError):  # another thread may have taken the last one
+            while not objects or time.monotonic() <= deadline:
+                yield waiting.pop()
+
+    def compile_in(process: Connection) -> None:
+        for name in names():
+            try:
+                process.send_bytes(texts[name])
+                objects[name] = process.recv_bytes()
+            except (OSError, EOFError):  # it has ended
+                waiting.append(name)
+                return
+
+    def compile_here() -> Iterator[int]:
+        """Yield the number of other processes that are worth starting, after each kernel."""
+        for name in names():
+            on_kernel(len(objects))
+            objects[name] = compiled_object(kernels[name], built_for)
+            seconds_left = (time.monotonic() - begin) / len(objects) * len(waiting)
+            yield min(most, int(seconds_left / SECONDS_PER_PROCESS)) if len(objects) >= LEAST_TIMED else 0
+
+    with ThreadPoolExecutor(MOST_PROCESSES) as threads, contextlib.ExitStack() as processes:
+        running: list[Future[None]] = []
+        for others in compile_here():
+            if others > 0 and not running:
+                texts.update({name: tvm.ir.save_json(kernels[name]).encode() for name in waiting})
+                started = [processes.enter_context(_process(target)) for _ in range(others)]
+                running = [threads.submit(compile_in, process) for process in started]
+        wait(running, TIMEOUT_SECONDS)
+    list(compile_here())  # what other processes failed to
     return objects
-
-
-def _together(
-    kernels: Mapping[str, tirx.PrimFunc],
-    target: Mapping[str, Any],
-    deadline: float,
-    others: int,
-    on_kernel: Callable[[int], None],
-) -> dict[str, bytes]:
-    """Do what `compiled_objects` does in this process and in ``others`` more."""
-    with ScratchFolder("kernels") as scratch, contextlib.ExitStack() as processes:
-        folder = scratch.path
-        (folder / "target").write_text(json.dumps(dict(target)), encoding="utf-8")
-        names = {f"{number:05}": name for number, name in enumerate(kernels)}
-        for number, name in names.items():
-            (folder / f"{number}.waiting").write_text(tvm.ir.save_json(kernels[name]), encoding="utf-8")
-        started = [processes.enter_context(_process(folder, deadline)) for _ in range(others)]
-        compile_waiting(folder, deadline, on_kernel)
-        end = time.monotonic() + TIMEOUT_SECONDS
-        while unfinished := [path for path in folder.glob("*.taken") if not path.with_suffix(".o").exists()]:
-            if time.monotonic() > end or all(process.poll() is not None for process in started):
-                break
-            time.sleep(POLL_SECONDS)
-        for path in unfinished:
-            path.with_suffix(".o").write_bytes(compiled_object(kernels[names[path.stem]], tvm_target(target)))
-        return {names[path.stem]: path.read_bytes() for path in sorted(folder.glob("*.o"))}
 
 
 def compiled_object(kernel: tirx.PrimFunc, target: tvm.target.Target) -> bytes:
@@ -95,37 +89,23 @@ def compiled_object(kernel: tirx.PrimFunc, target: tvm.target.Target) -> bytes:
         return file.read()
 
 
-def compile_waiting(folder: Path, deadline: float, on_kernel: Callable[[int], None] = lambda done: None) -> None:
-    """Compile the kernels that no process has taken, in the order of their names, until none waits or time is over."""
-    target = tvm_target(json.loads((folder / "target").read_text(encoding="utf-8")))
-    for path in sorted(folder.glob("*.waiting")):
-        done = sum(1 for _ in folder.glob("*.o"))
-        if done and time.monotonic() > deadline:
-            break
-        on_kernel(done)
-        taken = path.with_suffix(".taken")
-        try:
-            path.rename(taken)
-        except FileNotFoundError:
-            continue
-        content = compiled_object(tvm.ir.load_json(taken.read_text(encoding="utf-8")), target)
-        with replacing(path.with_suffix(".o")) as file:
-            file.write(content)
-
-
 @contextlib.contextmanager
-def _process(folder: Path, deadline: float) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a process that compiles what waits in a folder; kill it at the end if it still runs."""
+def _process(target: Mapping[str, Any]) -> Iterator[Connection]:
+    """Yield the connection to a process that answers each kernel with its object; kill it at the end."""
+    ours, theirs = Pipe()
+    command = [sys.executable, "-P", "-m", "tvm_split.compiler.kernel_process", str(theirs.fileno())]
     process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-        [sys.executable, "-P", "-m", "tvm_split.compiler.kernel_process", str(folder), str(deadline), str(os.getpid())],
+        [*command, json.dumps(dict(target))],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=module_environment(),
+        pass_fds=[theirs.fileno()],
         start_new_session=True,
     )
+    theirs.close()
     try:
-        yield process
+        yield ours
     finally:
         process.kill()
         process.wait()

@@ -1,10 +1,10 @@
 """Verify compiled stages before deployment: compare their outputs with the source framework on the same inputs."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +58,7 @@ def verify_bundle(
     error = 0.0
     inputs, expected = compared
     tolerances, names = _tolerances(model), _output_names(model.module)
-    comparison = _Comparison(model, model.reference, plan, inputs, whole)
+    comparison = _Comparison(model, model.reference, inputs, plan.precision, plan, whole)
     unusual = _unusual(model, plan, inputs)
     for program in one_by_one(bundle.program):
         with ScratchFolder("verify") as folder:
@@ -220,29 +220,138 @@ def _runnable_here(plan: Plan, bundle: Bundle, whole: Callable[[], Partition], f
     return replace(bundle, program=replace(bundle.program, stages=tuple(stages)))
 
 
+class DifferingLayer(NamedTuple):
+    """A layer whose values differ from the source's; ``is_tie`` if its indices choose elements of equal value."""
+
+    name: str
+    operator: str
+    gap: Difference
+    is_tie: bool
+
+
+def first_differing_layer(
+    model: Model, reference: Reference, inputs: Sequence[np.ndarray], precision: Precision = "float32"
+) -> DifferingLayer | None:
+    """Find the first layer whose unoptimised values differ from the source's."""
+    return _Imported(model, reference, inputs, precision).first_differing_layer()
+
+
+_CHOOSING = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort"))
+_VIEWS = frozenset(f"relax.{name}" for name in ("astype", "reshape", "squeeze", "strided_slice"))
+
+
+@dataclass(frozen=True)
+class _Imported:
+    """A model's imported operations before any optimisation, to be compared with the values of its source."""
+
+    model: Model
+    reference: Reference
+    inputs: Sequence[np.ndarray]
+    precision: Precision
+
+    @cached_property
+    def values(self) -> dict[str, np.ndarray]:
+        """The inputs and all tensors that the operations compute, by variable. The whole model is built for it."""
+        function = main_function(self.model.module)
+        values: dict[str, relax.Expr] = {}
+
+        def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
+            emit_operations(builder, bindings_of(function), values)
+            return [value for value in values.values() if isinstance(value.ty, relax.TensorType)]
+
+        module = tvm.IRModule({"main": new_function("main", function.params, emit)})
+        # The processor stops at a division by 0, which the source may have guarded.
+        module = relax.transform.LegalizeOps(dict.fromkeys(DIVISIONS, legalize_arithmetic))(module)
+        machine = relax.VirtualMachine(relax.build(module, tvm.target.Target({"kind": "llvm"})), tvm.cpu())
+        results = machine["main"](*[tvm.runtime.tensor(array) for array in self.inputs])
+        tensors = [name for name, value in values.items() if isinstance(value.ty, relax.TensorType)]
+        arrays = dict(zip([parameter.name for parameter in function.params], self.inputs, strict=True))
+        return arrays | {name: result.numpy() for name, result in zip(tensors, results, strict=True)}
+
+    @cached_property
+    def operations(self) -> dict[str, relax.Expr]:
+        return {binding.var.name: binding.value for binding in bindings_of(main_function(self.model.module))}
+
+    @cached_property
+    def tolerances(self) -> dict[str, float]:
+        return _tolerances(self.model)
+
+    def first_differing_layer(self) -> DifferingLayer | None:
+        for name, expected in self.reference.values(self.inputs):
+            if name in self.operations and name in self.values:
+                gap = difference(self.values[name], expected, self.tolerances.get(name), self.precision)
+                if not gap.is_within:
+                    operator = operator_name(self.operations[name]).removeprefix("relax.") or "value"
+                    is_tie = self.is_tie(name, self.values[name], expected)
+                    return DifferingLayer(self.model.layers[name], operator, gap, is_tie)
+        return None
+
+    def is_tie(self, name: str, actual: np.ndarray, expected: np.ndarray) -> bool:
+        """Whether a variable holds indices, and both arrays of them choose elements that are equal within tolerance.
+
+        Rounding decides between such elements, so another order of summation may choose another one.
+        """
+        while operator_name(self.operations.get(name)) in _VIEWS:
+            name = getattr(self.operations[name].args[0], "name", "")
+        if operator_name(self.operations.get(name)) not in _CHOOSING:
+            return False
+        call = self.operations[name]
+        source, axis = getattr(call.args[0], "name", ""), call.attrs.axis
+        data = self.values.get(source)
+        if data is None or axis is None:
+            return False
+
+        def chosen(indices: np.ndarray) -> np.ndarray:
+            return np.take_along_axis(
+                data, indices if indices.ndim == data.ndim else np.expand_dims(indices, int(axis)), int(axis)
+            )
+
+        try:
+            elements, expected_elements = chosen(actual), chosen(expected)
+        except (IndexError, ValueError):  # no indices of these elements
+            return False
+        gap = difference(elements, expected_elements, self.tolerances.get(source), self.precision)
+        return gap.is_within and not np.isnan(expected_elements.astype(np.float64)).any()
+
+    def where_values_differ(self) -> str:
+        """A sentence about the first layer whose imported operations give other values than the source."""
+        part = self.first_differing_layer()
+        if part is None:
+            return (
+                "Each imported layer by itself agrees with the source, so the fault is in an optimisation or a "
+                "schedule: compile with dump_folder= and report the stage"
+            )
+        start = f"The first layer whose values differ is {part.name!r} ({part.operator}): "
+        if part.is_tie:
+            return (
+                f"{start}its indices choose other elements, which have equal values within the tolerance, and later "
+                "layers follow them. Give example_inputs without such ties, or compile with verify=False"
+            )
+        why = "The importer translates it wrongly for these inputs"
+        if self.precision != "float32":
+            why = f"That may be what {self.precision} cannot hold or keeps too little of: try another precision"
+        return f"{start}by {part.gap.largest:.3g}, allowed {part.gap.allowed:.3g}. {why}"
+
+
 _ROUNDED_OTHERWISE = "values on ties are rounded the other way; each rounding by itself is at most one step apart"
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _Comparison(_Imported):
     """A model with inputs for which outputs differ from the source by more than the tolerance."""
 
-    model: Model
-    reference: Reference
     plan: Plan
-    inputs: Sequence[np.ndarray]
     whole: Callable[[], Partition]
 
     def why_right(self, place: int, actual: np.ndarray, expected: np.ndarray) -> str:
         """The reason why rounding alone explains the difference of an output; empty if nothing shows that."""
-        model, name = self.model, _output_names(self.model.module)[place]
-        imported_values = partial(_imported_values, model, self.inputs)
-        if _is_tie(model, imported_values, name, actual, expected, self.plan.precision):
+        name = _output_names(self.model.module)[place]
+        if self.is_tie(name, actual, expected):
             return "its indices choose other elements, which are equal within the tolerance"
-        if self.plan.precision != "float32":
+        if self.precision != "float32":
             return ""
-        if model.tolerance is not None:
-            imported = difference(imported_values()[name], expected, model.tolerance)
+        if self.model.tolerance is not None:
+            imported = difference(self.values[name], expected, self.model.tolerance)
             limit = TIMES_THE_SOURCE * max(imported.largest, imported.allowed)
             is_like_imported = difference(actual, expected).largest <= limit
             return _ROUNDED_OTHERWISE if is_like_imported and not self.wrong_region else ""
@@ -251,10 +360,9 @@ class _Comparison:
         return ""
 
     def where_values_differ(self) -> str:
-        """A sentence about the first layer whose values differ from the source's."""
-        if self.model.tolerance is not None and self.plan.precision == "float32":
+        if self.model.tolerance is not None and self.precision == "float32":
             return self.wrong_region
-        return _where_values_differ(self.model, self.reference, self.inputs, self.plan.precision)
+        return super().where_values_differ()
 
     @cached_property
     def wrong_region(self) -> str:
@@ -277,127 +385,7 @@ class _Comparison:
         return ""
 
 
-def _where_values_differ(model: Model, reference: Reference, inputs: Sequence[np.ndarray], precision: Precision) -> str:
-    """A sentence about the first layer whose imported operations give other values than the source."""
-    part = first_differing_layer(model, reference, inputs, precision)
-    if part is None:
-        return (
-            "Each imported layer by itself agrees with the source, so the fault is in an optimisation or a schedule: "
-            "compile with dump_folder= and report the stage"
-        )
-    layer, operator, gap, is_tie = part
-    if is_tie:
-        return (
-            f"The first layer whose values differ is {layer!r} ({operator}): its indices choose other elements, which "
-            "have equal values within the tolerance, and later layers follow them. Give example_inputs without such "
-            "ties, or compile with verify=False"
-        )
-    why = "The importer translates it wrongly for these inputs"
-    if precision != "float32":
-        why = f"That may be what {precision} cannot hold or keeps too little of: try another precision"
-    return (
-        f"The first layer whose values differ is {layer!r} ({operator}): by {gap.largest:.3g}, allowed "
-        f"{gap.allowed:.3g}. {why}"
-    )
-
-
-class DifferingLayer(NamedTuple):
-    """A layer whose values differ from the source's; ``is_tie`` if its indices choose elements of equal value."""
-
-    name: str
-    operator: str
-    gap: Difference
-    is_tie: bool
-
-
-def first_differing_layer(
-    model: Model, reference: Reference, inputs: Sequence[np.ndarray], precision: Precision = "float32"
-) -> DifferingLayer | None:
-    """Find the first layer whose unoptimised values differ from the source's."""
-    values, operations, tolerances = _imported_values(model, inputs), _operations(model), _tolerances(model)
-    for name, expected in reference.values(inputs):
-        if name in operations and name in values:
-            gap = difference(values[name], expected, tolerances.get(name), precision)
-            if not gap.is_within:
-                operator = operator_name(operations[name]).removeprefix("relax.") or "value"
-                is_tie = _is_tie(model, lambda: values, name, values[name], expected, precision)
-                return DifferingLayer(model.layers[name], operator, gap, is_tie)
-    return None
-
-
-def _imported_values(model: Model, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs and all tensors of the imported operations before any optimisation, by variable."""
-    names, module = _every_value_returned(model)
-    # The processor stops at a division by 0, which the source may have guarded.
-    module = relax.transform.LegalizeOps(dict.fromkeys(DIVISIONS, legalize_arithmetic))(module)
-    machine = relax.VirtualMachine(relax.build(module, tvm.target.Target({"kind": "llvm"})), tvm.cpu())
-    values = machine["main"](*[tvm.runtime.tensor(array) for array in inputs])
-    parameters = [parameter.name for parameter in main_function(model.module).params]
-    return {
-        **dict(zip(parameters, inputs, strict=True)),
-        **{name: value.numpy() for name, value in zip(names, values, strict=True)},
-    }
-
-
-def _operations(model: Model) -> dict[str, relax.Expr]:
-    return {binding.var.name: binding.value for binding in bindings_of(main_function(model.module))}
-
-
-_CHOOSING = frozenset(f"relax.{name}" for name in ("argmax", "argmin", "argsort"))
-_VIEWS = frozenset(f"relax.{name}" for name in ("astype", "reshape", "squeeze", "strided_slice"))
-
-
-def _is_tie(
-    model: Model,
-    imported_values: Callable[[], Mapping[str, np.ndarray]],
-    name: str,
-    actual: np.ndarray,
-    expected: np.ndarray,
-    precision: Precision,
-) -> bool:
-    """Whether a variable holds indices, and both arrays of them choose elements that are equal within the tolerance.
-
-    Rounding decides between such elements, so another order of summation may choose another one. ``imported_values``
-    builds the whole model, and is called for indices only.
-    """
-    operations = _operations(model)
-    while operator_name(operations.get(name)) in _VIEWS:
-        name = getattr(operations[name].args[0], "name", "")
-    if operator_name(operations.get(name)) not in _CHOOSING:
-        return False
-    call = operations[name]
-    data, axis = imported_values().get(getattr(call.args[0], "name", "")), call.attrs.axis
-    if data is None or axis is None:
-        return False
-
-    def chosen(indices: np.ndarray) -> np.ndarray:
-        return np.take_along_axis(
-            data, indices if indices.ndim == data.ndim else np.expand_dims(indices, int(axis)), int(axis)
-        )
-
-    try:
-        elements, expected_elements = chosen(actual), chosen(expected)
-    except (IndexError, ValueError):  # no indices of these elements
-        return False
-    gap = difference(elements, expected_elements, _tolerances(model).get(call.args[0].name), precision)
-    return gap.is_within and not np.isnan(expected_elements.astype(np.float64)).any()
-
-
 def _tolerances(model: Model) -> dict[str, float]:
     """The tolerance of each variable; the model's own tolerance, if it has one, applies to all."""
     tolerances = tolerances_of(main_function(model.module))
     return tolerances if model.tolerance is None else dict.fromkeys(model.layers, model.tolerance)
-
-
-def _every_value_returned(model: Model) -> tuple[list[str], tvm.IRModule]:
-    """Return the names of all tensors that the imported function binds, and a module that returns these tensors."""
-    function = main_function(model.module)
-    values: dict[str, relax.Expr] = {}
-
-    def emit(builder: relax.BlockBuilder) -> list[relax.Expr]:
-        emit_operations(builder, bindings_of(function), values)
-        return [value for value in values.values() if isinstance(value.ty, relax.TensorType)]
-
-    rewritten = new_function("main", function.params, emit)
-    tensors = [name for name, value in values.items() if isinstance(value.ty, relax.TensorType)]
-    return tensors, tvm.IRModule({"main": rewritten})

@@ -169,7 +169,8 @@ def view_of_cluster(shown: ShownProfile, *, details: bool = False) -> View:
 @as_json.register
 def cluster_as_json(shown: ShownProfile) -> dict[str, Any]:
     """Return the profile, and a report for each machine, as JSON values."""
-    return {**asdict(shown.profile), "reports": [asdict(report) for report in shown.reports]}
+    profile = {name: value for name, value in asdict(shown.profile).items() if name != "kept"}  # keys of the cache
+    return {**profile, "reports": [asdict(report) for report in shown.reports]}
 
 
 def _origins(report: MachineReport) -> str:

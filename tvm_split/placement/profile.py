@@ -1,7 +1,7 @@
 """The profile of a model on a cluster: the measurements that the planner needs, independent of how they are made."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -119,7 +119,8 @@ class ClusterProfile:
 
     ``doubts`` are messages about measurements that contradict themselves or each other, although they were repeated.
     ``corrections`` are already included in the pieces' times and the links' speeds. Of machines that are in one of
-    ``shared_cores``, no two compute at the same time on the same core.
+    ``shared_cores``, no two compute at the same time on the same core. ``kept`` are the kept measurements
+    and what identifies the machines, by key: a plan made from this profile holds for one that has all of them.
     """
 
     model: str
@@ -130,6 +131,7 @@ class ClusterProfile:
     doubts: tuple[str, ...] = ()
     corrections: Corrections = Corrections()
     shared_cores: tuple[SharedCores, ...] = ()
+    kept: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
     def measured_at(self) -> float:

@@ -25,6 +25,7 @@ from tvm_split.placement.request import PlanRequest, split_by_position
 from tvm_split.placement.solution import Solution
 from tvm_split.placement.strategy import STRATEGIES
 from tvm_split.planning.codecs import with_codecs
+from tvm_split.planning.kept_plans import keep_plan, kept_plan
 from tvm_split.planning.planner import Planner
 from tvm_split.planning.problem_from_profile import require_known_pins
 from tvm_split.progress import StepProgress, says_progress
@@ -43,6 +44,7 @@ def plan(
     split: SplitLike | None = None,
     *,
     request: PlanRequest | None = None,
+    reuse: bool = False,
     described: Mapping[str, WorkerDescription] | None = None,
     on_progress: StepProgress | None = None,
     on_problem: Callable[[Problem], None] | None = None,
@@ -59,6 +61,9 @@ def plan(
         cluster: the machines, a session of their workers, or a location as for `Cluster.at`, such as a cluster file.
         split: layers by machine, or a list of layers for each machine, in the cluster's order.
         request: how to plan; ``fields`` are fields of a `PlanRequest` that change it or create one.
+        reuse: return the plan that was made from measurements before, if model, machines, links, request and the known
+            measurements are unchanged. Otherwise, or with ``refresh``, planning again times kernels that were only
+            estimated.
         described: descriptions of the workers, by machine, if they have been asked already.
         on_progress: called with the current step, the number of steps done and the number of all steps; by default they
             are shown on stderr.
@@ -88,6 +93,8 @@ def plan(
         placed, origin = _stages_without_search(planner, searches=on_problem is not None)
         solution = None
         if not placed:
+            if reuse and on_problem is None and (kept := kept_plan(planner)) is not None:
+                return kept
             problem = planner.problem  # measures
             if on_problem is not None:
                 on_problem(problem)
@@ -97,7 +104,10 @@ def plan(
         elif request.is_by_hand and (request.predict or request.profile is not None):
             planner = Planner(planner.model, workers, request.searched(stages=None), described, on_progress)
             solution = planner.by_hand(placed)
-        return finished(planner, source, request, solution.stages if solution else placed, origin, solution)
+        made = finished(planner, source, request, solution.stages if solution else placed, origin, solution)
+        if not placed:
+            keep_plan(planner, made)
+        return made
 
 
 def request_for(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from rpc_runtime.client.worker_client import WorkerDescription
 from tvm_split.cluster.cluster import Workers
@@ -45,7 +46,8 @@ WHOLE_LAYERS_SHARE = 0.4
 class Planner:
     """Plans a model by a request. Nothing is measured before `profile`, or a member that uses it, is accessed.
 
-    ``described`` are the descriptions of the workers that have answered, by machine.
+    ``described`` are the descriptions of the workers that have answered, by machine. ``measures`` says whether the
+    profile is measured, neither given nor estimated.
     """
 
     def __init__(
@@ -59,22 +61,25 @@ class Planner:
         self.model, self.workers, self.request = model, workers, request
         self.described, self.on_progress = described or {}, on_progress
         self._started = time.monotonic()
-        self._measures = request.profile is None and not (request.estimate or workers.launcher.in_process)
+        self.measures = request.profile is None and not (request.estimate or workers.launcher.in_process)
 
     @cached_property
     def profile(self) -> ClusterProfile:
         """The request's profile, or a measured or estimated one; raises as `tvm_split.planning.plan.plan`."""
         profile, request = self.request.profile, self.request
-        if profile is None and self._measures:
-            profile, _ = profile_model(
-                self.model,
-                self.workers,
-                database=request.database,
-                refresh=request.refresh,
-                deadline=self._started + MEASURING_SHARE * request.time_limit_seconds,
-                on_progress=self.on_progress,
-            )
+        if self.measures:
+            deadline = self._started + MEASURING_SHARE * request.time_limit_seconds
+            profile = self._profiled(refresh=request.refresh, deadline=deadline)
         return with_identical_averaged(profile or estimated_profile(self.model.description, self.workers))
+
+    @property
+    def known_profile(self) -> ClusterProfile:
+        """The profile from kernels that were timed before; the others are estimated. Errors as of `profile_model`."""
+        return self._profiled(measures=False)
+
+    def _profiled(self, **how: Any) -> ClusterProfile:
+        request, on_progress = self.request, self.on_progress
+        return profile_model(self.model, self.workers, database=request.database, on_progress=on_progress, **how)[0]
 
     @property
     def origin(self) -> str:
@@ -97,7 +102,7 @@ class Planner:
 
     @cached_property
     def sharding(self) -> ShardSearch:
-        workers = self.workers if self._measures else None
+        workers = self.workers if self.measures else None
         return ShardSearch(
             self.model, self.profile, self.problem, self.request, self.plan_of, workers, self.on_progress
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tvm_split.profiling.kernel_timing import DEFAULT_TIMEOUT_SECONDS, time_kern
 from tvm_split.profiling.kernels import KernelCall, TargetCode, shared_weight_bytes, target_code
 from tvm_split.profiling.link_probing import probe_links
 from tvm_split.profiling.machine_times import CallSeconds, MachineTimes
-from tvm_split.profiling.store import default_folder
+from tvm_split.profiling.store import default_folder, entry_key
 from tvm_split.progress import StepProgress, Steps
 from tvm_split.units import Shown
 
@@ -38,6 +38,7 @@ def profile_model(
     *,
     database: str | Path | None = None,
     refresh: bool = False,
+    measures: bool = True,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     deadline: float = math.inf,
     on_progress: StepProgress | None = None,
@@ -45,6 +46,7 @@ def profile_model(
     """Measure the pieces of a model on every machine, then the links, with the tensor sizes of this model's cuts.
 
     Arguments and errors are those of `time_kernels` and `probe_links`; ``database`` is the folder of tuned kernels.
+    Links that are not known are measured in any case.
     """
     with cluster.start() as workers:
         how: dict[str, Any] = {
@@ -53,11 +55,12 @@ def profile_model(
             "timeout_seconds": timeout_seconds,
             "on_progress": on_progress,
         }
-        profile, reports = measured_pieces(model, workers, database, deadline=deadline, **how)
+        profile, reports = measured_pieces(model, workers, database, measures=measures, deadline=deadline, **how)
         edges = piece_edges(model.graph, [piece.layers for piece in profile.pieces])
         probe = probe_links(workers, sorted({int(edge.bytes) for edge in edges}), **how)
     machines = tuple(replace(machine, streaming=probe.streaming[machine.machine]) for machine in profile.machines)
-    return replace(profile, machines=machines, links=probe.links), reports
+    links = entry_key(links=[asdict(replace(link, measured_at=0.0)) for link in probe.links])
+    return replace(profile, machines=machines, links=probe.links, kept={**profile.kept, "links": links}), reports
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,17 @@ def measured_pieces(model: Model, cluster: Cluster, database: str | Path | None 
     pieces = pieces_of(model.graph, [call.kernel.layers for code in codes.values() for call in code.calls])
     calls = {key: _calls_of_pieces(pieces, code) for key, code in codes.items()}
     seconds = [CallSeconds(machine_times) for machine_times in times]
+    shared = shared_cores(
+        cluster,
+        {
+            machine_times.machine.name: replace(machine_times.machine.cores, host=machine_times.machine.host)
+            for machine_times in times
+        },
+    )
+    kept: dict[str, float | str] = {"shared_cores": entry_key(shared_cores=[asdict(group) for group in shared])}
+    for one in times:
+        kept[one.name] = entry_key(identity=dict(one.machine.identity), cores=one.machine.cores.count)
+        kept.update({f"{one.name} {key}": kept_seconds for key, kept_seconds in one.kept.items()})
     profile = ClusterProfile(
         model=model.name,
         model_digest=model.graph_digest,
@@ -111,13 +125,8 @@ def measured_pieces(model: Model, cluster: Cluster, database: str | Path | None 
         ),
         links=(),
         doubts=tuple(filter(None, dict.fromkeys((*(one.doubt for one in times), *(one.estimates for one in seconds))))),
-        shared_cores=shared_cores(
-            cluster,
-            {
-                machine_times.machine.name: replace(machine_times.machine.cores, host=machine_times.machine.host)
-                for machine_times in times
-            },
-        ),
+        shared_cores=shared,
+        kept=kept,
     )
     return profile, tuple(_report(machine_times) for machine_times in times)
 

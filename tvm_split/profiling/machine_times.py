@@ -49,7 +49,8 @@ class MachineTimes:
     """Known times of one machine by digest, alone and under contention, and why others are unknown.
 
     Contention is with ``companions``; a machine without any is always alone. The times alone include those of the
-    kernels of ``peaks``; a GPU has none. ``late`` are kernels that were not compiled in time.
+    kernels of ``peaks``; a GPU has none. ``late`` are kernels that were not compiled in time. ``is_outdated`` says that
+    a check has found other times than the cached ones.
     """
 
     machine: MachineFacts
@@ -61,6 +62,7 @@ class MachineTimes:
     measured: set[str] = field(default_factory=set)
     doubt: str = ""
     late: frozenset[str] = frozenset()
+    is_outdated: bool = False
     _times: dict[tuple[str, ...], dict[str, CachedTime]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +89,15 @@ class MachineTimes:
                     times[digest] = cached
 
     @property
+    def kept(self) -> dict[str, float]:
+        """Seconds by key that the cache has; none if they are outdated and were not measured again."""
+        if self.is_outdated and not self.measured:
+            return {}
+        digests = (*self.code.distinct, *self.peaks.distinct)
+        keys = [self._key(digest, companions) for companions in self._times for digest in digests]
+        return {key: kept.seconds for key in keys if (kept := self.cache.get(key, _CACHED_TIME)) is not None}
+
+    @property
     def checked_kernel(self) -> str | None:
         """Digest of the kernel with the longest cached time, to be measured again as a check of the cache; or None."""
         return max(self.alone.keys() & self.timeable, key=lambda digest: self.alone[digest].seconds, default=None)
@@ -97,7 +108,8 @@ class MachineTimes:
         return bool(now.error) or cached_seconds / CHANGED <= now.seconds <= cached_seconds * CHANGED
 
     def forget(self) -> None:
-        """Discard all known times of the code's kernels."""
+        """Discard all known times of the code's kernels, which are outdated."""
+        self.is_outdated = True
         for times in self._times.values():
             for digest in times.keys() - self.peaks.distinct.keys():
                 del times[digest]
@@ -264,7 +276,7 @@ class CallSeconds:
         kernels = f"{len({call.digest for call in untimed})} of {count_text(len(code.distinct), 'kernel')}"
         return (
             f"{kernels} were not timed on {self._times.name}, {share:.1%} of its time; they are estimated by others of "
-            f"their kind, with an error of {error:.0%}: plan again, which times more of them, or raise the time limit"
+            f"their kind, with an error of {error:.0%}: `tvm-split plan`, or --refresh, times more of them"
         )
 
 

@@ -20,17 +20,17 @@ from rpc_runtime.files import (
     CACHE_VARIABLE,
     LOCK_SECONDS,
     cache_folder,
-    file_bytes,
     locked,
     reason_and_remedy,
     replacing,
     tidy,
 )
 from rpc_runtime.private_folder import private_folder
+from tvm_split.compiler.build_cache import content_in, sealed
 from tvm_split.errors import CacheWarning
 
-FORMAT = "tvm-split measurements"
-VERSION = 4
+VERSION = 5
+"""Of the form of the files; those of other versions have other names."""
 
 Measurement = TypeVar("Measurement")
 
@@ -63,7 +63,7 @@ class Store:
         if folder is not None and not _was_locked(folder):
             try:
                 private_folder(folder)
-                self.path = folder / f"{entry_key(**subject)[:32]}.json"
+                self.path = folder / f"{entry_key(version=VERSION, subject=dict(subject))[:32]}.json"
             except OSError as error:
                 self._warn_not_cached(folder, error)
         self._subject = dict(subject)
@@ -95,10 +95,8 @@ class Store:
             private_folder(folder)
             tidy(folder)
             with locked(folder / "lock", self._lock_seconds), replacing(self.path) as file:
-                entries = dict(sorted({**self._read(), **added}.items()))
-                kept = {"subject": self._subject, "entries": entries}
-                content = {"format": FORMAT, "version": VERSION, **kept, "digest": entry_key(**kept)}
-                file.write(json.dumps(content, indent=1).encode())
+                kept = {"subject": self._subject, "entries": {**self._read(), **added}}
+                file.write(sealed(self.path.name, json.dumps(kept, indent=1, sort_keys=True).encode()))
         except OSError as error:
             if isinstance(error, TimeoutError):
                 _locked_until[folder] = time.monotonic() + LOCKED_SECONDS
@@ -109,16 +107,14 @@ class Store:
         if self.path is None:
             return {}
         try:
-            content = json.loads(file_bytes(self.path))
-            if (content["format"], content["version"]) == (FORMAT, VERSION):
-                return _entries(content, self._subject)
+            return {**json.loads(content_in(self.path))["entries"]}
         except FileNotFoundError:
             pass
         except OSError as error:
             self._warn_not_cached(self.path.parent, error)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             self._warn_damaged(str(error))
-        return {}  # the file of another version is overwritten
+        return {}
 
     def _warn_not_cached(self, folder: Path, error: OSError) -> None:
         _warn(folder, f"measurements are not kept in {folder} {reason_and_remedy(error, f'${CACHE_VARIABLE}')}")
@@ -126,13 +122,6 @@ class Store:
     def _warn_damaged(self, problem: str) -> None:
         if self.path is not None:
             _warn(self.path, f"{self.path} is damaged ({problem}): what it holds is measured again")
-
-
-def _entries(content: Mapping[str, Any], subject: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries in a file's content; raise a ValueError unless they were written so, for this subject."""
-    if content["digest"] != entry_key(subject=dict(subject), entries=content["entries"]):
-        raise ValueError("it was changed, or is another machine's")
-    return {**content["entries"]}
 
 
 def _warn(path: Path, text: str) -> None:
@@ -161,9 +150,9 @@ def store_files(folder: Path) -> tuple[StoreFile, ...]:
 
 
 def _store_file(path: Path) -> StoreFile:
-    kept, subject, moments = b"", dict[str, Any](), list[float]()
+    size_bytes, subject, moments = 0, dict[str, Any](), list[float]()
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        content = json.loads(kept := file_bytes(path))
-        entries = _entries(content, content["subject"])
-        subject, moments = {**content["subject"]}, [float(entry["measured_at"]) for entry in entries.values()]
-    return StoreFile(path, len(kept), subject, moments)
+        size_bytes = path.stat().st_size
+        content = json.loads(content_in(path))
+        subject, moments = content["subject"], [float(entry["measured_at"]) for entry in content["entries"].values()]
+    return StoreFile(path, size_bytes, subject, moments)

@@ -6,6 +6,7 @@ import math
 import shutil
 import subprocess
 import sys
+from multiprocessing import Pipe
 from pathlib import Path
 
 import numpy as np
@@ -115,13 +116,28 @@ def test_processes_compile_the_same_objects(monkeypatch: pytest.MonkeyPatch) -> 
     assert compiled_objects(kernels, target, 0.0, shown.append).items() < alone.items()
 
 
-def test_a_process_whose_starter_was_killed_compiles_nothing(tmp_path: Path) -> None:
-    (tmp_path / "target").write_text(json.dumps(dict(host_target(1))))
-    (tmp_path / "00000.waiting").touch()
-    no_process = str(2**22 + 1)  # above the largest number of a process in Linux
-    command = [sys.executable, "-m", "tvm_split.compiler.kernel_process", str(tmp_path), "inf", no_process]
-    assert subprocess.run(command, check=False, timeout=PATIENCE_SECONDS).returncode == 0
-    assert [path.name for path in tmp_path.glob("0*")] == ["00000.waiting"]
+def test_a_process_whose_starter_was_killed_ends() -> None:
+    ours, theirs = Pipe()
+    number = theirs.fileno()
+    command = [sys.executable, "-m", "tvm_split.compiler.kernel_process", str(number), json.dumps(dict(host_target(1)))]
+    process = subprocess.Popen(command, pass_fds=[number])
+    theirs.close()
+    ours.close()  # as the system does for a killed process
+    assert process.wait(PATIENCE_SECONDS) == 0
+
+
+@pytest.mark.parametrize("code", ["", "import time; time.sleep(3600)"], ids=["ends", "hangs"])
+def test_a_process_that_ends_or_hangs_costs_only_time(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = host_target(1)
+    functions = target_code(model_of(8, 16, 24), target, None).functions()
+    kernels = {name: kernel.with_attr("global_symbol", name) for name, kernel in functions.items()}
+    alone = compiled_objects(kernels, target, math.inf, lambda done: None)
+    for name, value in {"LEAST_TIMED": 1, "SECONDS_PER_PROCESS": 1e-9, "TIMEOUT_SECONDS": 0.1}.items():
+        monkeypatch.setattr(kernel_processes, name, value)
+    start = subprocess.Popen
+    other = [sys.executable, "-c", code]
+    monkeypatch.setattr(kernel_processes.subprocess, "Popen", lambda command, **how: start(other, **how))
+    assert compiled_objects(kernels, target, math.inf, lambda done: None) == alone
 
 
 def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
