@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import BlobError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingOwner, overlapping_transfers
 from rpc_runtime.execution.executor import StageExecutor
@@ -162,9 +162,14 @@ class LoadedProgram:
                     "caller's time was over"
                 )
             self._check_open()
-            library = self._store.read(stage.library)
-            self._trials.stage(stage, deadline, caller_waits)
-            stages.append(LoadedStage(stage, library, self._store.read, self._cache, *overlap))
+            try:
+                library = self._store.read(stage.library)
+                self._trials.stage(stage, deadline, caller_waits)
+                stages.append(LoadedStage(stage, library, self._store.read, self._cache, *overlap))
+            except BlobError:
+                self._store.remove_changed(blob for stage in program.stages for blob in stage.blobs)
+                self._program = None  # the caller sends what is missing, and loads again
+                raise
         with self._lock:
             self._check_open_locked()
             self._stages, self._transfers, self._link_secrets = stages, transfers, link_secrets
