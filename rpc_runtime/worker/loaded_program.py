@@ -40,7 +40,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.messages import checked_about, hello_of
 from rpc_runtime.wire.text import MAXIMUM_LETTERS
 from rpc_runtime.worker.library_trials import LibraryTrials
-from rpc_runtime.worker.memory import free_on_device, require_room, trim_heap
+from rpc_runtime.worker.memory import free_on_device, give_back, require_room
 
 logger = logging.getLogger(__name__)
 
@@ -383,8 +383,8 @@ class LoadedProgram:
 
         Idempotent. Frees the rest if a part fails, as every call to a failed GPU does; the first error is logged.
         """
-        error = self._end_all(keeps_weights)
-        trim_heap()  # no variable refers to the stages any more, even if their thread failed to free them
+        # Once `_end_all` has returned, no variable refers to the stages, even if their thread failed to free them.
+        error = next(filter(None, (self._end_all(keeps_weights), give_back())), None)
         if error is not None:
             logger.error("deployment %s: freeing it failed: %s", self.identifier[:8], error)
 
