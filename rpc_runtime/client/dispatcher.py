@@ -112,6 +112,11 @@ class Dispatcher:
         links = self._links
         return self._completed + (0 if links is None else links.results.taken)
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether something was fed and has no result."""
+        return bool(self._in_flight or self._replay)
+
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Queue one micro-batch; return a future for its outputs, which can be cancelled until the micro-batch is fed.
 
