@@ -301,6 +301,7 @@ class Dispatcher:
     def _results_of(self, stream: Stream) -> Iterator[Outputs]:
         """Yield the results of a stream until its end."""
         while True:
+            self.own_process.require()
             with self.lock:
                 was_held = stream.is_held
                 taken = stream.take_locked()
