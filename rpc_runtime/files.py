@@ -16,6 +16,9 @@ from platformdirs import PlatformDirs
 from rpc_runtime.errors import InputError
 
 CACHE_VARIABLE = "TVM_SPLIT_CACHE"
+NO_HOME = "Could not determine home directory."
+"""The text of Python's RuntimeError for a user without a home, which importing TVM raises too."""
+SET_HOME = "set HOME to a folder of this user, where TVM and other libraries keep files"
 WRITING = ".writing-"
 """Prefix of the names of files that are being written."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

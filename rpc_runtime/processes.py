@@ -112,7 +112,7 @@ def start_child(module: str, *arguments: str, pass_fds: Sequence[int] = ()) -> s
 
     The module must end when its input ends, and then never outlives this process.
     """
-    return subprocess.Popen(  # noqa: S603 (our own interpreter and module)
+    child = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
         [*module_command(module), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -121,6 +121,13 @@ def start_child(module: str, *arguments: str, pass_fds: Sequence[int] = ()) -> s
         pass_fds=pass_fds,
         start_new_session=True,
     )
+    reap(child)
+    return child
+
+
+def reap(child: subprocess.Popen[bytes]) -> None:
+    """Wait for a child in a thread of its own, so that none stays a zombie until somebody asks for its exit code."""
+    threading.Thread(target=child.wait, name="reap", daemon=True).start()
 
 
 def end_child(child: subprocess.Popen[bytes], timeout_seconds: float) -> None:

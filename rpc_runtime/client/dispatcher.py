@@ -112,6 +112,11 @@ class Dispatcher:
         links = self._links
         return self._completed + (0 if links is None else links.results.taken)
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether something was fed and has no result."""
+        return bool(self._in_flight or self._replay)
+
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Queue one micro-batch; return a future for its outputs, which can be cancelled until the micro-batch is fed.
 
@@ -296,6 +301,7 @@ class Dispatcher:
     def _results_of(self, stream: Stream) -> Iterator[Outputs]:
         """Yield the results of a stream until its end."""
         while True:
+            self.own_process.require()
             with self.lock:
                 was_held = stream.is_held
                 taken = stream.take_locked()

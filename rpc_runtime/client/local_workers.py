@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rpc_runtime.errors import DeadlineError, InputError, WorkerUnavailableError
 from rpc_runtime.hardware import own_cores
-from rpc_runtime.processes import Closing, OwnProcess, before_end, cleared, module_command, module_environment
+from rpc_runtime.processes import Closing, OwnProcess, before_end, cleared, module_command, module_environment, reap
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.wire.addresses import Address
@@ -152,7 +152,7 @@ class LocalWorkers(Closing):
         if cores:
             command += ["--cores", ",".join(map(str, cores))]
         with self._log(name).open("wb") as log:
-            return subprocess.Popen(  # noqa: S603 (our own interpreter and module)
+            process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
                 command,
                 stdin=subprocess.PIPE,  # its end tells the worker that this process has ended, for whatever reason
                 stdout=subprocess.PIPE,
@@ -160,6 +160,8 @@ class LocalWorkers(Closing):
                 env=module_environment(**{**self._environment, TOKEN_VARIABLE: self._token}),
                 start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which ends the workers
             )
+        reap(process)
+        return process
 
     def _await_ready(self, name: str, deadline: float) -> None:
         process = self._processes[name]

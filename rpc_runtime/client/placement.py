@@ -8,6 +8,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -141,17 +142,19 @@ class Placement:
 
         def load(machine: str) -> int:
             def progress(sent: int, total: int) -> None:
+                self.links.moved()
                 if options.on_transfer is not None:
                     with progress_lock:
                         options.on_transfer(machine, sent, total)
 
             client = self.clients[machine]
             blobs = [blob for stage in self.program.stages_on(machine) for blob in stage.blobs]
-            sent = client.send_blobs(blobs, options.blob_path, options.timeout_seconds, progress)
+            secrets = {link: secret for link, secret in self.link_secrets.items() if machine in link}
+            step = partial(client.load, self.program, secrets, options.timeout_seconds)
+            sent, weights = client.with_blobs(blobs, options.blob_path, options.timeout_seconds, step, progress)
             with progress_lock:
                 self.blob_bytes_sent += sent
-            secrets = {link: secret for link, secret in self.link_secrets.items() if machine in link}
-            return client.load(self.program, secrets, options.timeout_seconds)
+            return weights
 
         return self.on_every_machine(load)
 

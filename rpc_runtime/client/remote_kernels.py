@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from rpc_runtime.client.watch import WorkerWatch
@@ -37,8 +38,8 @@ class RemoteKernels(Closing):
         """Send the library if it is missing, and load the kernels; return the bytes allocated for their arguments."""
         seconds = self._timeout_seconds
         with self._explained():
-            self._connection.send_blobs([kernels.library], blob_path, seconds, lambda sent, total: None)
-            return self._connection.load_kernels(kernels, seconds)
+            load = partial(self._connection.load_kernels, kernels, seconds)
+            return self._connection.with_blobs([kernels.library], blob_path, seconds, load)[1]
 
     def measure(self, effort: TimingEffort) -> tuple[KernelTime, ...]:
         """Return the time of each loaded kernel, in order."""

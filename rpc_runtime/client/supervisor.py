@@ -171,7 +171,7 @@ class Supervisor:
         """Raise an error if failures follow each other without a result: an input may end each worker that gets it."""
         count, results = self._since_result
         completed = self._dispatcher.completed
-        count = count + 1 if completed == results else 1
+        count = (count if completed == results else 0) + self._dispatcher.is_computing
         self._since_result = count, completed
         if count > MOST_ATTEMPTS:
             raise WorkerUnavailableError(

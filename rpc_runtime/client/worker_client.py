@@ -5,7 +5,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -302,6 +302,27 @@ class WorkerClient:
         if problems:
             raise problems[0]
         return total
+
+    def with_blobs(
+        self,
+        blobs: Collection[BlobSpec],
+        blob_path: Callable[[str], Path],
+        timeout_seconds: float,
+        load: Callable[[], int],
+        on_progress: Callable[[int, int], None] = lambda sent, total: None,
+    ) -> tuple[int, int]:
+        """Send blobs as `send_blobs`, then ``load``; return the bytes sent and what ``load`` returns.
+
+        Only when it loads does a worker see that its file of a blob has changed. The blob is then sent again.
+        """
+        sent = self.send_blobs(blobs, blob_path, timeout_seconds, on_progress)
+        try:
+            return sent, load()
+        except BlobError:
+            again = self.send_blobs(blobs, blob_path, timeout_seconds, on_progress)
+            if not again:
+                raise
+            return sent + again, load()
 
     def load(self, program: Program, link_secrets: Mapping[tuple[str, str], bytes], timeout_seconds: float) -> int:
         """Load the worker's stages of a program; return the total bytes of their weights.

@@ -126,6 +126,12 @@ class BlobStore:
             os.utime(path)
         return content
 
+    def remove_changed(self, blobs: Iterable[BlobSpec]) -> None:
+        """Remove the blobs whose content has changed, so that they are missing."""
+        for blob in blobs:
+            with contextlib.suppress(BlobError):
+                self.read(blob)
+
     def close(self) -> None:
         """Release all pins; the blobs stay in the folder."""
         with self._mutex, contextlib.suppress(OSError):

@@ -2,7 +2,8 @@
 
 That process runs `main` of this module. It imports TVM's runtime once and has only one thread, so that it can fork:
 each trial runs in a child. Requests are lines of JSON on standard input, one at a time; each is answered by a line with
-an exit code. The process ends when its input ends, or after `IDLE_SECONDS` without a request.
+an exit code. The process ends when its input ends, or after `IDLE_SECONDS` without a request while the worker has no
+deployment: one that recovers from a failure should not wait for its start.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import gc
 import hashlib
 import json
 import mmap
+import os
 import select
 import signal
 import subprocess
@@ -57,6 +59,13 @@ class LibraryTrials:
         self._process: subprocess.Popen[bytes] | None = None
         self._problems: dict[str, str] = {}  # empty text: the library passed
         self._closed = False
+        self._kept = os.memfd_create("kept")
+        """A file that the process has too; its only byte says whether the process is kept."""
+        self.keep(False)
+
+    def keep(self, is_kept: bool) -> None:
+        """Say whether the process stays while it is idle."""
+        os.pwrite(self._kept, bytes([is_kept]), 0)
 
     def prepare(self) -> None:
         """Start the process that tries out libraries, so that the first trial does not wait for it."""
@@ -134,7 +143,7 @@ class LibraryTrials:
         if self._closed:
             raise WorkerError("this worker is ending")
         if self._process is None or self._process.poll() is not None:
-            self._process = start_child("worker.library_trials")
+            self._process = start_child("worker.library_trials", str(self._kept), pass_fds=(self._kept,))
         return self._process
 
 
@@ -175,8 +184,12 @@ def _problem(code: int, seconds: float) -> str:
 def main() -> None:
     answers = take_stdout()  # a library's own output must not mix with answers
     load_runtime()  # once, for all children
-    while select.select([0], [], [], IDLE_SECONDS)[0] and (line := sys.stdin.buffer.readline()):
-        print(_trial(json.loads(line)), file=answers, flush=True)
+    kept = int(sys.argv[1])
+    while (is_asked := select.select([0], [], [], IDLE_SECONDS)[0]) or any(os.pread(kept, 1, 0)):
+        if is_asked:
+            if not (line := sys.stdin.buffer.readline()):
+                return
+            print(_trial(json.loads(line)), file=answers, flush=True)
 
 
 def _trial(request: dict[str, Any]) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.errors import BlobError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.execution.device_transfers import DeviceTransfers, UploadingOwner, overlapping_transfers
 from rpc_runtime.execution.executor import StageExecutor
@@ -40,7 +40,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.messages import checked_about, hello_of
 from rpc_runtime.wire.text import MAXIMUM_LETTERS
 from rpc_runtime.worker.library_trials import LibraryTrials
-from rpc_runtime.worker.memory import free_on_device, require_room, trim_heap
+from rpc_runtime.worker.memory import free_on_device, give_back, require_room
 
 logger = logging.getLogger(__name__)
 
@@ -162,9 +162,14 @@ class LoadedProgram:
                     "caller's time was over"
                 )
             self._check_open()
-            library = self._store.read(stage.library)
-            self._trials.stage(stage, deadline, caller_waits)
-            stages.append(LoadedStage(stage, library, self._store.read, self._cache, *overlap))
+            try:
+                library = self._store.read(stage.library)
+                self._trials.stage(stage, deadline, caller_waits)
+                stages.append(LoadedStage(stage, library, self._store.read, self._cache, *overlap))
+            except BlobError:
+                self._store.remove_changed(blob for stage in program.stages for blob in stage.blobs)
+                self._program = None  # the caller sends what is missing, and loads again
+                raise
         with self._lock:
             self._check_open_locked()
             self._stages, self._transfers, self._link_secrets = stages, transfers, link_secrets
@@ -378,8 +383,8 @@ class LoadedProgram:
 
         Idempotent. Frees the rest if a part fails, as every call to a failed GPU does; the first error is logged.
         """
-        error = self._end_all(keeps_weights)
-        trim_heap()  # no variable refers to the stages any more, even if their thread failed to free them
+        # Once `_end_all` has returned, no variable refers to the stages, even if their thread failed to free them.
+        error = next(filter(None, (self._end_all(keeps_weights), give_back())), None)
         if error is not None:
             logger.error("deployment %s: freeing it failed: %s", self.identifier[:8], error)
 

@@ -2,10 +2,12 @@
 
 import contextlib
 import ctypes
+import gc
 import heapq
 
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.cuda_runtime import free_device_bytes, load_cuda
+from rpc_runtime.processes import do_all
 from rpc_runtime.program.routes import MachineProgram
 from rpc_runtime.program.specs import weight_bytes
 
@@ -55,17 +57,25 @@ def free_on_device(program: MachineProgram) -> int:
 def keep_heap() -> None:
     """Make glibc keep the memory of large messages: returning it after each message causes page faults.
 
-    Each arena then keeps memory that `trim_heap` cannot return, so all threads share two arenas. Call this before
-    threads start.
+    All threads share the main arena: the others keep up to 64 MiB each that `give_back` cannot return. Sharing costs no
+    processor time, since most threads hold Python's lock. Call this before threads start.
     """
     with contextlib.suppress(AttributeError, OSError):  # another C library
         allocator = ctypes.CDLL(None)
         allocator.mallopt(M_MMAP_THRESHOLD, 64 << 20)
         allocator.mallopt(M_TRIM_THRESHOLD, 256 << 20)
-        allocator.mallopt(M_ARENA_MAX, 2)
+        allocator.mallopt(M_ARENA_MAX, 1)
 
 
-def trim_heap() -> None:
-    """Make glibc return all free heap memory to the system, such as the weights of an ended program."""
+def give_back() -> Exception | None:
+    """Make Python, TVM and glibc return all free memory to the system, such as the weights of an ended program.
+
+    TVM keeps the outputs of stages for later outputs of the same size. Returns its error if a GPU has failed.
+    """
+    import tvm_ffi
+
+    gc.collect()  # links and executors refer to each other
+    error = do_all([tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")])
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+    return error

@@ -7,6 +7,7 @@ loopback, the worker makes one itself) or by a certificate, unless ``--insecure`
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -221,6 +222,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
             require_answer(address, has_tls=config.tls is not None)
             registration = until_end.enter_context(_registered(config, name, address, service))
             service.prepare()
+            gc.freeze()  # what is there stays; collections, as after each deployment, need not look at it
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
             _wait_for_end(signalled, config)
     finally:

@@ -96,6 +96,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
     def _drop(self, identifier: str) -> None:
         with self._lock:
             program = self._programs.pop(identifier, None)
+            self._trials.keep(self.is_busy())
         if program is not None:
             program.close()
             self.on_change()
@@ -123,6 +124,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
             config = self._config
             program = LoadedProgram(request, self._blobs, self._trials, self._weights, config.timeouts, config.threads)
             self._programs[name] = program
+            self._trials.keep(True)
         self.on_change()
         try:
             if not context.add_callback(program.stop_waiting):

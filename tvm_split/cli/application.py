@@ -34,7 +34,7 @@ from typer.core import TyperCommand, TyperGroup
 import tvm_split
 from rpc_runtime import DEBUG_VARIABLE, is_debugging
 from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.files import FULL
+from rpc_runtime.files import FULL, NO_HOME, SET_HOME
 from rpc_runtime.processes import clear_away, take_stdout
 from rpc_runtime.registry import PluginWarning, Registry
 from tvm_split.cli.options import has_hidden, with_groups
@@ -198,6 +198,10 @@ class Commands(TyperGroup):
             _end_with(error, _usage_text(error), wrong_use=True)
         except TvmSplitError as error:
             _end_with(error, str(error), wrong_use=isinstance(error, ValueError) and not isinstance(error, NoPlanError))
+        except RuntimeError as error:
+            if str(error) != NO_HOME:
+                raise
+            _end_with(error, f"this user has no home: {SET_HOME}", wrong_use=True)
         except BrokenPipeError:
             raise  # the reader of the output has gone; typer ends without a message
         except OSError as error:
@@ -266,7 +270,8 @@ def _usage_text(error: Any) -> str:
 def _os_error_text(error: OSError) -> str:
     if error.filename is None:
         return f"the result cannot be written: {error.strerror}; make room, or write it elsewhere"
-    return f"{error.filename}: {error.strerror}"
+    remedy = "; repair its owner or mode (chown, chmod), or name another one" * isinstance(error, PermissionError)
+    return f"{error.filename}: {error.strerror}{remedy}"
 
 
 app = typer.Typer(

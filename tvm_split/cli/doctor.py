@@ -9,6 +9,7 @@ import typer
 from packaging.requirements import Requirement
 
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.files import NO_HOME, SET_HOME
 from rpc_runtime.hardware import available_memory_bytes, cpu_features, own_cores, total_memory_bytes
 from rpc_runtime.option import option
 from rpc_runtime.program.routes import CLIENT
@@ -84,7 +85,7 @@ def _guarded(check: Callable[[], Finding]) -> Finding:
         name = check.__name__.strip("_")
         if isinstance(error, TvmSplitError):
             return _finding(name, Level.PROBLEM, str(error))
-        advice = "in a checkout of tvm-split: pip install --force-reinstall ."
+        advice = SET_HOME if str(error) == NO_HOME else "in a checkout of tvm-split: pip install --force-reinstall ."
         return _finding(name, Level.PROBLEM, f"{type(error).__name__}: {error}", advice)
 
 

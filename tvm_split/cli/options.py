@@ -22,6 +22,10 @@ SIMPLE = {int, float, bool, str, Path, type(None)}
 """Types of options with a single value; an option of another type can be repeated."""
 
 
+MOST = 1e9
+"""The largest number that an option takes, as `parameters.Seconds`."""
+
+
 class WrongUseError(TvmSplitError, ValueError):
     """An error in the use of an option or argument; it ends a command with exit code 2."""
 
@@ -41,6 +45,13 @@ def require_parent(parameter: typer.CallbackParam, path: Path | None) -> Path | 
         name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.opts[0].upper()
         raise WrongUseError(f"there is no folder {str(path.parent)!r} to write {path.name} into; make it first", name)
     return path
+
+
+def _require_number(parameter: typer.CallbackParam, number: float | None) -> float | None:
+    """Raise a `WrongUseError` for an infinity or NaN, which typer takes for numbers, and for what is too large."""
+    if number is not None and not abs(number) <= MOST:
+        raise WrongUseError(f"{number:g} is not a number of at most {MOST:g}", parameter.opts[0])
+    return number
 
 
 def _require_trace(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
@@ -70,6 +81,7 @@ def _parameter(name: str, field: dataclasses.Field[Any], hint: Any, **how: Any) 
     if not all(part in SIMPLE or get_origin(part) is Literal for part in parts):
         default, hint, text = None, list[str] | None, f"{text} Repeatable."
     shown = {key: value for key, value in field.metadata["json_schema_extra"].items() if key != "flag"}
+    shown |= {"callback": _require_number} if float in parts else {}
     annotation = Annotated[hint, typer.Option(*flags, help=text, min=field.metadata.get("ge"), **shown, **how)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

@@ -37,12 +37,13 @@ def usable_folder(folder: str | Path | None) -> Path:
 
 
 def open_database(folder: str | Path | None) -> TuningDatabase | None:
-    """Open the tuning database of a named or the default folder; None if none is named and the default one is missing.
+    """Open the tuning database of a named or the default folder; None if none is named, and the default one is missing
+    or cannot be entered.
 
     Raises:
         TuningError: the named folder does not exist, another user may write to the default one, or a file is damaged.
     """
-    if folder is None and not default_folder().is_dir():
+    if folder is None and not os.access(default_folder(), os.X_OK):
         return None
     path = usable_folder(folder)
     if not path.is_dir():

@@ -1,6 +1,7 @@
 """Where the stages of a bundle go when a machine of its cluster fails, and what happened to a deployment."""
 
 import json
+import logging
 import threading
 import warnings
 from collections import deque
@@ -21,6 +22,8 @@ from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.checks import check_worker, check_workers
 from tvm_split.errors import OutputError, RecoveryWarning
+
+logger = logging.getLogger(__name__)
 
 MOST_EVENTS = 1000
 """The number of latest events that a deployment keeps."""
@@ -85,8 +88,12 @@ class EventLog:
             if event.kind == "recovered":
                 self._unsaid.append(event)
             if self._file is not None:
-                self._file.write(json.dumps({**asdict(event), "time": event.time.isoformat()}) + "\n")
-                self._file.flush()
+                try:
+                    self._file.write(json.dumps({**asdict(event), "time": event.time.isoformat()}) + "\n")
+                    self._file.flush()
+                except OSError as error:  # the deployment goes on without it
+                    logger.warning("%s gets no more events: %s", self._file.name, error.strerror)
+                    self._file = None
 
     def warn(self) -> None:
         """Warn of the recoveries since the last call, in the thread of the caller, who waits for results."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm.relax import op
 
 from rpc_runtime.client import placement
 from rpc_runtime.client.local_workers import LocalWorkers
@@ -248,6 +249,20 @@ def test_a_changed_blob_is_refused(workers: LocalWorkers, maker: ProgramMaker) -
     path.unlink()
     with pytest.raises(BlobError, match="cannot read blob"):
         open_on(workers, program, maker)
+
+
+def test_blobs_that_changed_on_a_workers_disk_are_sent_again(maker: ProgramMaker, tmp_path: Path) -> None:
+    weights = {name: np.full((2, 8), value, np.float32) for name, value in (("w", 2), ("v", 3))}
+    x = maker.input("x")
+    program = maker.program([maker.stage("one", A, [x], lambda a, *w: [op.add(a, w[0])], weights=weights)])
+    batch = batches_for(program, 1)[0]
+    with LocalWorkers([A], cache=tmp_path / "cache") as workers:
+        for _ in range(2):
+            with open_on(workers, program, maker) as pipe:
+                np.testing.assert_array_equal(pipe.run(batch)[0], batch[0] + 2)
+                assert pipe.blob_bytes_sent == sum(blob.size_bytes for blob in program.stages[0].blobs)
+            for path in (tmp_path / "cache" / "blobs").glob("*/*"):
+                path.write_bytes(bytes(path.stat().st_size))
 
 
 def test_all_machines_that_were_frozen_before_are_named(workers: LocalWorkers, maker: ProgramMaker) -> None:

@@ -52,12 +52,13 @@ with (
     Session(program, workers.endpoints, maker.blob_path) as pipeline,
     InProcessRunner(program, maker.blob_path, 2) as here,
 ):
-    pipeline.run(batch), here.run(batch)
+    stream = pipeline.stream([batch] * 100)
+    next(stream), here.run(batch)
     child = os.fork()
     if child == 0:
-        for each in (pipeline, here):
+        for use in (lambda: pipeline.run(batch), lambda: here.run(batch), lambda: next(stream)):
             try:
-                each.run(batch)
+                use()
             except WorkerError as error:
                 assert "forked" in str(error)
             else:

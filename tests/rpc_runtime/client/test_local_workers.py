@@ -34,8 +34,10 @@ def test_names_that_begin_with_a_dash() -> None:
 def test_one_that_ended_is_started_again() -> None:
     with LocalWorkers(["left", "right"]) as workers:
         before = workers.endpoints
-        os.kill(workers.process_ids["left"], signal.SIGKILL)
-        eventually(lambda: workers.ended == ("left",), "the worker has ended")
+        killed = workers.process_ids["left"]
+        os.kill(killed, signal.SIGKILL)
+        eventually(lambda: not psutil.pid_exists(killed), "no zombie is left, though nobody has asked")
+        assert workers.ended == ("left",)
         assert workers.restart("left") == workers.endpoints["left"] != before["left"]
         assert workers.ended == ()
         description = describe(workers.endpoints["left"], PATIENCE_SECONDS)

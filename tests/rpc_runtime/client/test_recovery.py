@@ -14,7 +14,7 @@ import pytest
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.supervisor import DeploymentEvent
-from rpc_runtime.client.worker_client import WorkerDescription
+from rpc_runtime.client.worker_client import WorkerClient, WorkerDescription
 from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.program.placing import place
 from rpc_runtime.program.program import Program
@@ -110,6 +110,21 @@ def test_no_machine_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:
         with pytest.raises(WorkerUnavailableError, match=r"could not be moved.*1 results"):
             session.run(batches_for(program, 1)[0])
     assert [event.kind for event in events] == ["failure", "gave up"]
+
+
+def test_failures_are_not_counted_while_nothing_runs(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """A deployment that waits for inputs for weeks outlives the weekly reboots of its machines."""
+    program, events = chain(maker), list[DeploymentEvent]()
+    batch = batches_for(program, 1)[0]
+    with open_on(workers, program, maker, on_event=events.append) as session:
+        expected = session.run(batch)
+        for number in range(1, 6):
+            caller = WorkerClient(workers.endpoints[session.program.machines[0]], session.deployment)
+            caller.unload(PATIENCE_SECONDS)  # ends the placement there
+            caller.close()
+            eventually(lambda number=number: len(events) == 2 * number, "the failure is handled")
+            assert events[-1].kind == "recovered"
+        assert same(session.run(batch), expected)
 
 
 def test_closing_while_no_machine_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:

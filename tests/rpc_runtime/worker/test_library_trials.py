@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from rpc_runtime.program.measurements import KernelSet, TimedKernel
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.specs import BlobSpec, TensorSpec
 from rpc_runtime.wire.messages import load_request
+from rpc_runtime.worker.library_trials import IDLE_SECONDS
 from tests.helpers.rpc_runtime.pipelines import open_on, send_blobs, watched
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
@@ -79,6 +81,25 @@ def test_a_library_that_hangs(worker: LocalWorkers, maker: ProgramMaker) -> None
         open_on(worker, program, maker, timeout_seconds=3.0)
     (trials,) = psutil.Process(worker.process_ids[A]).children()
     eventually(lambda: not trials.children(), "the hanging trial has ended")
+
+
+def test_an_ended_process_of_trials_leaves_no_zombie(worker: LocalWorkers, maker: ProgramMaker, tmp_path: Path) -> None:
+    process = psutil.Process(worker.process_ids[A])
+    with open_on(worker, one_stage(maker), maker):
+        (trials,) = process.children()
+        trials.kill()
+        eventually(lambda: not process.children(), "the worker has reaped it, though it tries out nothing")
+
+
+@pytest.mark.long
+def test_the_process_of_trials_stays_as_long_as_a_deployment(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
+    """A deployment that takes over the stages of another machine should not wait for the process to start."""
+    process = psutil.Process(own_workers.process_ids[A])
+    with open_on(own_workers, one_stage(maker), maker):
+        (trials,) = process.children()
+        time.sleep(1.1 * IDLE_SECONDS)
+        assert process.children() == [trials]
+    eventually(lambda: not process.children(), "it ends after the last deployment")
 
 
 @needs_a_compiler

@@ -42,6 +42,8 @@ def test_as_a_module():
         (["status"], "name the workers to ask"),
         (["worker", "--tls-ca", "ca.pem"], "--tls-ca needs"),
         (["demo", "--workers", "9"], "--workers"),
+        (["solve", __file__, "--time-limit", "inf"], "--time-limit: inf is not a number of at most 1e+09"),
+        (["status", "--cluster", "local:1", "--timeout", "nan"], "--timeout: "),
     ],
 )
 def test_wrong_use_is_2_and_said_on_stderr(invoke, arguments, message):
@@ -58,6 +60,20 @@ def test_commands_are_loaded_without_what_they_need_when_they_run():
     code += "for _, row in registry.items(): loaded(row)\nprint(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"tvm", "torch"} & set(modules)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(tmp_path):
+    code = "import os, sys\nos.path.expanduser = lambda path: path\nsys.argv[1:] = ['cache', 'show']\n"
+    code += "from tvm_split.cli.application import run_application\nrun_application()"
+    environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(
+        command, capture_output=True, text=True, env={**environment, "TVM_SPLIT_CACHE": str(tmp_path)}, check=False
+    )
+    sentence = (
+        "error: this user has no home: set HOME to a folder of this user, where TVM and other libraries keep files\n"
+    )
+    assert (result.returncode, result.stderr) == (2, sentence)
 
 
 def test_debug_shows_where(start_process):

@@ -23,6 +23,12 @@ def test_the_default_folder_is_this_users_alone(shared: Path, monkeypatch: pytes
             use(None)
 
 
+def test_a_default_folder_that_cannot_be_entered_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(DATABASE_VARIABLE, raising=False)
+    monkeypatch.setenv(CACHE_VARIABLE, "/" + 300 * "x")  # longer than a name may be
+    assert open_database(None) is None
+
+
 def test_a_named_folder_is_its_users_choice(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared.chmod(0o777)
     assert open_database(shared) is not None

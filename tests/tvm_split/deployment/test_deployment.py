@@ -18,6 +18,7 @@ from tests.helpers.placement.predictions import machine_prediction, prediction
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.cluster.machine import Machine
+from tvm_split.errors import RecoveryWarning
 
 X = torch.ones(1, 8)
 
@@ -163,6 +164,21 @@ def test_figures_when_a_worker_has_died_are_those_of_the_others(
                 deployment.report()
         deployment.close()
         assert deployment.stats().gone == figures.gone
+
+
+def test_events_that_cannot_be_written_end_no_recovery(
+    bundle: tvm_split.Bundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        tvm_split.Cluster.local(3) as cluster,
+        tvm_split.deploy(bundle, cluster, on_failure="recover", events="/dev/full") as deployment,
+    ):
+        expected = deployment.run(X)[0]
+        os.kill(describe(cluster.endpoints()["machine-b"], timeout_seconds=10).process_id, signal.SIGKILL)
+        eventually(lambda: len(deployment.events) == 2, "it recovers")
+        with pytest.warns(RecoveryWarning, match="the deployment recovered in"):
+            np.testing.assert_array_equal(deployment.run(X)[0], expected)
+    assert "/dev/full gets no more events: No space left" in caplog.text
 
 
 def test_a_local_cluster_deploys_again_after_a_worker_has_died(bundle: tvm_split.Bundle) -> None:
