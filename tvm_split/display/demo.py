@@ -10,6 +10,7 @@ from rich.rule import Rule
 from rich.syntax import Syntax
 from rich.text import Text
 
+from rpc_runtime.client.supervisor import DeploymentEvent
 from rpc_runtime.hardware import own_cores
 from tvm_split import values
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, STREAMED, Demonstration
@@ -38,6 +39,7 @@ def content_of(demo: Demonstration, folder: Path) -> dict[str, Any]:
         "one_worker_seconds": demo.one_worker_seconds,
         "gain": demo.ran.one_by_one_seconds / demo.ran.pipelined_seconds,
         "machines_computing_at_once": machines_computing(demo.ran.events),
+        "recovered": None if demo.recovered is None else {**asdict(demo.recovered), "time": str(demo.recovered.time)},
         "stages": [asdict(statistics) for statistics in demo.ran.statistics],
         "compiled": as_json(demo.bundle)["stages"],
         "timeline": str(folder / "timeline.svg"),
@@ -75,6 +77,9 @@ def print_report(demo: Demonstration, folder: Path) -> None:
     STDOUT.print(_outcome(demo))
     title = f"{demo.ran.statistics[0].micro_batches} micro-batches in all"
     print_parts([statistics_table(demo.ran.statistics, title)])
+    if demo.recovered is not None:
+        STDOUT.print(Rule("When a machine dies"))
+        STDOUT.print(Text(_survival(demo.recovered)))
     STDOUT.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
     columns = columns_in(STDOUT.width, machines)
     STDOUT.print(drawn_timeline(demo.ran.first_events, machines, columns), no_wrap=True, overflow="crop")
@@ -113,6 +118,15 @@ def _outcome(demo: Demonstration) -> RenderableType:
         f"largest difference of any score: {demo.largest_difference:.2g}\n"
         f"images a second: {per_second:,.0f} as a pipeline, {one_by_one:,.0f} one micro-batch after the other: "
         f"{per_second / one_by_one:.2f} times as many. One worker with all layers: {one_worker:,.0f}.{verdict}"
+    )
+
+
+def _survival(event: DeploymentEvent) -> str:
+    now = ", ".join(f"{name} on {' and '.join(machines)}" for name, machines in event.placement.items())
+    return (
+        f"{event.machine} was killed in a stream of {STREAMED} micro-batches. All {STREAMED} results came, once, in "
+        f"order and equal to the bit to those before.\nAfter {seconds_text(event.pause_seconds)} the others had its "
+        f"stages, and {event.replayed} micro-batches were sent again. Now: {now}"
     )
 
 
