@@ -21,9 +21,9 @@ from rpc_runtime.client.supervisor import DeploymentEvent
 from rpc_runtime.processes import Closing
 from rpc_runtime.scratch import PREFIX, remove_orphans
 from tests.chaos.faults import CLIENT_KILLED, FAULTS, LAST, PHASES, Target
-from tests.chaos.lab import Lab, Worker, relayed, require_nothing_left
+from tests.chaos.lab import Lab, Worker, relayed
 from tests.chaos.scenario import Hit, Scenario
-from tests.chaos.task import Outcome, Task
+from tests.chaos.task import Outcome, Task, still_there
 from tests.helpers.rpc_runtime.pipelines import over_grpc
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.waiting import eventually
@@ -139,7 +139,9 @@ class Director(Closing):
             if story.hung:
                 story.hung = self._client.stacks()
             after = _after(scenario, story, workers)
-        story.left += filter(None, (after, require_nothing_left(_living(workers))))
+        living = [worker for worker in workers.values() if worker.is_running]
+        left = still_there(lambda: "; ".join(filter(None, (worker.left() for worker in living))))
+        story.left += filter(None, (after, left))
         story.left += sorted(scratch_folders() - folders)
         return story
 
@@ -169,10 +171,6 @@ def _task(scenario: Scenario, targets: Mapping[str, Target]) -> Task:
         scenario.callers,
         TIMEOUT_SECONDS,
     )
-
-
-def _living(workers: Mapping[str, Worker]) -> list[Worker]:
-    return [worker for worker in workers.values() if worker.is_running]
 
 
 def _after(scenario: Scenario, story: Story, workers: Mapping[str, Worker]) -> str:

@@ -28,6 +28,7 @@ PHASES: Mapping[str, Phase] = {
     "steady": Phase("result", 0.5),
     "recovering": Phase("event failure", 0.5),
     "draining": Phase("event draining", 0.3),
+    "returned": Phase("event returned", 0.5),
     "closing": Phase("closing", 0.05),
 }
 """By name. The client's events are messages as well, ``event`` and their kind."""

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -22,12 +23,11 @@ from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.security import TOKEN_VARIABLE
-from tests.chaos.task import MACHINES
-from tests.helpers.mappings import Held, held_by
+from tests.chaos.task import MACHINES, more_than
+from tests.helpers.mappings import held_by
 from tests.helpers.relay import Relay
 from tests.helpers.rpc_runtime.worker_process import ROOT
 from tests.helpers.shaped_network import Space, space_at, switch
-from tests.helpers.waiting import eventually
 
 TOKEN = "chaos"
 PORTS = range(20_000, 30_000)
@@ -49,7 +49,7 @@ class Worker:
         self.address = f"{host}:{_free_port(host if space is None else '127.0.0.1')}"
         self._within = [] if space is None else space.within
         self.process: subprocess.Popen[str] | None = None
-        self.resting: Held | None = None
+        self.resting: Counter[str] = Counter()
         """What it held when it was ready."""
         until_end.callback(self.end)
 
@@ -73,11 +73,11 @@ class Worker:
                 env=environment,
                 start_new_session=True,
             )
-        self.resting = None
+        self.resting = Counter()
 
     def wait_ready(self) -> None:
         assert self.process is not None
-        if self.resting is None:
+        if not self.resting:
             assert self.process.stdout is not None
             line = self.process.stdout.readline()
             assert line, f"{self.machine} does not start: {self.log.read_text()[-2000:]}"
@@ -105,7 +105,7 @@ class Worker:
         try:
             if deployments := describe(self.endpoint).deployments:
                 return f"{self.machine} has {len(deployments)} deployments"
-            more = held_by(self.process.pid).more_than(self.resting, MORE_THREADS)  # type: ignore[arg-type]
+            more = more_than(self.resting, held_by(self.process.pid), MORE_THREADS)
         except (TvmSplitError, OSError, psutil.Error) as error:
             return f"{self.machine}: {error}"
         return f"{self.machine} has {more}" if more else ""
@@ -187,19 +187,3 @@ def relayed(workers: dict[str, Worker], machines: Sequence[str]) -> Iterator[dic
     """Yield relays in front of some machines."""
     with ExitStack() as until_end:
         yield {machine: until_end.enter_context(Relay(workers[machine].address)) for machine in machines}
-
-
-def require_nothing_left(workers: Sequence[Worker]) -> str:
-    """Wait until workers hold nothing of their deployments; return what they still do after the deadline."""
-    text = ""
-
-    def nothing() -> bool:
-        nonlocal text
-        text = "; ".join(filter(None, (worker.left() for worker in workers)))
-        return not text
-
-    try:
-        eventually(nothing, "workers have freed everything")
-    except AssertionError:
-        return text
-    return ""

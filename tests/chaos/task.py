@@ -5,7 +5,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,9 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.worker_process import STATE_VARIABLE
 
 MACHINES = ("machine-a", "machine-b", "machine-c", "machine-d")
+
+FREED_SECONDS = 60.0
+"""How long it may take until what belongs to a deployment is freed: connections that were cut end after 20 s."""
 
 Arrays = Sequence[np.ndarray]
 
@@ -74,6 +78,20 @@ def equal(left: Arrays, right: Arrays) -> bool:
         a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
         for a, b in zip(left, right, strict=True)
     )
+
+
+def still_there(look: Callable[[], str]) -> str:
+    """Wait until ``look()``, which returns what is not freed yet, returns nothing; return what it says in the end."""
+    deadline = time.monotonic() + FREED_SECONDS
+    while (text := look()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return text
+
+
+def more_than(before: Counter[str], held: Counter[str], threads: int = 0) -> str:
+    """Return what is held more than before, as text; ``threads`` more are no matter."""
+    more = held - before - Counter({"threads": threads})
+    return ", ".join(f"{count} more {name}" for name, count in more.items())
 
 
 @contextmanager

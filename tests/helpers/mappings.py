@@ -1,9 +1,7 @@
 """What a process holds: mappings, open files, threads, children."""
 
-from __future__ import annotations
-
 import contextlib
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -20,35 +18,25 @@ def removed_libraries(process_id: int) -> list[str]:
 
 def open_files(process_id: int | str = "self") -> int:
     """Return the number of open files, without the event descriptors that gRPC opens and closes at any time."""
-    count = 0
+    return len(_names_of_files(process_id))
+
+
+def held_by(process_id: int) -> Counter[str]:
+    """Return what a process holds, by kind: threads of Python, open files, shared memory with libraries, children."""
+    threads = [_name_of(path) for path in Path(f"/proc/{process_id}/task").iterdir()]
+    held = Counter({"threads": threads.count(_name_of(Path(f"/proc/{process_id}")))})  # gRPC names its own threads
+    held.update(f"open {name.partition(':')[0]}" for name in _names_of_files(process_id))
+    held["mappings of shared memory"] = sum("memfd:" in line for line in mappings(process_id))
+    held["children"] = len(psutil.Process(process_id).children(recursive=True))
+    return held
+
+
+def _names_of_files(process_id: int | str) -> list[str]:
+    names = []
     for path in Path(f"/proc/{process_id}/fd").iterdir():
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
-            count += not str(path.readlink()).startswith("anon_inode:[event")
-    return count
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a process holds: threads, open files, shared memory and loaded libraries, children."""
-
-    threads: int
-    files: int
-    memory: int
-    children: int
-
-    def more_than(self, before: Held, threads: int = 0) -> str:
-        """Return what this is more than before, as text."""
-        slack = Held(threads, 0, 0, 0)
-        pairs = {name: (getattr(before, name) + getattr(slack, name), value) for name, value in vars(self).items()}
-        return ", ".join(f"{value} {name} instead of {most}" for name, (most, value) in pairs.items() if value > most)
-
-
-def held_by(process: int) -> Held:
-    """Return what a process holds; of its threads only those of Python, because gRPC's own come and go."""
-    names = [_name_of(path) for path in Path(f"/proc/{process}/task").iterdir()]
-    own = _name_of(Path(f"/proc/{process}"))
-    memory = [line for line in mappings(process) if "memfd:" in line]
-    return Held(names.count(own), open_files(process), len(memory), len(psutil.Process(process).children(True)))
+            names.append(str(path.readlink()))
+    return [name for name in names if not name.startswith("anon_inode:[event")]
 
 
 def _name_of(folder: Path) -> str:
