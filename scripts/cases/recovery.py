@@ -36,20 +36,17 @@ def ways(name: str, seconds: float, names: Sequence[str]) -> Iterator[Prepared]:
     def measure(way: str) -> Figures:
         with ExitStack() as until_end:
             workers = local_workers(MACHINES, until_end)
-            on_failure = "raise" if way == "raise" else "recover"
-            deployed = tvm_split.deploy(bundle, cluster_of(workers.endpoints), on_failure=on_failure)
-            deployment = until_end.enter_context(deployed)
+            cluster, on_failure = cluster_of(workers.endpoints), "raise" if way == "raise" else "recover"
+            deployment = until_end.enter_context(tvm_split.deploy(bundle, cluster, on_failure=on_failure))
             arrivals(deployment, arrays, 0.0)
-            if way not in FAULTS:
-                per_second, client = rate(arrivals(deployment, arrays, seconds)), time.process_time()
-                used = processor_seconds(lambda: time.sleep(seconds)) + time.process_time() - client
-                return {"per_second": per_second, "idle_cores": used / seconds}
-            hit = threading.Timer(seconds / 2, os.kill, (workers.process_ids[MACHINES[1]], FAULTS[way]))
-            hit.start()
-            times = arrivals(deployment, arrays, seconds)
-            (recovered,) = (event for event in deployment.events if event.kind == "recovered")
-            pause = max(after - before for before, after in pairwise(times))
-            return {"pause_seconds": pause, "recovery_seconds": recovered.pause_seconds, "replayed": recovered.replayed}
+            if way in FAULTS:
+                threading.Timer(seconds / 2, os.kill, (workers.process_ids[MACHINES[1]], FAULTS[way])).start()
+                pause = max(after - before for before, after in pairwise(arrivals(deployment, arrays, seconds)))
+                (event,) = (event for event in deployment.events if event.kind == "recovered")
+                return {"pause_seconds": pause, "recovery_seconds": event.pause_seconds, "replayed": event.replayed}
+            per_second, client = rate(arrivals(deployment, arrays, seconds)), time.process_time()
+            used = processor_seconds(lambda: time.sleep(seconds)) + time.process_time() - client
+            return {"per_second": per_second, "idle_cores": used / seconds}
 
     yield Prepared(measure, {name: {} for name in names})
 

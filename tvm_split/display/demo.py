@@ -10,7 +10,6 @@ from rich.rule import Rule
 from rich.syntax import Syntax
 from rich.text import Text
 
-from rpc_runtime.client.supervisor import DeploymentEvent
 from rpc_runtime.hardware import own_cores
 from tvm_split import values
 from tvm_split.demo.demonstration import MICRO_BATCH, SHOWN_MICRO_BATCHES, STREAMED, Demonstration
@@ -77,9 +76,14 @@ def print_report(demo: Demonstration, folder: Path) -> None:
     STDOUT.print(_outcome(demo))
     title = f"{demo.ran.statistics[0].micro_batches} micro-batches in all"
     print_parts([statistics_table(demo.ran.statistics, title)])
-    if demo.recovered is not None:
+    if (event := demo.recovered) is not None:
         STDOUT.print(Rule("When a machine dies"))
-        STDOUT.print(Text(_survival(demo.recovered)))
+        now = ", ".join(f"{stage} on {' and '.join(machines)}" for stage, machines in event.placement.items())
+        STDOUT.print(
+            f"{event.machine} was killed in a stream of {STREAMED} micro-batches. All results came, once, in order and "
+            f"equal to the bit to those before.\nAfter {seconds_text(event.pause_seconds)} others had its stages, and "
+            f"{event.replayed} micro-batches were sent again. Now: {now}"
+        )
     STDOUT.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
     columns = columns_in(STDOUT.width, machines)
     STDOUT.print(drawn_timeline(demo.ran.first_events, machines, columns), no_wrap=True, overflow="crop")
@@ -118,15 +122,6 @@ def _outcome(demo: Demonstration) -> RenderableType:
         f"largest difference of any score: {demo.largest_difference:.2g}\n"
         f"images a second: {per_second:,.0f} as a pipeline, {one_by_one:,.0f} one micro-batch after the other: "
         f"{per_second / one_by_one:.2f} times as many. One worker with all layers: {one_worker:,.0f}.{verdict}"
-    )
-
-
-def _survival(event: DeploymentEvent) -> str:
-    now = ", ".join(f"{name} on {' and '.join(machines)}" for name, machines in event.placement.items())
-    return (
-        f"{event.machine} was killed in a stream of {STREAMED} micro-batches. All {STREAMED} results came, once, in "
-        f"order and equal to the bit to those before.\nAfter {seconds_text(event.pause_seconds)} the others had its "
-        f"stages, and {event.replayed} micro-batches were sent again. Now: {now}"
     )
 
 
