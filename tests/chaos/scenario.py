@@ -73,11 +73,11 @@ def scenario_of(seed: int, number: int, subjects: Subjects, faults: Collection[s
 
 
 def _hits(source: random.Random, machines: tuple[str, ...], faults: list[str]) -> tuple[Hit, ...]:
-    first = _hit(source, machines, source.choice(faults), source.choice((*EARLY, "steady", "closing")))
+    first = _hit(source, machines, source.choice(faults), source.choice((*EARLY, "steady", "steady", "closing")))
     chance = source.random()
-    if chance < 0.06:
+    if chance < 0.04:
         return (Hit(CLIENT_KILLED, "", first.phase, first.delay_seconds),)
-    if chance < 0.12:
+    if chance < 0.08:
         return (first, Hit(CLIENT_KILLED, "", first.phase, first.delay_seconds))
     rest = tuple(machine for machine in machines if machine != first.machine)
     fault = source.choice([name for name in faults if _fit(name, first.fault)])
