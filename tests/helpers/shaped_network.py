@@ -15,7 +15,8 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.worker_process import ready, start_worker
 
 END_SECONDS = 20.0
-SUBNET = "10.213.77"
+SUBNET = f"10.213.{os.getpid() % 256}"
+"""Different ones for processes that run at the same time."""
 QUEUED = "50ms"
 """The longest time that data wait for the link; TCP fills this queue."""
 
