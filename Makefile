@@ -10,7 +10,7 @@ FRAMEWORKS := .frameworks
 # Tests start hundreds of processes, each of which would compile this project's sources anew if nobody kept the result.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test test-more test-extra test-install test-install-lowest fuzz lint format bench prove-gpu clean
+.PHONY: setup demo test test-more test-extra test-install test-install-lowest fuzz chaos quiet-hour lint format bench prove-gpu clean
 
 setup: $(STAMP)
 
@@ -129,6 +129,15 @@ test-install-lowest: setup
 # SECONDS for each of the fuzzers, which `make test` runs for a moment each.
 fuzz: setup
 	FUZZ_SECONDS=$(or $(SECONDS),60) FUZZ_SEED=$(or $(SEED),0) $(BIN)/python -m pytest tests/fuzz -p no:xdist -o timeout=0
+
+# Faults hit real workers at random moments, for SECONDS; by hand STREAMS=500 SEED=7, or SEED=7 ONLY=131 with all logs.
+chaos: setup
+	$(BIN)/python -m tests.chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(STREAMS),--streams $(STREAMS)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON))
+
+# Nothing fails, beside 20 busy processes, slow links and long calls in C: fails if a failure is noticed all the same.
+quiet-hour: setup
+	$(BIN)/python -m tests.chaos.quiet_hour --seconds $(or $(SECONDS),3600)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -45,6 +45,7 @@ _BOTH_SIDES = [
     ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MILLISECONDS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.bdp_probe", 0),  # its pings wait behind tensors, so that a busy slow link would count as dead
     ("grpc.http2.lookahead_bytes", 8 << 20),  # lets a large tensor flow without waiting for window updates
 ]
 SERVER_OPTIONS = [

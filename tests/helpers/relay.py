@@ -45,6 +45,9 @@ class Wire:
     def busy_seconds(self, now: float) -> float:
         return self._free_at - now
 
+    def limit(self, bytes_per_second: float) -> None:
+        self._bytes_per_second = bytes_per_second
+
 
 async def carry(wire: Wire, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Forward one direction of a connection until its sender has ended."""
@@ -86,7 +89,10 @@ async def both(*directions: Coroutine[Any, Any, None]) -> None:
 
 
 async def serve(target: str, bytes_per_second: float, latency_seconds: float) -> None:
-    """Print the port on which it listens, and forward connections until standard input ends."""
+    """Print the port on which it listens, and forward connections until standard input ends.
+
+    A line of standard input is another limit of the bytes per second.
+    """
     host, _, port = target.rpartition(":")
     forward, backward = (Wire(bytes_per_second, latency_seconds) for _ in range(2))
 
@@ -105,7 +111,15 @@ async def serve(target: str, bytes_per_second: float, latency_seconds: float) ->
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         listening.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
     ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(0, ended.set)
+
+    def read_limit() -> None:
+        line = sys.stdin.readline()
+        if not line:
+            ended.set()
+        for wire in (forward, backward) if line else ():
+            wire.limit(float(line))
+
+    asyncio.get_running_loop().add_reader(0, read_limit)
     server = await asyncio.start_server(accept, sock=listening, limit=CHUNK_BYTES)
     print(listening.getsockname()[1], flush=True)
     await ended.wait()
@@ -128,6 +142,15 @@ class Relay:
     def freeze(self) -> None:
         """Stop forwarding without ending connections, as if a cable behind a switch were unplugged."""
         self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def limit(self, bytes_per_second: float) -> None:
+        """Let all connections together send so many bytes per second in each direction; 0 is without limit."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{bytes_per_second}\n")
+        self._process.stdin.flush()
 
     def close(self) -> None:
         """End all connections, as if the other end had crashed."""

@@ -8,13 +8,15 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.worker_process import ready, start_worker
 
 END_SECONDS = 20.0
-SUBNET = "10.213.77"
+SUBNET = f"10.213.{os.getpid() % 256}"
+"""Different ones for processes that run at the same time."""
 QUEUED = "50ms"
 """The longest time that data wait for the link; TCP fills this queue."""
 
@@ -28,11 +30,7 @@ def shaped_workers(
     Raises:
         CalledProcessError: the network cannot be created; names the command.
     """
-    bridge = f"ts{os.getpid()}"
-    with ExitStack() as until_end:
-        _made(until_end, f"link add {bridge} type bridge", f"link del {bridge}")
-        _ip(f"addr add {SUBNET}.1/24 dev {bridge}")
-        _ip(f"link set {bridge} up")
+    with switch() as bridge, ExitStack() as until_end:
         workers = [
             until_end.enter_context(_worker(name, number, bridge, bits_per_second, cache / name))
             for number, name in enumerate(names)
@@ -44,25 +42,71 @@ def shaped_workers(
 
 
 @contextmanager
-def _worker(name: str, number: int, bridge: str, bits_per_second: float, cache: Path) -> Iterator[tuple[str, int]]:
-    space, outer, inner = f"{bridge}-{number}", f"{bridge}o{number}", f"{bridge}i{number}"
+def switch() -> Iterator[str]:
+    """Yield the name of a bridge, which has an address of this host.
+
+    Raises:
+        CalledProcessError: the bridge cannot be created; names the command.
+    """
+    bridge = f"ts{os.getpid()}"
     with ExitStack() as until_end:
-        _made(until_end, f"netns add {space}", f"netns del {space}")
-        _made(until_end, f"link add {outer} type veth peer name {inner} netns {space}", f"link del {outer}")
-        _ip(f"link set {outer} master {bridge} up")
-        _ip(f"-n {space} addr add {SUBNET}.{number + 2}/24 dev {inner}")
-        _ip(f"-n {space} link set {inner} up")
-        _ip(f"-n {space} link set lo up")
+        _made(until_end, f"link add {bridge} type bridge", f"link del {bridge}")
+        _ip(f"addr add {SUBNET}.1/24 dev {bridge}")
+        _ip(f"link set {bridge} up")
+        yield bridge
+
+
+@dataclass(frozen=True)
+class Space:
+    """A network namespace at a switch: ``within`` is the command that runs another one in it."""
+
+    bridge: str
+    name: str
+    outer: str
+    inner: str
+    host: str
+
+    @property
+    def within(self) -> list[str]:
+        return ["ip", "netns", "exec", self.name]
+
+    def unplug(self) -> None:
+        """Drop all packets in both directions; neither end notices."""
+        _ip(f"link set {self.outer} nomaster")
+
+    def plug(self) -> None:
+        _ip(f"link set {self.outer} master {self.bridge}")
+
+
+@contextmanager
+def space_at(bridge: str, number: int) -> Iterator[Space]:
+    """Yield a namespace that is joined to a `switch`. Raises as `switch`."""
+    space = Space(bridge, f"{bridge}-{number}", f"{bridge}o{number}", f"{bridge}i{number}", f"{SUBNET}.{number + 2}")
+    with ExitStack() as until_end:
+        _made(until_end, f"netns add {space.name}", f"netns del {space.name}")
+        join = f"link add {space.outer} type veth peer name {space.inner} netns {space.name}"
+        _made(until_end, join, f"link del {space.outer}")
+        space.plug()
+        _ip(f"link set {space.outer} up")
+        _ip(f"-n {space.name} addr add {space.host}/24 dev {space.inner}")
+        _ip(f"-n {space.name} link set {space.inner} up")
+        _ip(f"-n {space.name} link set lo up")
+        yield space
+
+
+@contextmanager
+def _worker(name: str, number: int, bridge: str, bits_per_second: float, cache: Path) -> Iterator[tuple[str, int]]:
+    with ExitStack() as until_end:
+        space = until_end.enter_context(space_at(bridge, number))
         # One millisecond of data: with more, a tensor of some kilobytes would sometimes pass without limit.
         burst = max(10_000, int(bits_per_second / 8 / 1000))
         shape = f"root tbf rate {bits_per_second:.0f}bit burst {burst} latency {QUEUED}"
-        _run(f"tc qdisc add dev {outer} {shape}")
-        _run(f"ip netns exec {space} tc qdisc add dev {inner} {shape}")
+        _run(f"tc qdisc add dev {space.outer} {shape}")
+        _run(f"{' '.join(space.within)} tc qdisc add dev {space.inner} {shape}")
         cores = sorted(os.sched_getaffinity(0))
-        listen = f"--listen {SUBNET}.{number + 2}:0 --insecure --threads 1 --cores {cores[number % len(cores)]}"
+        listen = f"--listen {space.host}:0 --insecure --threads 1 --cores {cores[number % len(cores)]}"
         arguments = (*listen.split(), "--name", name, "--json", "--exit-with-parent")
-        within = f"ip netns exec {space}".split()
-        process = until_end.enter_context(start_worker(cache, *arguments, within=within))
+        process = until_end.enter_context(start_worker(cache, *arguments, within=space.within))
         try:
             yield ready(process), process.pid
         finally:

@@ -28,6 +28,7 @@ def report_of(folder: Path, *words: str) -> dict[str, Any]:
         ("planner", "common, 8 machines", "unet, replicas, 8 machines", "--set", "seconds=2", "--check"),
         ("simulation", "2 workers, convolutions", "2 replicas", "--set", "blocks=4", "micro-batches=20"),
         ("first", "mobilenet_v2, one worker"),
+        ("recovery", "0.3 ms", "--set", "seconds=0.5"),
         ("observing", "0.3 ms", "--set", "seconds=0.1", "--also", sys.executable),
         pytest.param(("kernels", "mobilenet_v2, 1 threads"), marks=pytest.mark.long),
         pytest.param(("streams", "resnet50", "--set", "seconds=0.2"), marks=pytest.mark.long),

@@ -18,6 +18,7 @@ def demo(
     ),
     workers: int = option(3, "Worker processes that the network is split over.", minimum=1, max=4),
     shard: bool = option(False, "Let all workers compute each layer together, by rows and by channels."),
+    kill: bool = option(False, "Kill a worker in the middle of a stream, and show that no result is lost."),
     json: bool = options.JSON,
 ) -> None:
     """Train a small network on real handwritten digits, split it over worker processes, and show what happens.
@@ -34,7 +35,7 @@ def demo(
     from tvm_split.display.demo import content_of, print_report, write_files
 
     with step_progress("starting") as report:
-        demonstration = demonstrate(workers, output, report, shard=shard)
+        demonstration = demonstrate(workers, output, report, shard=shard, kill=kill)
     write_files(demonstration, output)
     if json:
         print_json(content_of(demonstration, output))

@@ -1,11 +1,17 @@
 """Run the demonstration: train, split, compile, run, compare. `tvm_split.display.demo` prints the result."""
 
 import math
+import os
+import signal
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from rpc_runtime.client.supervisor import DeploymentEvent
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.program.events import StageStatistics, TraceEvent
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiler.bundle import Bundle
@@ -14,7 +20,7 @@ from tvm_split.demo.network import FIRST_LAYERS, accuracy, load_digits, scores_o
 from tvm_split.deployment.benchmark import bench
 from tvm_split.deployment.deployment import Deployment, deploy
 from tvm_split.deployment.deployment_report import DeploymentReport
-from tvm_split.errors import VerificationError
+from tvm_split.errors import PlanError, RecoveryWarning, VerificationError
 from tvm_split.frontends import load_model
 from tvm_split.model import Model
 from tvm_split.planning.plan import plan
@@ -59,21 +65,28 @@ class Demonstration:
     accuracy_unsplit: float
     accuracy_split: float
     largest_difference: float
+    recovered: DeploymentEvent | None = None
+    """With ``kill``: what happened when a machine died in a stream of `STREAMED` micro-batches."""
 
     @property
     def micro_batches(self) -> int:
         return self.test_images // MICRO_BATCH
 
 
-def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: bool = False) -> Demonstration:
+def demonstrate(
+    workers: int, folder: Path, on_step: StepProgress, *, shard: bool = False, kill: bool = False
+) -> Demonstration:
     """Run the whole demonstration on 1 to 4 workers; the bundle, with the full IR, is left in ``folder / "bundle"``.
 
-    With ``shard`` each layer is sharded over all workers, and micro-batches run one after the other.
+    With ``shard`` each layer is sharded over all workers, and micro-batches run one after the other. With ``kill`` a
+    worker is killed in a second stream.
 
     Raises:
         VerificationError: the scores of the split network differ from those of the whole one.
-        PlanError: sharding was requested with one worker.
+        PlanError: sharding was requested with one worker, or killing it.
     """
+    if kill and workers == 1:
+        raise PlanError("without its only worker nothing is left: give --kill with --workers 2 or more")
     steps = 6
     on_step("reading the digits", 0, steps)
     cluster = Cluster.local(workers=workers)
@@ -90,6 +103,7 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: boo
     batches = digits.test_images.reshape(-1, MICRO_BATCH, *digits.test_images.shape[1:])
     with deploy(bundle, cluster) as deployment:
         ran = _run(deployment, batches, shows_stream=not shard)
+    recovered = _survived(bundle, cluster, batches, ran.scores) if kill else None
     on_step("running the test set on one worker", 5, steps)
     one_worker_seconds = ran.pipelined_seconds if workers == 1 else _one_worker_seconds(model, batches)
     expected = scores_of(network, digits.test_images)
@@ -108,6 +122,7 @@ def demonstrate(workers: int, folder: Path, on_step: StepProgress, *, shard: boo
         accuracy_unsplit=accuracy(expected, digits.test_labels),
         accuracy_split=accuracy(ran.scores, digits.test_labels),
         largest_difference=largest_difference,
+        recovered=recovered,
     )
 
 
@@ -124,6 +139,25 @@ def _run(deployment: Deployment, batches: np.ndarray, *, shows_stream: bool) -> 
         tuple(event for event in events if first - STREAMED <= event.sequence < first),
         tuple(replace(event, sequence=event.sequence - first) for event in events if event.sequence >= first),
     )
+
+
+def _survived(bundle: Bundle, cluster: Cluster, batches: np.ndarray, scores: np.ndarray) -> DeploymentEvent:
+    """Kill the last machine in the middle of a stream, and check each result; return the event of the recovery."""
+    with cluster as workers, deploy(bundle, workers, on_failure="recover") as deployment, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecoveryWarning)
+        process = describe(workers.endpoints()[deployment.stages[-1].machine]).process_id
+
+        def fed() -> Iterator[np.ndarray]:
+            for number in range(STREAMED):
+                if number == STREAMED // 2:
+                    os.kill(process, signal.SIGKILL)
+                yield batches[number % len(batches)]
+
+        results = np.stack([outputs[0] for outputs in deployment.stream(fed())])
+        expected = scores.reshape(len(batches), MICRO_BATCH, -1)[np.arange(STREAMED) % len(batches)]
+        if not np.array_equal(results, expected):
+            raise VerificationError("results are missing after the recovery, or differ from those before it")
+        return next(event for event in deployment.events if event.kind == "recovered")
 
 
 def _measured(deployment: Deployment, batches: np.ndarray) -> DeploymentReport:

@@ -38,6 +38,7 @@ def content_of(demo: Demonstration, folder: Path) -> dict[str, Any]:
         "one_worker_seconds": demo.one_worker_seconds,
         "gain": demo.ran.one_by_one_seconds / demo.ran.pipelined_seconds,
         "machines_computing_at_once": machines_computing(demo.ran.events),
+        "recovered": None if demo.recovered is None else {**asdict(demo.recovered), "time": str(demo.recovered.time)},
         "stages": [asdict(statistics) for statistics in demo.ran.statistics],
         "compiled": as_json(demo.bundle)["stages"],
         "timeline": str(folder / "timeline.svg"),
@@ -75,6 +76,14 @@ def print_report(demo: Demonstration, folder: Path) -> None:
     STDOUT.print(_outcome(demo))
     title = f"{demo.ran.statistics[0].micro_batches} micro-batches in all"
     print_parts([statistics_table(demo.ran.statistics, title)])
+    if (event := demo.recovered) is not None:
+        STDOUT.print(Rule("When a machine dies"))
+        now = ", ".join(f"{stage} on {' and '.join(machines)}" for stage, machines in event.placement.items())
+        STDOUT.print(
+            f"{event.machine} was killed in a stream of {STREAMED} micro-batches. All results came, once, in order and "
+            f"equal to the bit to those before.\nAfter {seconds_text(event.pause_seconds)} others had its stages, and "
+            f"{event.replayed} micro-batches were sent again. Now: {now}"
+        )
     STDOUT.print(Rule(f"The first {SHOWN_MICRO_BATCHES} micro-batches"))
     columns = columns_in(STDOUT.width, machines)
     STDOUT.print(drawn_timeline(demo.ran.first_events, machines, columns), no_wrap=True, overflow="crop")

@@ -52,6 +52,16 @@ def test_the_files_are_there(demo_result):
 
 
 @pytest.mark.slow
+def test_a_stream_is_complete_though_a_machine_dies(tmp_path):
+    command = [*COMMAND, "--kill", "--workers", "2", "--json", "--output", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert ended.returncode == 0, ended.stderr
+    recovered = json.loads(ended.stdout)["recovered"]  # results that are missing or differ are an error
+    assert recovered["machine"] == "machine-b"
+    assert {machine for machines in recovered["placement"].values() for machine in machines} == {"machine-a"}
+
+
+@pytest.mark.slow
 def test_all_machines_compute_each_layer_together(tmp_path):
     ended = subprocess.run(
         [*COMMAND, "--shard", "--workers", "2", "--json", "--output", str(tmp_path)],

@@ -1,0 +1,65 @@
+"""Benchmark a deployment that outlives its machines: its pauses by fault, and what it costs while nothing fails.
+
+Three workers have a stage each; the second one is hit in the middle of a stream. A pause is the longest time between
+two results; ``recovery_seconds`` is the part of it after the failure was noticed. Throughput, and the cores that client
+and workers use while idle, are compared with ``on_failure="raise"``. ``--set seconds=3``: of each stream.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import pairwise
+
+import tvm_split
+from scripts.cases.links import processor_seconds
+from scripts.cases.observing import SMALL, model_of
+from scripts.harness import Case, Ratio, Setup, Side
+from scripts.processes import Figures, Prepared
+from scripts.sides import arrivals, cluster_of, local_workers, rate
+
+MACHINES = ("machine-a", "machine-b", "machine-c")
+FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "terminated": signal.SIGTERM}
+
+
+@contextmanager
+def ways(name: str, seconds: float, names: Sequence[str]) -> Iterator[Prepared]:
+    """Deploy on new workers for each measurement; a way is one of `FAULTS`, or a value of ``on_failure``."""
+    model, inputs = model_of(name)
+    arrays = [tensor.numpy() for tensor in inputs]
+    planned = tvm_split.plan(model, tvm_split.Cluster.in_process(len(MACHINES), threads=1), stages=3, estimate=True)
+    bundle = tvm_split.compile(model, planned, verify=False)
+
+    def measure(way: str) -> Figures:
+        with ExitStack() as until_end:
+            workers = local_workers(MACHINES, until_end)
+            cluster, on_failure = cluster_of(workers.endpoints), "raise" if way == "raise" else "recover"
+            deployment = until_end.enter_context(tvm_split.deploy(bundle, cluster, on_failure=on_failure))
+            arrivals(deployment, arrays, 0.0)
+            if way in FAULTS:
+                threading.Timer(seconds / 2, os.kill, (workers.process_ids[MACHINES[1]], FAULTS[way])).start()
+                pause = max(after - before for before, after in pairwise(arrivals(deployment, arrays, seconds)))
+                (event,) = (event for event in deployment.events if event.kind == "recovered")
+                return {"pause_seconds": pause, "recovery_seconds": event.pause_seconds, "replayed": event.replayed}
+            per_second, client = rate(arrivals(deployment, arrays, seconds)), time.process_time()
+            used = processor_seconds(lambda: time.sleep(seconds)) + time.process_time() - client
+            return {"per_second": per_second, "idle_cores": used / seconds}
+
+    yield Prepared(measure, {name: {} for name in names})
+
+
+def sides(name: str, names: Sequence[str], setup: Setup) -> Sequence[Side]:
+    return setup.sides(ways, name=name, names=names, seconds=float(setup.options.values.get("seconds", 3.0)))
+
+
+CASE = Case(
+    subjects={
+        f"{what}, {name}": partial(sides, name, names)
+        for what, names in (("pauses", (*FAULTS,)), ("costs", ("raise", "recover")))
+        for name in (SMALL, "resnet50")
+    },
+    ratios=tuple(Ratio(key, "recover", "raise") for key in ("per_second", "idle_cores")),
+)
