@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import resource
 import selectors
@@ -59,6 +60,8 @@ MINIMUM_FILES, MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 128, 64, 16_384
 OWN_FILES = 512
 """File descriptors reserved for blobs, locks and gRPC; a worker without free descriptors cannot work."""
 STOP_SECONDS = 2.0
+LEFT_SECONDS = 0.05
+"""Time between two looks at whether clients have moved their stages away."""
 CHECK_SECONDS = 86400.0
 """Time between two looks at when certificates expire."""
 EXHAUSTED = b"!"
@@ -69,6 +72,8 @@ FORCED_EXIT_SECONDS = 8.0
 
 def serve(config: WorkerConfig, results: IO[str]) -> None:
     """Run a worker until SIGTERM, SIGINT, SIGHUP, or the end of its parent. Call it from the main thread.
+
+    After SIGTERM, clients that move their stages away have ``config.drain_seconds`` for that.
 
     The ready line, which says where the worker listens, is written to ``results``.
 
@@ -222,7 +227,7 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
             registration = until_end.enter_context(_registered(config, name, address, service))
             service.prepare()
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
-            _wait_for_end(signalled, config)
+            _wait_for_end(signalled, config, service)
     finally:
         ending.set()
         servicer.enter_graceful_shutdown()
@@ -284,8 +289,10 @@ def _announcement(
     return line
 
 
-def _wait_for_end(signalled: int, config: WorkerConfig) -> None:
+def _wait_for_end(signalled: int, config: WorkerConfig, service: WorkerService) -> None:
     """Wait for a signal or, with ``--exit-with-parent``, for the end of standard input, which may be a file.
+
+    After a single SIGTERM also wait, for a limited time, until clients have moved their stages away.
 
     Raises:
         WorkerError: a thread has failed because no memory or no further thread was left.
@@ -294,15 +301,19 @@ def _wait_for_end(signalled: int, config: WorkerConfig) -> None:
         selector.register(signalled, selectors.EVENT_READ)
         if config.exit_with_parent:
             selector.register(0, selectors.EVENT_READ)
-        while True:
-            events = selector.select(CHECK_SECONDS)
-            if not events and config.certificates is not None:
+        end = math.inf
+        while not (time.monotonic() >= end or (end < math.inf and service.is_left())):
+            events = selector.select(CHECK_SECONDS if end == math.inf else LEFT_SECONDS)
+            if not events and end == math.inf and config.certificates is not None:
                 config.certificates.warn()
             for key, _ in events:
                 word = os.read(key.fd, 4096)
                 if key.fd == signalled and EXHAUSTED in word:
                     raise WorkerError(f"this worker has no memory or no thread left: {RAISE_LIMITS}")
-                if key.fd == signalled or not word:
+                if key.fd == signalled and word == bytes([signal.SIGTERM]) and end == math.inf:
+                    service.drain()
+                    end = time.monotonic() + config.drain_seconds
+                elif key.fd == signalled or not word:
                     return
 
 
