@@ -3,16 +3,15 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.placement import Placement, PlacementOptions, TransferProgress
 from rpc_runtime.client.returns import USUAL_MOVE_TIMES, MoveTimes
-from rpc_runtime.client.supervisor import DeploymentEvent, Recovery, Supervisor
+from rpc_runtime.client.supervisor import DeploymentEvent, Opening, Recovery, Supervisor
 from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerDescription
-from rpc_runtime.errors import DeadlineError, InputError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.clocks import MachineClock
 from rpc_runtime.program.events import OPENED, Observation
 from rpc_runtime.program.measurements import LinkStatistics
@@ -79,17 +78,17 @@ class Session(Runner):
         on_event: Callable[[DeploymentEvent], None] = lambda event: None,
         move_times: MoveTimes = USUAL_MOVE_TIMES,
     ) -> None:
-        self._options = PlacementOptions(
+        options = PlacementOptions(
             blob_path, timeout_seconds, on_transfer, links, timeouts, watch, model, about, in_flight
         )
+        self.opening = Opening(program, endpoints, options, check, recovery)
+        """How the program was opened; `move` takes another one."""
         self._dispatcher = Dispatcher(
             program, timeout_seconds, in_flight, lambda sequence: self._placement.waited_for(sequence)
         )
-        self._supervisor = Supervisor(
-            program, endpoints, self._options, recovery, self._dispatcher, self._use, on_event, move_times
-        )
+        self._supervisor = Supervisor(self.opening, self._dispatcher, self._use, on_event, move_times)
         try:
-            self._supervisor.open(check)
+            self._supervisor.open()
         except BaseException:
             self.close()
             raise
@@ -105,30 +104,13 @@ class Session(Runner):
         self.link_secrets, self.weight_bytes = placement.link_secrets, placement.weight_bytes
         self.blob_bytes_sent += placement.blob_bytes_sent
 
-    def move(
-        self,
-        program: Program,
-        endpoints: Mapping[str, WorkerEndpoint],
-        blob_path: Callable[[str], Path],
-        *,
-        in_flight: int | None = None,
-        check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None,
-        about: bytes = b"",
-        recovery: Recovery | None = None,
-    ) -> None:
+    def move(self, opening: Opening) -> None:
         """Change to another program of the same model, which is opened while the current one computes.
 
-        The arguments are those of the constructor.
-
-        Raises:
-            InputError: the other program has other inputs or outputs. The current one runs on, as after other errors.
-            TvmSplitError: the other program cannot be opened.
+        Raises as the constructor; the current program then runs on.
         """
-        ends, others = map(_ends_of, (self.program, program))
-        if ends != others:
-            raise InputError(f"the deployment computes {ends}, and the other program {others}: move to the same model")
-        options = replace(self._options, blob_path=blob_path, about=about, in_flight=in_flight)
-        self._supervisor.move(program, endpoints, options, recovery, check)
+        self._supervisor.move(opening)
+        self.opening = opening
 
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         return self._dispatcher.submit(inputs)
@@ -184,8 +166,3 @@ class Session(Runner):
         if not self._dispatcher.own_process.is_this:
             return
         self._supervisor.close(unload=self._dispatcher.close())
-
-
-def _ends_of(program: Program) -> str:
-    outputs = (f"{output.dtype}[{', '.join(map(str, output.shape))}]" for output in program.outputs)
-    return f"{', '.join(map(str, program.inputs))} → {', '.join(outputs)}"

@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
@@ -44,6 +44,9 @@ RECOVERABLE = (ReportKind.GONE, ReportKind.LINK)
 """Failures of machines and links. A stage that raised would do it again with the same inputs."""
 
 
+Check = Callable[[Mapping[str, WorkerDescription]], None]
+
+
 class Recovery(Protocol):
     """What knows the machines that could compute stages."""
 
@@ -64,7 +67,17 @@ class Recovery(Protocol):
         """Raise an error if a worker cannot run its stages."""
 
 
-Check = Callable[[Mapping[str, WorkerDescription]], None]
+@dataclass(frozen=True)
+class Opening:
+    """A program, and how it is opened; the fields are arguments of `session.Session`."""
+
+    program: Program
+    endpoints: Mapping[str, WorkerEndpoint]
+    options: PlacementOptions
+    check: Check
+    recovery: Recovery | None
+
+
 EventKind = Literal["failure", "recovered", "gave up", "draining", "returned", "moved", "not moved"]
 
 
@@ -95,24 +108,21 @@ def placement_of(program: Program) -> dict[str, tuple[str, ...]]:
 class Supervisor:
     """Opens the placements of a dispatcher: the first one, then others after failures, drains, returns and by `move`.
 
-    ``on_placed`` is called with each placement before it is fed, and ``on_event`` with each event. Without
-    ``recovery``, a failure ends the dispatcher, and only `move` replaces the placement.
+    ``on_placed`` is called with each placement before it is fed, and ``on_event`` with each event. Without a recovery,
+    a failure ends the dispatcher, and only `move` replaces the placement.
     """
 
     def __init__(
         self,
-        program: Program,
-        endpoints: Mapping[str, WorkerEndpoint],
-        options: PlacementOptions,
-        recovery: Recovery | None,
+        wanted: Opening,
         dispatcher: Dispatcher,
         on_placed: Callable[[Placement], None],
         on_event: Callable[[DeploymentEvent], None],
         times: MoveTimes,
     ) -> None:
-        self._planned, self._options, self._recovery = program, options, recovery
+        self._wanted = wanted
         self._dispatcher, self._on_placed, self._on_event, self._times = dispatcher, on_placed, on_event, times
-        self._placement = self._new(program, endpoints, options, recovery)
+        self._placement = self._new(wanted)
         self._epoch = 1
         self._steps: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._switching = threading.RLock()
@@ -120,7 +130,7 @@ class Supervisor:
         self._closed = threading.Event()
         self._opening: Placement | None = None
         self._failure: Failure | None = None
-        """That of the current placement."""
+        """That of the current placement, until it is handled."""
         self._emptied = threading.Event()
         """Set when a paused placement has nothing left to compute, or has failed."""
         self._returns = Returns(self._ask, lambda machine: self._steps.put(partial(self._returned, machine)), times)
@@ -132,40 +142,23 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
 
-    def open(self, check: Check) -> None:
+    def open(self) -> None:
         """Open the first placement, and feed it. Raises as `Placement.prepare`."""
         with self._switching:
-            self._opened(self._placement, check)
+            self._opened(self._placement, self._wanted.check)
             self._on_placed(self._placement)
             self._dispatcher.attach(self._placement.links)
 
-    def move(
-        self,
-        program: Program,
-        endpoints: Mapping[str, WorkerEndpoint],
-        options: PlacementOptions,
-        recovery: Recovery | None,
-        check: Check,
-    ) -> None:
-        """Change to another program; if it cannot be opened, raise the error, and the current one runs on.
-
-        ``recovery`` is used only if there was one before.
-        """
+    def move(self, wanted: Opening) -> None:
+        """Change to another program; if it cannot be opened, raise the error, and the current one runs on."""
         with self._switching:
-            recovery = None if self._recovery is None else recovery
-            placement = self._opened(self._new(program, endpoints, options, recovery), check)
-            self._planned, self._options, self._recovery = program, options, recovery
+            placement = self._opened(self._new(wanted), wanted.check)
+            self._wanted = wanted
             self._change_to(placement, "", "its owner changed the plan")
 
-    def _new(
-        self,
-        program: Program,
-        endpoints: Mapping[str, WorkerEndpoint],
-        options: PlacementOptions,
-        recovery: Recovery | None,
-    ) -> Placement:
-        draining = None if recovery is None else self._draining
-        return Placement(program, endpoints, self._dispatcher, options, self._failed, draining)
+    def _new(self, wanted: Opening) -> Placement:
+        draining = None if wanted.recovery is None else self._draining
+        return Placement(wanted.program, wanted.endpoints, self._dispatcher, wanted.options, self._failed, draining)
 
     def _failed(self, placement: Placement, failure: Failure) -> None:
         """Handle the failure of a placement; that of an earlier one is ignored."""
@@ -206,11 +199,11 @@ class Supervisor:
     def _handle(self, placement: Placement, failure: Failure) -> None:
         if placement is not self._placement:
             return
-        if self._recovery is None:
+        if self._wanted.recovery is None:
             self._dispatcher.fail(failure.error)
             return
         try:
-            self._recover(failure, self._recovery)
+            self._recover(failure, self._wanted.recovery)
         except TvmSplitError as error:
             self._give_up(failure, error)
         except Exception as error:  # nobody else would tell those who wait
@@ -229,6 +222,7 @@ class Supervisor:
             raise failure.error
         self._require_progress(failure)
         self._dispatcher.detach()
+        self._failure = None
         lost = {machine for machine in self._lost(failure) if machine in recovery.endpoints()}
         for machine in lost:
             self._returns.failed(machine)
@@ -246,7 +240,7 @@ class Supervisor:
     def _returned(self, machine: str) -> None:
         """Give a machine its stages back; if it cannot take them, wait for longer."""
         self._drained.pop(machine, None)
-        if machine in self._planned.machines:
+        if machine in self._wanted.program.machines:
             self._event("returned", machine)
             self._rearrange(machine, f"machine {machine!r} has returned", says_why=True)
             if machine not in self._placement.program.machines:
@@ -255,7 +249,7 @@ class Supervisor:
 
     def _rearrange(self, machine: str, cause: str, *, says_why: bool) -> None:
         """Move to where the planned stages belong while some machines are away, if they are elsewhere."""
-        recovery, away = self._recovery, set(self._returns.away)
+        recovery, away = self._wanted.recovery, set(self._returns.away)
         if recovery is None:
             return
         try:
@@ -266,9 +260,8 @@ class Supervisor:
             workers = _taking(workers)
             program = recovery.place({*endpoints} - {*workers}, workers)
             if program != self._placement.program:
-                opening = self._new(program, endpoints, self._options, recovery)
-                placement = self._opened(opening, partial(recovery.check, program))
-                self._change_to(placement, machine, cause)
+                opening = self._new(replace(self._wanted, program=program, endpoints=endpoints))
+                self._change_to(self._opened(opening, partial(recovery.check, program)), machine, cause)
         except Exception as error:
             if not isinstance(error, TvmSplitError):
                 logger.exception("moving stages failed unexpectedly")
@@ -279,30 +272,32 @@ class Supervisor:
         """Return a placement when it is connected; raise an error also if the current one fails meanwhile."""
         self._opening = placement
         try:
-            self._dispatcher.require_usable()
-            if self._failure is not None:
-                raise self._failure.error
+            self._require_running()
             placement.prepare(check)
             placement.join()
-        except BaseException as error:
+            self._opening = None
+            self._require_running()  # or it was closed, by `_end_opening`
+        except BaseException:
+            self._opening = None
             if placement is self._placement:  # the first one: there is nothing to recover
                 self._closed.set()
                 raise
             placement.close(unload=False)
-            self._dispatcher.require_usable()
-            if self._failure is not None:
-                raise WorkerUnavailableError(f"the stages that run failed meanwhile: {self._failure.error}") from error
+            self._require_running()
             raise
-        finally:
-            self._opening = None
         return placement
+
+    def _require_running(self) -> None:
+        self._dispatcher.require_usable()
+        if self._failure is not None:
+            raise WorkerUnavailableError(f"the stages that run have failed meanwhile: {self._failure.error}")
 
     def _change_to(self, placement: Placement, machine: str, cause: str) -> None:
         """Switch once the current placement has nothing left to compute, or was given the time for that."""
         began = time.monotonic()
         self._emptied = self._dispatcher.pause()
         if self._failure is None:
-            self._emptied.wait(self._times.empty_seconds)
+            self._emptied.wait(min(self._times.empty_seconds, self._wanted.options.timeout_seconds / 2))
         self._switch_to(placement, "moved", machine, cause, began)
 
     def _switch_to(self, placement: Placement, kind: EventKind, machine: str, cause: str, began: float) -> None:
@@ -316,7 +311,7 @@ class Supervisor:
             self._dispatcher.attach(placement.links)
         finally:
             ending.start()
-        self._returns.expect({*self._planned.machines} - {*placement.program.machines})
+        self._returns.expect({*self._wanted.program.machines} - {*placement.program.machines})
         self._event(
             kind,
             machine,
@@ -348,25 +343,19 @@ class Supervisor:
             try:
                 program = recovery.place({*endpoints} - {*workers}, workers)
             except WorkerUnavailableError as error:
-                if self._closed.wait(RETURN_SECONDS) or time.monotonic() > began + self._options.timeout_seconds:
+                if self._closed.wait(RETURN_SECONDS) or time.monotonic() > began + self._wanted.options.timeout_seconds:
                     raise self._hopeless(failure, error) from error
                 lost.clear()  # a machine that returns may be used again
                 continue
-            placement = self._opening = self._new(program, endpoints, self._options, recovery)
+            placement = self._new(replace(self._wanted, program=program, endpoints=endpoints))
             try:
-                placement.prepare(partial(recovery.check, program))
-                placement.join()
+                return self._opened(placement, partial(recovery.check, program))
             except TvmSplitError as error:
-                placement.close(unload=False)
                 attempts.append(error)
                 lost.update(placement.culprits)
                 if self._closed.is_set() or len(attempts) == MOST_ATTEMPTS:
                     raise self._hopeless(failure, error) from error
                 logger.info("a placement could not be opened: %s", error)
-            else:
-                return placement
-            finally:
-                self._opening = None
 
     def _lost(self, failure: Failure) -> Collection[str]:
         """Return the machines that are not asked at first: what has gone, or lost the same link again.
@@ -388,7 +377,7 @@ class Supervisor:
 
     def _ask(self, machine: str) -> WorkerDescription | None:
         """Return the worker of a machine that is away, if it answers; called in threads of their own."""
-        if (recovery := self._recovery) is None:
+        if (recovery := self._wanted.recovery) is None:
             return None
         try:
             recovery.refresh()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -227,7 +227,8 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
             registration = until_end.enter_context(_registered(config, name, address, service))
             service.prepare()
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
-            _wait_for_end(signalled, config, service)
+            if _wait_for_end(signalled, config) == bytes([signal.SIGTERM]):
+                _drain(service, config.drain_seconds, signalled)
     finally:
         ending.set()
         servicer.enter_graceful_shutdown()
@@ -289,10 +290,18 @@ def _announcement(
     return line
 
 
-def _wait_for_end(signalled: int, config: WorkerConfig, service: WorkerService) -> None:
+def _drain(service: WorkerService, seconds: float, signalled: int) -> None:
+    """Ask clients to move their stages away; wait until they have, or for another signal."""
+    service.drain()
+    end = time.monotonic() + seconds
+    while not service.is_left() and time.monotonic() < end and not select.select([signalled], (), (), LEFT_SECONDS)[0]:
+        pass
+
+
+def _wait_for_end(signalled: int, config: WorkerConfig) -> bytes:
     """Wait for a signal or, with ``--exit-with-parent``, for the end of standard input, which may be a file.
 
-    After a single SIGTERM also wait, for a limited time, until clients have moved their stages away.
+    Return the numbers of the signals.
 
     Raises:
         WorkerError: a thread has failed because no memory or no further thread was left.
@@ -301,20 +310,16 @@ def _wait_for_end(signalled: int, config: WorkerConfig, service: WorkerService) 
         selector.register(signalled, selectors.EVENT_READ)
         if config.exit_with_parent:
             selector.register(0, selectors.EVENT_READ)
-        end = math.inf
-        while not (time.monotonic() >= end or (end < math.inf and service.is_left())):
-            events = selector.select(CHECK_SECONDS if end == math.inf else LEFT_SECONDS)
-            if not events and end == math.inf and config.certificates is not None:
+        while True:
+            events = selector.select(CHECK_SECONDS)
+            if not events and config.certificates is not None:
                 config.certificates.warn()
             for key, _ in events:
                 word = os.read(key.fd, 4096)
                 if key.fd == signalled and EXHAUSTED in word:
                     raise WorkerError(f"this worker has no memory or no thread left: {RAISE_LIMITS}")
-                if key.fd == signalled and word == bytes([signal.SIGTERM]) and end == math.inf:
-                    service.drain()
-                    end = time.monotonic() + config.drain_seconds
-                elif key.fd == signalled or not word:
-                    return
+                if key.fd == signalled or not word:
+                    return word
 
 
 def _force_exit(ending: threading.Event) -> None:

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rpc_runtime.client.placement import TransferProgress
 from rpc_runtime.client.session import LAST_WORD_SECONDS, Session
-from rpc_runtime.client.supervisor import DeploymentEvent, placement_of
+from rpc_runtime.client.supervisor import DeploymentEvent, Opening, placement_of
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.processes import Closing
@@ -342,15 +342,14 @@ class Deployment(Closing, Shown):
         check_machines(program, self._workers)
         check_codecs(program, self._workers)
         endpoints = self._workers.endpoints()
-        self._runner.move(
-            program,
-            endpoints,
-            bundle.blob_path,
-            in_flight=bundle.plan.in_flight if self._in_flight is None else self._in_flight,
-            check=partial(check_workers, bundle, program, self._workers, endpoints),
-            about=text_of(about_of(bundle)),
-            recovery=BundleRecovery(bundle, self._workers, endpoints),
+        opening = self._runner.opening
+        in_flight = bundle.plan.in_flight if self._in_flight is None else self._in_flight
+        options = replace(
+            opening.options, blob_path=bundle.blob_path, about=text_of(about_of(bundle)), in_flight=in_flight
         )
+        check = partial(check_workers, bundle, program, self._workers, endpoints)
+        recovery = opening.recovery and BundleRecovery(bundle, self._workers, endpoints)
+        self._runner.move(Opening(program, endpoints, options, check, recovery))
         self.bundle = bundle
         self.__dict__.pop("_about", None)
 
