@@ -52,7 +52,7 @@ class Session(Runner):
         model: the name by which workers list the deployment.
         about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
         recovery: where stages go if a machine fails or drains; None: the failure is raised.
-        on_event: called with each event, in another thread.
+        on_event: called with each event, in any thread.
         move_times: how long moves and returns of machines take.
 
     Raises:

@@ -312,14 +312,8 @@ class Supervisor:
         finally:
             ending.start()
         self._returns.expect({*self._wanted.program.machines} - {*placement.program.machines})
-        self._event(
-            kind,
-            machine,
-            cause,
-            pause_seconds=time.monotonic() - began,
-            replayed=replayed,
-            placement=placement_of(placement.program),
-        )
+        pause_seconds, where = time.monotonic() - began, placement_of(placement.program)
+        self._event(kind, machine, cause, pause_seconds=pause_seconds, replayed=replayed, placement=where)
 
     def _require_progress(self, failure: Failure) -> None:
         """Raise an error if failures follow each other without a result: an input may end each worker that gets it."""

@@ -35,16 +35,20 @@ class Machines:
         self._links = links
         self._inputs: dict[str, deque[tuple[int, float]]] = {name: deque() for name in links.outgoing}
 
-    def receive(self) -> None:
+    def receive(self) -> bool:
+        """Take what is sent; return whether there was anything."""
+        is_any = False
         for name, link in self._links.outgoing.items():
             frames: list[bytes] = []
             link.drain(frames.append)
             for frame in map(decode, frames):
+                is_any = True
                 value = float(np.frombuffer(frame.payload, np.float32)[0])
                 self._inputs[name].append((frame.sequence, value))
                 (route,) = link.routes
                 count = route.when.count_before(frame.sequence + 1)
                 link.receive(decode(credit_frame(route.index, count, route.depth)))
+        return is_any
 
     def answer(self, first: int) -> bool:
         """Answer the oldest input of a machine; return whether there was one."""
@@ -126,7 +130,13 @@ class DispatcherMachine(RuleBasedStateMachine):
     def move(self, program: Program, count: int, empties: bool) -> None:
         assert self.machines is not None
         emptied = self.dispatcher.pause()
+        while self.machines.receive():
+            pass
         self.call()
+        if self.streams:
+            self.feed(0, count)
+        self.machines.answer(0)
+        assert not self.machines.receive(), "nothing is fed"
         self.work(0, count)
         if empties:
             self.machines.finish()
