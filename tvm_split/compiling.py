@@ -72,7 +72,7 @@ def compile(
         warnings.warn(CompileWarning(message), stacklevel=2)
         plan = replace(plan, prediction=None)
     plan = replace(plan, inputs=model.inputs, graph_digest=model.graph_digest)
-    model = in_precision(model, plan.precision)
+    digest, model = model.digest, in_precision(model, plan.precision)
     for machine in plan.machines:
         tvm_target(machine.target)
     tuned = open_database(database)
@@ -89,6 +89,7 @@ def compile(
             whole(), plan, tuned, blobs, dump_folder, lambda what, done, steps: report(what, done, steps + verify)
         )
         keep(key, bundle.content(), {blob: blobs.path(blob.sha256) for blob in bundle.blob_specs})
+    bundle = replace(bundle, model_digest=digest)
     steps = len(bundle.program.stages) + 1 + verify
     if verify:
         report("comparing with the source", steps - 1, steps)

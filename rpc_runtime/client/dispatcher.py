@@ -15,7 +15,7 @@ from rpc_runtime.client.streams import Call, MicroBatch, Stream
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError
 from rpc_runtime.processes import OwnProcess
 from rpc_runtime.program.events import FAILURE, now
-from rpc_runtime.program.inputs import checked_inputs, client_arrays
+from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.runner import Outputs
 from rpc_runtime.sleeper import Due, Sleeper, do_due
@@ -42,8 +42,9 @@ class Dispatcher:
     and a stream whose results are not taken does not block others.
 
     The links may be replaced: `detach` keeps what has no result yet, and `attach` feeds it again, in order, before
-    anything else. Results are returned once and in order all the same. ``waited_for(sequence)`` returns, for messages,
-    what a micro-batch waits for.
+    anything else. Results are returned once and in order all the same. After `pause` little is left to be fed again.
+    ``waited_for(sequence)`` returns, for messages, what a micro-batch waits for. ``in_flight`` may be set before an
+    `attach`.
     """
 
     def __init__(
@@ -60,10 +61,12 @@ class Dispatcher:
         """The thread that feeds calls and replays which had to wait."""
         self._program = program
         self._timeout_seconds = timeout_seconds
-        self._wanted_limit = in_flight
+        self.in_flight = in_flight
         self._limit = default_in_flight(program) if in_flight is None else in_flight
         self._waited_for = waited_for
         self._links: ClientLinks | None = None
+        self._emptied: threading.Event | None = None
+        """Set when nothing is in flight; None unless feeding is paused."""
         self._completed = 0
         """The number of results of earlier links."""
         self._streams: set[Stream] = set()
@@ -86,13 +89,21 @@ class Dispatcher:
             if self._failure is not None:
                 links.close_locked()
             self._require_usable_locked()
-            self._program, self._links = links.program, links
-            self._limit = default_in_flight(links.program) if self._wanted_limit is None else self._wanted_limit
-            for batch in (*self._replay, *self._waiting):
-                batch.tensors = client_arrays(links.program, batch.inputs)
+            self._program, self._links, self._emptied = links.program, links, None
+            self._limit = default_in_flight(links.program) if self.in_flight is None else self.in_flight
+            for stream in self._streams:
+                stream.lead, stream.limit = links.program.results_lead, self._limit
             self.moved()
             self._feed_locked()
         self._flush()
+
+    def pause(self) -> threading.Event:
+        """Feed nothing until `attach`; return an event that is set when all results are there, or the pipeline ends."""
+        with self.lock:
+            self._emptied = threading.Event()
+            if not self._in_flight or self._failure is not None:
+                self._emptied.set()
+            return self._emptied
 
     def detach(self) -> int:
         """Close the links; return how many micro-batches wait to be fed again to the next ones."""
@@ -129,7 +140,8 @@ class Dispatcher:
         arrays = checked_inputs(self._program, inputs)
         self.own_process.require()
         call = Call(self._due)
-        batch = MicroBatch(call, arrays, client_arrays(self._program, arrays))
+        batch = MicroBatch(call, arrays)
+        batch.tensors(self._program)  # copies slices, which the lock should not wait for
         with self.lock:
             self._require_usable_locked()
             self._waiting.append(batch)
@@ -193,6 +205,8 @@ class Dispatcher:
             was_usable = self._failure is None
             failure = error if self._failure is None or error is CLOSED else self._failure
             self._failure = failure
+            if self._emptied is not None:
+                self._emptied.set()
             if self._links is not None:
                 if was_usable and error is not CLOSED:
                     self._links.recorder.happened(f"{FAILURE}{error}")
@@ -238,8 +252,9 @@ class Dispatcher:
         try:
             for batch in batches:
                 # The iterable may reuse its arrays when the next micro-batch is requested.
-                copies = [array.copy() for array in checked_inputs(self._program, batch)]
-                if not self._put(stream, MicroBatch(stream, copies, client_arrays(self._program, copies))):
+                copied = MicroBatch(stream, [array.copy() for array in checked_inputs(self._program, batch)])
+                copied.tensors(self._program)
+                if not self._put(stream, copied):
                     return
         except BaseException as raised:
             error = raised
@@ -277,13 +292,13 @@ class Dispatcher:
                     batch.since = time.monotonic()
             batch.fed_nanoseconds = now()
             self._in_flight.append(batch)
-            batch.sequence = links.feed_locked(batch.inputs, batch.tensors)
+            batch.sequence = links.feed_locked(batch.inputs, batch.tensors(links.program))
             self._hand_out_locked(links)
 
     def _next_locked(self) -> MicroBatch | None:
         """Return the next micro-batch to feed; None if none waits, there is no room, or the pipeline has ended."""
         links = self._links
-        if links is None or self._failure is not None or not (self._replay or self._waiting):
+        if links is None or self._emptied or self._failure or not (self._replay or self._waiting):
             return None
         if links.under_way >= self._limit or not links.has_room_locked():
             return None
@@ -297,6 +312,8 @@ class Dispatcher:
             batch = self._in_flight.popleft()
             links.recorder.record(links.flights, links.results.taken - 1, batch.fed_nanoseconds, now())
             batch.source.give_locked(result)
+        if self._emptied is not None and not self._in_flight:
+            self._emptied.set()
 
     def _results_of(self, stream: Stream) -> Iterator[Outputs]:
         """Yield the results of a stream until its end."""

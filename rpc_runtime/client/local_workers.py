@@ -131,6 +131,7 @@ class LocalWorkers(Closing):
         for process in processes:
             with contextlib.suppress(OSError):
                 process.terminate()
+                process.send_signal(signal.SIGINT)  # without waiting until stages are moved away
                 process.send_signal(signal.SIGCONT)  # a stopped process does not handle SIGTERM
         deadline = time.monotonic() + TERMINATE_SECONDS
         for process in processes:

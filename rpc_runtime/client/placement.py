@@ -48,12 +48,14 @@ class PlacementOptions:
     watch: WatchTimeouts
     model: str
     about: bytes
+    in_flight: int | None = None
 
 
 class Placement:
     """A program on its workers, as a deployment of its own: its random name and secrets let nothing of another one in.
 
     Call order: `prepare`, `join`, `close`. ``on_failure`` is called once, with the root cause, if it fails later.
+    ``on_draining`` is called again and again while a worker drains; None: its stages are not moved away.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Placement:
         feeder: Feeder,
         options: PlacementOptions,
         on_failure: Callable[[Placement, Failure], None],
+        on_draining: Callable[[Placement, str], None] | None = None,
     ) -> None:
         missing = [machine for machine in program.machines if machine not in endpoints]
         if missing:
@@ -75,6 +78,7 @@ class Placement:
         self.clients = {name: WorkerClient(endpoint, self.deployment) for name, endpoint in self.endpoints.items()}
         self.blob_bytes_sent = 0
         self.weight_bytes: dict[str, int] = {}
+        self.in_flight = options.in_flight
         self.culprits: set[str] = set()
         """The machines on which a step of opening failed."""
         self._options = options
@@ -98,6 +102,7 @@ class Placement:
             },
             results=lambda: self.links.results.taken,
             timeouts=options.watch,
+            on_draining=None if on_draining is None else partial(on_draining, self),
         )
 
     def prepare(self, check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None) -> None:

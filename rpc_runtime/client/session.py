@@ -8,8 +8,8 @@ from typing import Any
 
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.placement import Placement, PlacementOptions, TransferProgress
-from rpc_runtime.client.supervisor import DeploymentEvent, Recovery, Supervisor
-from rpc_runtime.client.watch import Failure
+from rpc_runtime.client.returns import USUAL_MOVE_TIMES, MoveTimes
+from rpc_runtime.client.supervisor import DeploymentEvent, Opening, Recovery, Supervisor
 from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerDescription
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.clocks import MachineClock
@@ -51,8 +51,9 @@ class Session(Runner):
         check: called with the description of each worker before anything is sent; what it raises ends the opening.
         model: the name by which workers list the deployment.
         about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
-        recovery: where stages go if a machine fails; None: the failure is raised.
-        on_event: called with each event of a recovery, in another thread.
+        recovery: where stages go if a machine fails or drains; None: the failure is raised.
+        on_event: called with each event, in any thread.
+        move_times: how long moves and returns of machines take.
 
     Raises:
         TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages. Everything is then freed.
@@ -75,26 +76,19 @@ class Session(Runner):
         about: bytes = b"",
         recovery: Recovery | None = None,
         on_event: Callable[[DeploymentEvent], None] = lambda event: None,
+        move_times: MoveTimes = USUAL_MOVE_TIMES,
     ) -> None:
-        options = PlacementOptions(blob_path, timeout_seconds, on_transfer, links, timeouts, watch, model, about)
-        self._supervisor: Supervisor | None = None
+        options = PlacementOptions(
+            blob_path, timeout_seconds, on_transfer, links, timeouts, watch, model, about, in_flight
+        )
+        self.opening = Opening(program, endpoints, options, check, recovery)
+        """How the program was opened; `move` takes another one."""
         self._dispatcher = Dispatcher(
             program, timeout_seconds, in_flight, lambda sequence: self._placement.waited_for(sequence)
         )
-
-        def placed(program: Program, endpoints: Mapping[str, WorkerEndpoint]) -> Placement:
-            return Placement(program, endpoints, self._dispatcher, options, self._failed)
-
-        self._placement = placed(program, endpoints)
+        self._supervisor = Supervisor(self.opening, self._dispatcher, self._use, on_event, move_times)
         try:
-            self._placement.prepare(check)
-            self._placement.join()
-            self._use(self._placement)
-            if recovery is not None:
-                self._supervisor = Supervisor(
-                    self._placement, self._dispatcher, recovery, placed, self._use, on_event, timeout_seconds
-                )
-            self._dispatcher.attach(self._placement.links)
+            self._supervisor.open()
         except BaseException:
             self.close()
             raise
@@ -105,15 +99,18 @@ class Session(Runner):
     def _use(self, placement: Placement) -> None:
         """Take a placement that is connected as the current one."""
         self._placement = placement
+        self._dispatcher.in_flight = placement.in_flight
         self.program, self.name, self.deployment = placement.program, placement.name, placement.deployment
         self.link_secrets, self.weight_bytes = placement.link_secrets, placement.weight_bytes
         self.blob_bytes_sent += placement.blob_bytes_sent
 
-    def _failed(self, placement: Placement, failure: Failure) -> None:
-        if self._supervisor is None:
-            self._dispatcher.fail(failure.error)
-        else:
-            self._supervisor.failed(placement, failure)
+    def move(self, opening: Opening) -> None:
+        """Change to another program of the same model, which is opened while the current one computes.
+
+        Raises as the constructor; the current program then runs on.
+        """
+        self._supervisor.move(opening)
+        self.opening = opening
 
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         return self._dispatcher.submit(inputs)
@@ -168,7 +165,4 @@ class Session(Runner):
         """End the deployment on all workers. Idempotent, also after a failure; does nothing in a forked process."""
         if not self._dispatcher.own_process.is_this:
             return
-        was_usable = self._dispatcher.close()
-        if self._supervisor is not None:
-            self._supervisor.close()
-        self._placement.close(unload=was_usable)
+        self._supervisor.close(unload=self._dispatcher.close())

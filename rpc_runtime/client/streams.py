@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from rpc_runtime.errors import TvmSplitError
+from rpc_runtime.program.inputs import client_arrays
+from rpc_runtime.program.program import Program
 from rpc_runtime.program.runner import Outputs
 from rpc_runtime.program.specs import Array
 from rpc_runtime.sleeper import Due, Sleeper
@@ -57,7 +59,7 @@ class Stream:
 
     def __init__(self, lead: int, limit: int, due: Due) -> None:
         self.feeder, self.consumer = Sleeper(due), Sleeper(due)
-        self._lead, self._limit = lead, limit
+        self.lead, self.limit = lead, limit
         self._results: deque[Outputs | BaseException | None] = deque()
         """What the caller takes next: results in order, then the error that ends the stream, or None."""
         self._pending = self._ready = 0
@@ -67,7 +69,7 @@ class Stream:
 
     @property
     def is_held(self) -> bool:
-        return self._ready >= self._lead or self._pending >= self._limit
+        return self._ready >= self.lead or self._pending >= self.limit
 
     def begin_locked(self) -> bool:
         """Count a micro-batch that is fed, perhaps by another thread than its feeder."""
@@ -113,14 +115,20 @@ class Stream:
 class MicroBatch:
     """A micro-batch of a call or a stream.
 
-    ``tensors`` are the values of the program's ``client_tensors``; ``since`` is when the wait for the result began, in
-    seconds of the monotonic clock. ``sequence`` is None until it is fed. ``is_late``: its caller has got an error.
+    ``since`` is when the wait for the result began, in seconds of the monotonic clock. ``sequence`` is None until it is
+    fed. ``is_late``: its caller has got an error.
     """
 
     source: Call | Stream
     inputs: Sequence[Array]
-    tensors: Sequence[Array]
     since: float = field(default_factory=time.monotonic)
     sequence: int | None = None
     fed_nanoseconds: int = 0
     is_late: bool = False
+    _tensors: tuple[Program | None, Sequence[Array]] = field(default=(None, ()), init=False)
+
+    def tensors(self, program: Program) -> Sequence[Array]:
+        """Return the values of a program's ``client_tensors``; they are computed once for the same program."""
+        if self._tensors[0] is not program:
+            self._tensors = program, client_arrays(program, self.inputs)
+        return self._tensors[1]

@@ -1,11 +1,14 @@
-"""Keeps a deployment running: when a machine fails, its stages go to the machines that are left.
+"""Keeps a deployment running: when a machine fails or drains, its stages go to the machines that are left.
 
-One thread replaces placements, so that nothing else has to know that there are several. The client alone decides:
-it has the inputs, and whether a machine answers it is what counts.
+One thread at a time replaces placements, so that nothing else has to know that there are several. The client alone
+decides: it has the inputs, and whether a machine answers it is what counts.
 
     running ─ failure ─▶ detach ─▶ ask all machines ─▶ place ─▶ prepare ─▶ join ─▶ attach ─▶ running
                                         ▲                 └──────── fails ────┘
                                         └──────────── at most `MOST_ATTEMPTS` times ────┘
+
+    running ─ drain, return, `move` ─▶ place ─▶ prepare ─▶ join ─▶ pause ─▶ empty ─▶ detach ─▶ attach ─▶ running
+              the earlier placement computes                              └ at most 2 s
 """
 
 from __future__ import annotations
@@ -14,16 +17,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
 from typing import Literal, Protocol
 
 from rpc_runtime.client.dispatcher import Dispatcher
-from rpc_runtime.client.placement import Placement
+from rpc_runtime.client.placement import Placement, PlacementOptions
+from rpc_runtime.client.returns import MoveTimes, Returns
 from rpc_runtime.client.watch import Failure, ReportKind
-from rpc_runtime.client.worker_client import WorkerDescription, answering
+from rpc_runtime.client.worker_client import SIGN_OF_LIFE_SECONDS, WorkerDescription, answering, describe
 from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.program import Program
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -40,11 +44,17 @@ RECOVERABLE = (ReportKind.GONE, ReportKind.LINK)
 """Failures of machines and links. A stage that raised would do it again with the same inputs."""
 
 
+Check = Callable[[Mapping[str, WorkerDescription]], None]
+
+
 class Recovery(Protocol):
     """What knows the machines that could compute stages."""
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
         """Return the addresses of all machines that may get stages."""
+
+    def refresh(self) -> None:
+        """Find the machines again, and start those that ended, as far as the cluster can; may take long."""
 
     def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
         """Return the program on machines of ``workers`` that are not ``lost``.
@@ -57,16 +67,27 @@ class Recovery(Protocol):
         """Raise an error if a worker cannot run its stages."""
 
 
-EventKind = Literal["failure", "recovered", "gave up"]
+@dataclass(frozen=True)
+class Opening:
+    """A program, and how it is opened; the fields are arguments of `session.Session`."""
+
+    program: Program
+    endpoints: Mapping[str, WorkerEndpoint]
+    options: PlacementOptions
+    check: Check
+    recovery: Recovery | None
+
+
+EventKind = Literal["failure", "recovered", "gave up", "draining", "returned", "moved", "not moved"]
 
 
 @dataclass(frozen=True)
 class DeploymentEvent:
     """Something that happened to a running deployment.
 
-    ``epoch`` counts placements from 1. Of a recovery, ``pause_seconds`` is the time from the failure until inputs were
-    fed again, ``replayed`` the number of micro-batches that were sent again, and ``placement`` has the machines of each
-    stage from then on.
+    ``epoch`` counts placements from 1. Of a recovery or a move, ``pause_seconds`` is the time from the failure, or from
+    when no more inputs were fed, until inputs were fed again, ``replayed`` the number of micro-batches that were sent
+    again, and ``placement`` has the machines of each stage from then on.
     """
 
     kind: EventKind
@@ -85,87 +106,214 @@ def placement_of(program: Program) -> dict[str, tuple[str, ...]]:
 
 
 class Supervisor:
-    """Replaces the placement of a dispatcher after failures, until `close`.
+    """Opens the placements of a dispatcher: the first one, then others after failures, drains, returns and by `move`.
 
-    ``open_placement`` makes a placement of a program; ``on_placed`` is called with each new one before it is fed, and
-    ``on_event`` with each event.
+    ``on_placed`` is called with each placement before it is fed, and ``on_event`` with each event. Without a recovery,
+    a failure ends the dispatcher, and only `move` replaces the placement.
     """
 
     def __init__(
         self,
-        placement: Placement,
+        wanted: Opening,
         dispatcher: Dispatcher,
-        recovery: Recovery,
-        open_placement: Callable[[Program, Mapping[str, WorkerEndpoint]], Placement],
         on_placed: Callable[[Placement], None],
         on_event: Callable[[DeploymentEvent], None],
-        timeout_seconds: float,
+        times: MoveTimes,
     ) -> None:
-        self._placement, self._dispatcher, self._recovery = placement, dispatcher, recovery
-        self._open_placement, self._on_placed, self._on_event = open_placement, on_placed, on_event
-        self._timeout_seconds = timeout_seconds
+        self._wanted = wanted
+        self._dispatcher, self._on_placed, self._on_event, self._times = dispatcher, on_placed, on_event, times
+        self._placement = self._new(wanted)
         self._epoch = 1
-        self._failures: SimpleQueue[tuple[Placement, Failure] | None] = SimpleQueue()
+        self._steps: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._switching = threading.RLock()
+        """Held by the one thread that may replace the placement."""
         self._closed = threading.Event()
         self._opening: Placement | None = None
+        self._failure: Failure | None = None
+        """That of the current placement, until it is handled."""
+        self._emptied = threading.Event()
+        """Set when a paused placement has nothing left to compute, or has failed."""
+        self._returns = Returns(self._ask, lambda machine: self._steps.put(partial(self._returned, machine)), times)
+        self._drained: dict[str, float] = {}
+        """When machines that drain are looked at again."""
         self._broken_links: dict[tuple[str, str], float] = {}
         self._since_result = 0, dispatcher.completed
         """The number of failures since the last result, and the number of results then."""
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
 
-    def failed(self, placement: Placement, failure: Failure) -> None:
-        """Report the failure of a placement; that of an earlier one is ignored."""
-        self._failures.put((placement, failure))
+    def open(self) -> None:
+        """Open the first placement, and feed it. Raises as `Placement.prepare`."""
+        with self._switching:
+            self._opened(self._placement, self._wanted.check)
+            self._on_placed(self._placement)
+            self._dispatcher.attach(self._placement.links)
 
-    def close(self) -> None:
-        """End the thread; a recovery in progress is abandoned."""
+    def move(self, wanted: Opening) -> None:
+        """Change to another program; if it cannot be opened, raise the error, and the current one runs on."""
+        with self._switching:
+            placement = self._opened(self._new(wanted), wanted.check)
+            self._wanted = wanted
+            self._change_to(placement, "", "its owner changed the plan")
+
+    def _new(self, wanted: Opening) -> Placement:
+        draining = None if wanted.recovery is None else self._draining
+        return Placement(wanted.program, wanted.endpoints, self._dispatcher, wanted.options, self._failed, draining)
+
+    def _failed(self, placement: Placement, failure: Failure) -> None:
+        """Handle the failure of a placement; that of an earlier one is ignored."""
+        self._steps.put(partial(self._handle, placement, failure))
+        if placement is self._placement is not self._opening:  # what is being opened may need it, or take long
+            self._failure = failure
+            self._emptied.set()
+            self._end_opening()
+
+    def _draining(self, placement: Placement, machine: str) -> None:
+        """Look after a machine that drains; called again and again."""
+        now = time.monotonic()
+        if placement is self._placement and now >= self._drained.get(machine, 0.0):
+            self._steps.put(partial(self._leave, machine, machine not in self._drained))
+            self._drained[machine] = now + self._times.ask_seconds
+
+    def close(self, *, unload: bool) -> None:
+        """End the thread and the placement; a recovery or move in progress is abandoned."""
         self._closed.set()
-        self._failures.put(None)
-        if (opening := self._opening) is not None:
-            opening.close(unload=False)
+        self._returns.close()
+        self._steps.put(None)
+        self._end_opening()
         if self._thread is not threading.current_thread():
             self._thread.join()
+        with self._switching:  # its owner may be moving it
+            self._placement.close(unload=unload)
+
+    def _end_opening(self) -> None:
+        if (opening := self._opening) is not None:
+            opening.close(unload=False)
 
     def _run(self) -> None:
-        while (report := self._failures.get()) is not None:
-            placement, failure = report
-            if placement is self._placement and not self._closed.is_set():
-                try:
-                    self._recover(failure)
-                except TvmSplitError as error:
-                    self._give_up(failure, error)
-                except Exception as error:  # nobody else would tell those who wait
-                    logger.exception("recovery failed unexpectedly")
-                    self._give_up(failure, WorkerError(f"recovery failed unexpectedly: {error!r}"))
+        while (step := self._steps.get()) is not None:
+            with self._switching:
+                if not self._closed.is_set():
+                    step()
+
+    def _handle(self, placement: Placement, failure: Failure) -> None:
+        if placement is not self._placement:
+            return
+        if self._wanted.recovery is None:
+            self._dispatcher.fail(failure.error)
+            return
+        try:
+            self._recover(failure, self._wanted.recovery)
+        except TvmSplitError as error:
+            self._give_up(failure, error)
+        except Exception as error:  # nobody else would tell those who wait
+            logger.exception("recovery failed unexpectedly")
+            self._give_up(failure, WorkerError(f"recovery failed unexpectedly: {error!r}"))
 
     def _give_up(self, failure: Failure, error: TvmSplitError) -> None:
         if not self._closed.is_set():
-            self._event("gave up", failure, cause=str(error))
+            self._event("gave up", failure.machine, str(error))
             self._dispatcher.fail(error)
 
-    def _recover(self, failure: Failure) -> None:
+    def _recover(self, failure: Failure, recovery: Recovery) -> None:
         began = time.monotonic()
-        self._event("failure", failure, cause=str(failure.error))
+        self._event("failure", failure.machine, str(failure.error))
         if failure.kind not in RECOVERABLE:
             raise failure.error
         self._require_progress(failure)
+        self._dispatcher.detach()
+        self._failure = None
+        lost = {machine for machine in self._lost(failure) if machine in recovery.endpoints()}
+        for machine in lost:
+            self._returns.failed(machine)
+        self._returns.expect(lost)
+        placement = self._next_placement(failure, recovery, lost | self._returns.away, began)
+        self._switch_to(placement, "recovered", failure.machine, str(failure.error), began)
+
+    def _leave(self, machine: str, is_new: bool) -> None:
+        """Move the stages of a machine that drains to others."""
+        if machine in self._placement.program.machines:
+            if is_new:
+                self._event("draining", machine)
+            self._rearrange(machine, f"machine {machine!r} drains", says_why=is_new)
+
+    def _returned(self, machine: str) -> None:
+        """Give a machine its stages back; if it cannot take them, wait for longer."""
+        self._drained.pop(machine, None)
+        if machine in self._wanted.program.machines:
+            self._event("returned", machine)
+            self._rearrange(machine, f"machine {machine!r} has returned", says_why=True)
+            if machine not in self._placement.program.machines:
+                self._returns.failed(machine)
+                self._returns.expect([machine])
+
+    def _rearrange(self, machine: str, cause: str, *, says_why: bool) -> None:
+        """Move to where the planned stages belong while some machines are away, if they are elsewhere."""
+        recovery, away = self._wanted.recovery, set(self._returns.away)
+        if recovery is None:
+            return
+        try:
+            endpoints = recovery.endpoints()
+            workers = answering({name: endpoint for name, endpoint in endpoints.items() if name not in away})
+            if silent := {*self._placement.program.machines} - {*workers} - away:
+                raise WorkerUnavailableError(f"{', '.join(sorted(silent))} did not answer in time")
+            workers = _taking(workers)
+            program = recovery.place({*endpoints} - {*workers}, workers)
+            if program != self._placement.program:
+                opening = self._new(replace(self._wanted, program=program, endpoints=endpoints))
+                self._change_to(self._opened(opening, partial(recovery.check, program)), machine, cause)
+        except Exception as error:
+            if not isinstance(error, TvmSplitError):
+                logger.exception("moving stages failed unexpectedly")
+            if says_why and not self._closed.is_set():
+                self._event("not moved", machine, str(error))
+
+    def _opened(self, placement: Placement, check: Check) -> Placement:
+        """Return a placement when it is connected; raise an error also if the current one fails meanwhile."""
+        self._opening = placement
+        try:
+            self._require_running()
+            placement.prepare(check)
+            placement.join()
+            self._opening = None
+            self._require_running()  # or it was closed, by `_end_opening`
+        except BaseException:
+            self._opening = None
+            if placement is self._placement:  # the first one: there is nothing to recover
+                self._closed.set()
+                raise
+            placement.close(unload=False)
+            self._require_running()
+            raise
+        return placement
+
+    def _require_running(self) -> None:
+        self._dispatcher.require_usable()
+        if self._failure is not None:
+            raise WorkerUnavailableError(f"the stages that run have failed meanwhile: {self._failure.error}")
+
+    def _change_to(self, placement: Placement, machine: str, cause: str) -> None:
+        """Switch once the current placement has nothing left to compute, or was given the time for that."""
+        began = time.monotonic()
+        self._emptied = self._dispatcher.pause()
+        if self._failure is None:
+            self._emptied.wait(min(self._times.empty_seconds, self._wanted.options.timeout_seconds / 2))
+        self._switch_to(placement, "moved", machine, cause, began)
+
+    def _switch_to(self, placement: Placement, kind: EventKind, machine: str, cause: str, began: float) -> None:
         replayed = self._dispatcher.detach()
-        earlier = self._placement
-        self._placement = self._next_placement(failure, began)
+        earlier, self._placement, self._failure = self._placement, placement, None
         self._epoch += 1
-        self._on_placed(self._placement)
-        self._dispatcher.attach(self._placement.links)
+        self._on_placed(placement)
         # A frozen machine delays the end of its placement, which nothing waits for.
-        threading.Thread(target=earlier.close, kwargs={"unload": False}, name="end-placement", daemon=True).start()
-        program = self._placement.program
-        self._event(
-            "recovered",
-            failure,
-            pause_seconds=time.monotonic() - began,
-            replayed=replayed,
-            placement=placement_of(program),
-        )
+        ending = threading.Thread(target=earlier.close, kwargs={"unload": False}, name="end-placement", daemon=True)
+        try:
+            self._dispatcher.attach(placement.links)
+        finally:
+            ending.start()
+        self._returns.expect({*self._wanted.program.machines} - {*placement.program.machines})
+        pause_seconds, where = time.monotonic() - began, placement_of(placement.program)
+        self._event(kind, machine, cause, pause_seconds=pause_seconds, replayed=replayed, placement=where)
 
     def _require_progress(self, failure: Failure) -> None:
         """Raise an error if failures follow each other without a result: an input may end each worker that gets it."""
@@ -179,36 +327,29 @@ class Supervisor:
                 f"deployment may be what they fail on. The last failure: {failure.error}"
             )
 
-    def _next_placement(self, failure: Failure, began: float) -> Placement:
-        """Return a placement that is connected, on machines that answer."""
-        lost = set(self._lost(failure))
+    def _next_placement(self, failure: Failure, recovery: Recovery, lost: set[str], began: float) -> Placement:
+        """Return a placement that is connected, on machines that answer; at first without ``lost`` ones."""
         attempts: list[TvmSplitError] = []
         while True:
             self._dispatcher.moved()
-            endpoints = self._recovery.endpoints()
-            workers = answering({name: endpoint for name, endpoint in endpoints.items() if name not in lost})
+            endpoints = recovery.endpoints()
+            workers = _taking(answering({name: end for name, end in endpoints.items() if name not in lost}))
             try:
-                program = self._recovery.place({*endpoints} - {*workers}, workers)
+                program = recovery.place({*endpoints} - {*workers}, workers)
             except WorkerUnavailableError as error:
-                if self._closed.wait(RETURN_SECONDS) or time.monotonic() > began + self._timeout_seconds:
+                if self._closed.wait(RETURN_SECONDS) or time.monotonic() > began + self._wanted.options.timeout_seconds:
                     raise self._hopeless(failure, error) from error
                 lost.clear()  # a machine that returns may be used again
                 continue
-            placement = self._opening = self._open_placement(program, endpoints)
+            placement = self._new(replace(self._wanted, program=program, endpoints=endpoints))
             try:
-                placement.prepare(partial(self._recovery.check, program))
-                placement.join()
+                return self._opened(placement, partial(recovery.check, program))
             except TvmSplitError as error:
-                placement.close(unload=False)
                 attempts.append(error)
                 lost.update(placement.culprits)
                 if self._closed.is_set() or len(attempts) == MOST_ATTEMPTS:
                     raise self._hopeless(failure, error) from error
                 logger.info("a placement could not be opened: %s", error)
-            else:
-                return placement
-            finally:
-                self._opening = None
 
     def _lost(self, failure: Failure) -> Collection[str]:
         """Return the machines that are not asked at first: what has gone, or lost the same link again.
@@ -228,7 +369,22 @@ class Supervisor:
             "returned before"
         )
 
-    def _event(self, kind: EventKind, failure: Failure, cause: str = "", **more: object) -> None:
-        event = DeploymentEvent(kind, self._epoch, failure.machine, cause or str(failure.error), **more)  # type: ignore[arg-type]
+    def _ask(self, machine: str) -> WorkerDescription | None:
+        """Return the worker of a machine that is away, if it answers; called in threads of their own."""
+        if (recovery := self._wanted.recovery) is None:
+            return None
+        try:
+            recovery.refresh()
+            return describe(recovery.endpoints()[machine], SIGN_OF_LIFE_SECONDS)
+        except TvmSplitError:
+            return None
+
+    def _event(self, kind: EventKind, machine: str, cause: str = "", **more: object) -> None:
+        event = DeploymentEvent(kind, self._epoch, machine, cause, **more)  # type: ignore[arg-type]
         logger.info("%s", event)
         self._on_event(event)
+
+
+def _taking(workers: Mapping[str, WorkerDescription]) -> dict[str, WorkerDescription]:
+    """Return the workers that take new deployments."""
+    return {machine: worker for machine, worker in workers.items() if not worker.draining}

@@ -108,7 +108,8 @@ class WorkerWatch:
 
     ``model`` is the deployment's name for `WorkerClient.describe`, ``about`` is for `WorkerClient.about`. ``stages``
     are those of each machine, with the micro-batches that they compute. ``results`` returns how many micro-batches
-    every stage has computed.
+    every stage has computed. ``on_draining`` is called with each event of a worker that drains; without it, workers do
+    not expect that their stages are moved away.
     """
 
     def __init__(
@@ -122,16 +123,17 @@ class WorkerWatch:
         stages: Mapping[str, Mapping[str, Recurrence]] = MappingProxyType({}),
         results: Callable[[], int] = lambda: 0,
         timeouts: WatchTimeouts = USUAL_WATCH,
+        on_draining: Callable[[str], None] | None = None,
     ) -> None:
         self._beat_seconds = timeouts.beat_seconds
         self._timeouts = timeouts
         self._connections = connections
-        self._model = model
-        self._about = about
+        self._request = {"model": model, "about": about, "moves": on_draining is not None}
         self._stages = stages
         self._results = results
         self._on_failure = on_failure
         self._on_activity = on_activity
+        self._on_draining = on_draining
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._heard: dict[str, float] = {}
@@ -155,7 +157,7 @@ class WorkerWatch:
         """
         for machine, connection in self._connections.items():
             self._lives[machine].hear()
-            self._calls[machine] = connection.watch(self._model, self._about, self._beat_seconds)
+            self._calls[machine] = connection.watch(self._beat_seconds, **self._request)
             self._begin(self._read, machine)
         self._begin(self._judge)
         with self._lock:
@@ -226,6 +228,8 @@ class WorkerWatch:
             for stage in event.stages:
                 self._finished[machine, stage.stage] = stage.finished
             self._changed.notify_all()
+        if event.draining and self._on_draining is not None:
+            self._on_draining(machine)
         if event.HasField("failure"):
             failure = event.failure
             kind = _KIND_OF.get(failure.kind, ReportKind.INTERNAL)

@@ -80,7 +80,7 @@ class HeldDeployment:
     """A deployment on a worker; ``name`` is the first part of its random name.
 
     ``model`` and ``owner`` (USER@HOST) are what the client said; both may be empty. ``micro_batches_per_second`` is the
-    rate of the busiest stage in the last seconds.
+    rate of the busiest stage in the last seconds. ``moves``: the client moves the stages away if the worker drains.
     """
 
     name: str
@@ -88,6 +88,7 @@ class HeldDeployment:
     owner: str
     weight_bytes: int
     micro_batches_per_second: float
+    moves: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class WorkerDescription:
     ``wall_clock_offset_nanoseconds``, both with an error of at most half of ``round_trip_seconds``. ``load`` is the
     load average of the last minute of the host, which has ``host_core_count`` cores. Workers with equal ``boot_id``
     share a host, even if containers give them different hostnames; workers with equal ``memory_domain`` can share
-    memory. ``certificate_expires`` is in seconds since 1970. What is not known is empty or 0.
+    memory. ``certificate_expires`` is in seconds since 1970. A worker that is ``draining`` takes no new deployments.
+    What is not known is empty or 0.
     """
 
     machine: str
@@ -135,6 +137,7 @@ class WorkerDescription:
     round_trip_seconds: float
     clock_offset_nanoseconds: int
     wall_clock_offset_nanoseconds: int
+    draining: bool = False
 
     @property
     def host(self) -> str:
@@ -262,16 +265,16 @@ class WorkerClient:
             wall_clock_offset_nanoseconds=reply.wall_clock_nanoseconds - wall if reply.wall_clock_nanoseconds else 0,
         )
 
-    def watch(self, model: str = "", about: bytes = b"", beat_seconds: float = USUAL_WATCH.beat_seconds) -> Any:
-        """Open the stream of ``WatchEvent``; the deployment ends when the stream ends.
+    def watch(self, beat_seconds: float = USUAL_WATCH.beat_seconds, **more: Any) -> Any:
+        """Open the stream of ``WatchEvent``, one each ``beat_seconds``; the deployment ends when the stream ends.
 
-        ``model`` is the name that `describe` shows; ``about`` is the JSON that `about` returns; an event comes each
-        ``beat_seconds``.
+        ``more`` are fields of ``WatchRequest``: the name that `describe` shows, the JSON that `about` returns.
         """
-        request = pb.WatchRequest(
-            deployment=self.deployment, model=model, owner=_own_name(), about=about, beat_seconds=beat_seconds
-        )
-        return self._stub.Watch(request, metadata=self._metadata)
+        request = pb.WatchRequest(deployment=self.deployment, owner=_own_name(), beat_seconds=beat_seconds, **more)
+        try:
+            return self._stub.Watch(request, metadata=self._metadata)
+        except ValueError as error:
+            raise self._closed() from error
 
     def send_blobs(
         self,
@@ -378,6 +381,10 @@ class WorkerClient:
     def about(self, timeout_seconds: float) -> bytes:
         """Return what the client has said about the deployment; raises as `observe`."""
         return bytes(self._call(pb.ObserveRequest(deployment=self.deployment, about=True), timeout_seconds).about)
+
+    def drain(self, draining: bool, timeout_seconds: float) -> None:
+        """Make the worker take no new deployments, and ask the clients of its own to move away; or undo that."""
+        self._call(pb.DrainRequest(draining=draining), timeout_seconds)
 
     def load_kernels(self, kernels: KernelSet, timeout_seconds: float) -> int:
         """Load kernels to time, whose library the worker has; return the bytes allocated for their arguments."""

@@ -46,7 +46,8 @@ class Audit:
     @contextmanager
     def call(self, path: str, caller: str, context: Any, request: Any) -> Iterator[None]:
         """Write that a call was accepted, and after the body that it ended, with the reason of an error."""
-        names = {"deployment": request.deployment[:SHOWN_LETTERS], "model": getattr(request, "model", "")}
+        names = {name: str(getattr(request, name, "")) for name in ("deployment", "model", "draining")}
+        names["deployment"] = names["deployment"][:SHOWN_LETTERS]
         self._write("accepted", path, caller, context, **names)
         try:
             yield

@@ -50,7 +50,7 @@ OPEN_SECONDS = 10.0
 
 OBSERVING_PATHS = [f"/{CONTROL_SERVICE}/{method}" for method in ("Describe", "Observe")]
 """The methods for which the role ``observe`` suffices."""
-AUDITED_PATHS = [f"/{CONTROL_SERVICE}/{method}" for method in ("Watch", "LoadStages", "LoadKernels", "Unload")]
+AUDITED_PATHS = [f"/{CONTROL_SERVICE}/{method}" for method in ("Watch", "LoadStages", "LoadKernels", "Unload", "Drain")]
 """The methods of which an audit log has every call; of the others it has those that were refused."""
 WATCH_PATH = AUDITED_PATHS[0]
 LINK_REFUSED = "no deployment here has a link with the secret that was shown; it may have ended"

@@ -45,6 +45,9 @@ class WorkerConfig:
     tls_key: Path | None = option(None, "key of the certificate", metavar="PEM")
     tls_ca: Path | None = option(None, "callers need a certificate from this authority", metavar="PEM")
     insecure: bool = option(False, "trust all who reach the address")
+    drain_seconds: float = option(
+        5.0, "after SIGTERM, wait so long for clients to move their stages away (default 5)", minimum=0
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option("warning", "default warning")
     json: bool = option(False, "print one line of JSON when ready")
     transport: tuple[str, ...] = option(

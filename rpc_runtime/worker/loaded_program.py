@@ -70,6 +70,7 @@ class LoadedProgram:
         self.identifier = request.deployment
         self._names = {"model": request.model[:MAXIMUM_NAME_LETTERS], "owner": request.owner[:MAXIMUM_NAME_LETTERS]}
         self.about = checked_about(request.about)
+        self.moves = request.moves
         self._weight_bytes = 0
         self._store = store
         self._trials = trials
@@ -103,6 +104,7 @@ class LoadedProgram:
             name=self.identifier[:SHOWN_LETTERS],
             weight_bytes=self._weight_bytes,
             micro_batches_per_second=rate,
+            moves=self.moves,
             **self._names,
         )
 

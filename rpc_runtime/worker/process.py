@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import resource
+import select
 import selectors
 import signal
 import socket
@@ -60,6 +61,8 @@ MINIMUM_FILES, MINIMUM_CONNECTIONS, MAXIMUM_CONNECTIONS = 128, 64, 16_384
 OWN_FILES = 512
 """File descriptors reserved for blobs, locks and gRPC; a worker without free descriptors cannot work."""
 STOP_SECONDS = 2.0
+LEFT_SECONDS = 0.05
+"""Time between two looks at whether clients have moved their stages away."""
 CHECK_SECONDS = 86400.0
 """Time between two looks at when certificates expire."""
 EXHAUSTED = b"!"
@@ -70,6 +73,8 @@ FORCED_EXIT_SECONDS = 8.0
 
 def serve(config: WorkerConfig, results: IO[str]) -> None:
     """Run a worker until SIGTERM, SIGINT, SIGHUP, or the end of its parent. Call it from the main thread.
+
+    After SIGTERM, clients that move their stages away have ``config.drain_seconds`` for that.
 
     The ready line, which says where the worker listens, is written to ``results``.
 
@@ -224,7 +229,8 @@ def _serve_until(config: WorkerConfig, results: IO[str], signalled: int) -> None
             service.prepare()
             gc.freeze()  # what is there stays; collections, as after each deployment, need not look at it
             print(_announcement(config, name, address, token, blobs, registration), file=results, flush=True)
-            _wait_for_end(signalled, config)
+            if _wait_for_end(signalled, config) == bytes([signal.SIGTERM]):
+                _drain(service, config.drain_seconds, signalled)
     finally:
         ending.set()
         servicer.enter_graceful_shutdown()
@@ -286,8 +292,18 @@ def _announcement(
     return line
 
 
-def _wait_for_end(signalled: int, config: WorkerConfig) -> None:
+def _drain(service: WorkerService, seconds: float, signalled: int) -> None:
+    """Ask clients to move their stages away; wait until they have, or for another signal."""
+    service.drain()
+    end = time.monotonic() + seconds
+    while not service.is_left() and time.monotonic() < end and not select.select([signalled], (), (), LEFT_SECONDS)[0]:
+        pass
+
+
+def _wait_for_end(signalled: int, config: WorkerConfig) -> bytes:
     """Wait for a signal or, with ``--exit-with-parent``, for the end of standard input, which may be a file.
+
+    Return the numbers of the signals.
 
     Raises:
         WorkerError: a thread has failed because no memory or no further thread was left.
@@ -305,7 +321,7 @@ def _wait_for_end(signalled: int, config: WorkerConfig) -> None:
                 if key.fd == signalled and EXHAUSTED in word:
                     raise WorkerError(f"this worker has no memory or no thread left: {RAISE_LIMITS}")
                 if key.fd == signalled or not word:
-                    return
+                    return word
 
 
 def _force_exit(ending: threading.Event) -> None:

@@ -59,6 +59,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._programs: dict[str, LoadedProgram] = {}
         """By the random name of their deployment."""
+        self._draining = False
 
     def prepare(self) -> None:
         """Start the process for library trials, so that the first program does not wait for it."""
@@ -76,6 +77,15 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
 
     def is_busy(self) -> bool:
         return bool(self._programs)
+
+    def drain(self, draining: bool = True) -> None:
+        """Take no new deployments, and ask the clients of those here to move their stages away; or undo that."""
+        with self._lock:
+            self._draining = draining
+
+    def is_left(self) -> bool:
+        """Return whether no client has stages here that it moves away."""
+        return not any(program.moves for program in tuple(self._programs.values()))
 
     def close(self) -> None:
         for identifier in list(self._programs):
@@ -114,13 +124,20 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
 
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
         expires = self._config.certificates.expires if self._config.certificates else 0
-        return describe(self._machine, self._config.threads, expires, self.deployments(), self._blobs.folder)
+        reply = describe(self._machine, self._config.threads, expires, self.deployments(), self._blobs.folder)
+        reply.draining = self._draining
+        return reply
 
     def Watch(self, request: pb.WatchRequest, context: Any) -> Iterator[pb.WatchEvent]:
         name, beat_seconds = request.deployment, checked_beat(request.beat_seconds)
         with self._lock:
             if name in self._programs:
                 raise ProtocolError(f"deployment {name[:8]} is watched already")
+            if self._draining:
+                raise WorkerError(
+                    f"machine {self._machine!r} is drained for maintenance and takes no deployments: use other "
+                    f"machines, or end that with `tvm-split drain {self._machine} --undo`"
+                )
             config = self._config
             program = LoadedProgram(request, self._blobs, self._trials, self._weights, config.timeouts, config.threads)
             self._programs[name] = program
@@ -131,6 +148,7 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
                 return
             yield pb.WatchEvent()
             while (event := program.next_event(beat_seconds)) is not None:
+                event.draining = self._draining
                 yield event
         finally:
             self._drop(request.deployment)
@@ -175,6 +193,10 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
     def Unload(self, request: pb.UnloadRequest, context: Any) -> pb.UnloadReply:
         self._drop(request.deployment)
         return pb.UnloadReply()
+
+    def Drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainReply:
+        self.drain(request.draining)
+        return pb.DrainReply()
 
     def Observe(self, request: pb.ObserveRequest, context: Any) -> pb.ObserveReply:
         program = self._program(self._whole_name(request.deployment))

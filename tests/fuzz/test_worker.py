@@ -94,6 +94,7 @@ def test_control_messages(standing: Standing, trials: Trials, method: Method) ->
         victim = Victim(standing, loaded=True)
         for number in trials:
             if number % 50 == 49:
+                victim.connection.drain(False, PATIENCE_SECONDS)
                 victim.close()
                 memory.check()
                 victim = Victim(standing, loaded=trials.source.random() < 0.5)
@@ -104,6 +105,7 @@ def test_control_messages(standing: Standing, trials: Trials, method: Method) ->
             code = caller.code(method.path, requests, seconds)
             trials.found[code.name] += 1
             assert code is grpc.StatusCode.OK or code.name in MADE_ERRORS, (code, requests)
+        victim.connection.drain(False, PATIENCE_SECONDS)
         victim.close()
 
 

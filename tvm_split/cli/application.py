@@ -169,6 +169,7 @@ COMMANDS = (
     Command("certs", MACHINES, "Make the certificates of a lab's machines and people.", "trust"),
     Command("token", MACHINES, "Make a caller's token, and its line for workers.", "trust"),
     Command("status", MACHINES, "Ask workers what they are."),
+    Command("drain", MACHINES, "Move all stages away from a machine, for maintenance.", "status"),
     Command("trace", MACHINES, "Record what a running deployment does.", "status"),
     Command("dashboard", MACHINES, "Show what a running deployment does, in a browser.", "status"),
     Command("report", RUN, "Show a saved trace, or write it as a page.", "status"),

@@ -1,18 +1,18 @@
-"""``tvm-split status``, ``trace``, ``dashboard`` and ``report``: ask workers, and show what a deployment does."""
+"""``tvm-split status``, ``drain``, ``trace``, ``dashboard`` and ``report``: ask workers, and show what runs there."""
 
+import contextlib
 import dataclasses
 import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rpc_runtime.client.bystander import Bystander, chosen, running_on
-from rpc_runtime.client.worker_client import WorkerDescription, on_every_machine
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerClient, WorkerDescription, on_every_machine
 from rpc_runtime.hardware import memory_domain
 from rpc_runtime.option import option
 from rpc_runtime.program.routes import CLIENT
@@ -24,12 +24,13 @@ from tvm_split.cluster.cluster import Cluster, cluster_of
 from tvm_split.cluster.launcher import AskedMachine, ask_worker, launcher_at, worker_misfit
 from tvm_split.cluster.machine import Machine
 from tvm_split.display.cluster import Status
-from tvm_split.display.console import STDOUT, print_error, print_note, print_unwrapped
+from tvm_split.display.console import STDOUT, print_error, print_json, print_line, print_note, print_unwrapped
 from tvm_split.display.view import write
 from tvm_split.errors import ClusterError
 from tvm_split.observing.about import about_in
 from tvm_split.observing.recording import Recording
 from tvm_split.progress import step_progress
+from tvm_split.units import known_names, short_list
 
 
 def status(
@@ -56,7 +57,7 @@ def status(
         raise typer.Exit(1)
 
 
-@contextmanager
+@contextlib.contextmanager
 def answering(
     machines: MachineOptions, timeout_seconds: float
 ) -> Iterator[tuple[Sequence[AskedMachine], Cluster | None]]:
@@ -115,6 +116,41 @@ def _links(answers: Sequence[AskedMachine], settings: LinkSettings) -> list[tupl
 
 
 STEP_SECONDS = 0.1
+
+
+def drain(
+    machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Its name in the cluster.")],
+    machines: MachineOptions,
+    undo: bool = option(False, "Let the machine take deployments again."),
+    timeout: float = option(60.0, "The longest wait until nothing is left there.", metavar="SECONDS", minimum=0),
+    json: bool = options.JSON,
+) -> None:
+    """Let a machine take no new deployments, and wait until those with --on-failure recover have moved away.
+
+    Other deployments stay until they end. Exit code 1 if one is left. A worker that is started again takes deployments.
+
+    Example: tvm-split drain box --cluster lab.yaml
+    """
+    with answering(machines, ANSWER_SECONDS) as (answers, _):
+        endpoints = {answer.name: answer.endpoint for answer in answers}
+        if machine not in endpoints:
+            raise ClusterError(f"no machine is named {machine!r}; there are {known_names(list(endpoints), machine)}")
+        with contextlib.closing(WorkerClient(endpoints[machine])) as worker:
+            worker.drain(not undo, ANSWER_SECONDS)
+            end = time.monotonic() + timeout
+            while (held := worker.describe(ANSWER_SECONDS).deployments) and not undo and time.monotonic() < end:
+                time.sleep(STEP_SECONDS)
+    left = [] if undo else [f"{one.model or one.name} of {one.owner}" + NOT_MOVED * (not one.moves) for one in held]
+    if json:
+        print_json({"machine": machine, "draining": not undo, "left": left})
+    elif not left:
+        print_line(f"{machine} takes deployments again" if undo else f"{machine} is drained: nothing runs there")
+    if left:
+        print_error(f"left on {machine}: {short_list(left)}")
+        raise typer.Exit(1)
+
+
+NOT_MOVED = ", whose client does not move it (--on-failure raise)"
 
 
 def trace(

@@ -61,7 +61,7 @@ class Bundle(Shown):
     calls, under the stage's name or the `kernels_key` of a further replica. ``versions`` are the versions of TVM and
     its FFI, which a worker must have too. ``cuda`` is what GPU stages need of their workers, under the same keys.
     ``output_error`` is the largest measured difference from the source framework, as a share of the largest magnitude
-    of an output; None if nothing was compared.
+    of an output; None if nothing was compared. ``model_digest`` is the `Model.digest` of what was compiled.
     """
 
     __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
@@ -76,6 +76,7 @@ class Bundle(Shown):
     blobs: BlobFolder = field(compare=False)
     cuda: Mapping[str, CudaNeeds] = field(default_factory=dict)
     output_error: float | None = None
+    model_digest: str = ""
 
     @property
     def digest(self) -> str:

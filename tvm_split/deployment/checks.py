@@ -30,6 +30,13 @@ def check_machines(program: Program, cluster: Cluster) -> None:
             )
 
 
+def check_same_model(bundle: Bundle, other: Bundle) -> None:
+    """Raise a `BundleError` unless both bundles were compiled from the same graph and weights."""
+    if bundle.model_digest != other.model_digest:
+        one, two = (f"{b.model!r} (digest {b.model_digest[:12] or 'unknown'})" for b in (bundle, other))
+        raise BundleError(f"the deployment runs the model {one}, and the bundle has {two}: compile it from that model")
+
+
 def check_codecs(program: Program, cluster: Cluster) -> None:
     """Raise a `ClusterError` if the cluster names other codecs than those that the bundle was planned with."""
     for route in program.routes:

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rpc_runtime.client.placement import TransferProgress
 from rpc_runtime.client.session import LAST_WORD_SECONDS, Session
-from rpc_runtime.client.supervisor import DeploymentEvent, placement_of
+from rpc_runtime.client.supervisor import DeploymentEvent, Opening, placement_of
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.processes import Closing
@@ -25,7 +25,13 @@ from rpc_runtime.wire.addresses import Address
 from tvm_split.arguments import BundleLike, ClusterLike, as_bundle, as_cluster, inputs_of_batch, inputs_of_call
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.bundle import Bundle
-from tvm_split.deployment.checks import check_codecs, check_machines, check_runnable_here, check_workers
+from tvm_split.deployment.checks import (
+    check_codecs,
+    check_machines,
+    check_runnable_here,
+    check_same_model,
+    check_workers,
+)
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.recovery import BundleRecovery, EventLog
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
@@ -65,8 +71,11 @@ class Deployment(Closing, Shown):
     deployment is closed, every caller that waits for a result gets the error.
     """
 
-    def __init__(self, bundle: Bundle, workers: Workers, runner: Runner, log: EventLog) -> None:
+    def __init__(
+        self, bundle: Bundle, workers: Workers, runner: Runner, log: EventLog, in_flight: int | None = None
+    ) -> None:
         self.bundle = bundle
+        self._in_flight = in_flight
         self._log = log
         self._workers = workers
         self._runner = runner
@@ -96,7 +105,7 @@ class Deployment(Closing, Shown):
 
     @property
     def events(self) -> tuple[DeploymentEvent, ...]:
-        """What happened to the deployment, the latest 1,000 events: ``failure``, ``recovered``, ``gave up``."""
+        """What happened to the deployment, the latest 1,000 events; their ``kind`` says what."""
         return self._log.events
 
     @cached_property
@@ -314,6 +323,36 @@ class Deployment(Closing, Shown):
         carried = {(link.source, link.destination): link.transport for link in self._runner.links()}
         return report_of(self.bundle.plan, self.program, trace, self._times.measured(since), carried)
 
+    def move(self, bundle: BundleLike) -> None:
+        """Change to another plan of the same model, also while inputs are streamed: each result comes once, in order.
+
+        The new stages are loaded while the old ones compute; inputs wait only for the change itself. After an error,
+        the deployment runs on as before.
+
+        Raises:
+            BundleError: the bundle is of another model.
+            InputError: the stages run in this process.
+            ClusterError, WorkerUnavailableError: as `deploy`.
+        """
+        if not isinstance(self._runner, Session):
+            raise InputError("stages in this process cannot be moved: close the deployment, and deploy the bundle")
+        bundle = as_bundle(bundle)
+        program = bundle.program
+        check_same_model(self.bundle, bundle)
+        check_machines(program, self._workers)
+        check_codecs(program, self._workers)
+        endpoints = self._workers.endpoints()
+        opening = self._runner.opening
+        in_flight = bundle.plan.in_flight if self._in_flight is None else self._in_flight
+        options = replace(
+            opening.options, blob_path=bundle.blob_path, about=text_of(about_of(bundle)), in_flight=in_flight
+        )
+        check = partial(check_workers, bundle, program, self._workers, endpoints)
+        recovery = opening.recovery and BundleRecovery(bundle, self._workers, endpoints)
+        self._runner.move(Opening(program, endpoints, options, check, recovery))
+        self.bundle = bundle
+        self.__dict__.pop("_about", None)
+
     def close(self) -> None:
         """Unload the stages; end the worker processes that were started for this deployment."""
         if not self.is_closed:
@@ -404,4 +443,4 @@ def deploy_on(
                 on_event=log.add,
             )
         undo.pop_all()
-    return Deployment(bundle, workers, runner, log)
+    return Deployment(bundle, workers, runner, log, in_flight)

@@ -45,6 +45,9 @@ class BundleRecovery:
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
         return self._endpoints
 
+    def refresh(self) -> None:
+        self._endpoints = self._workers.endpoints()
+
     def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
         unfit = partial(self._unfit, workers)
         return place(self._bundle.program, lost, list(workers), unfit, self._seconds_on)

@@ -124,6 +124,7 @@ def _facts(worker: WorkerDescription) -> dict[str, str]:
         "TVM": f"{worker.tvm_version}, FFI {worker.tvm_ffi_version}, numpy {worker.numpy_version}",
         "TLS": f"expires in {days:.0f} days" if worker.secure else "no",
         "holds": short_list(list(map(_held_text, worker.deployments))) or "no deployment",
+        **({"state": "draining: takes no new deployments"} if worker.draining else {}),
     }
 
 

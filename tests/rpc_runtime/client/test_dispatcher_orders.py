@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from rpc_runtime.client.client_links import ClientLinks
 from rpc_runtime.client.dispatcher import Dispatcher
-from rpc_runtime.program.program import Program
+from rpc_runtime.program.program import InputSlice, Program
 from rpc_runtime.program.runner import Outputs
 from rpc_runtime.wire.framing import credit_frame, decode
 from tests.helpers.rpc_runtime.specs import replicas, stage, tensor
@@ -24,6 +24,7 @@ PROGRAMS = (
     Program(*ENDS, (stage(0, "s", "A", "x", "y"),)),
     Program(*ENDS, (stage(0, "s", "A", "x", "t"), stage(1, "r", "B", "t", "y"))),
     Program(*ENDS, replicas(stage(0, "s", "A", "x", "y"), "AB", "010")),
+    Program(*ENDS, (stage(0, "s", "A", "slice", "y"),), input_slices=(InputSlice(tensor("slice"), "x", 0, 0),)),
 )
 
 
@@ -34,16 +35,20 @@ class Machines:
         self._links = links
         self._inputs: dict[str, deque[tuple[int, float]]] = {name: deque() for name in links.outgoing}
 
-    def receive(self) -> None:
+    def receive(self) -> bool:
+        """Take what is sent; return whether there was anything."""
+        is_any = False
         for name, link in self._links.outgoing.items():
             frames: list[bytes] = []
             link.drain(frames.append)
             for frame in map(decode, frames):
+                is_any = True
                 value = float(np.frombuffer(frame.payload, np.float32)[0])
                 self._inputs[name].append((frame.sequence, value))
                 (route,) = link.routes
                 count = route.when.count_before(frame.sequence + 1)
                 link.receive(decode(credit_frame(route.index, count, route.depth)))
+        return is_any
 
     def answer(self, first: int) -> bool:
         """Answer the oldest input of a machine; return whether there was one."""
@@ -54,6 +59,12 @@ class Machines:
         link = next(link for link in self._links.incoming.values() if sequence in link.routes[0].when)
         self._links.deliver(link.routes[0], sequence, np.full(2, 2 * value + 1, np.float32), lambda: None)
         return True
+
+    def finish(self) -> None:
+        """Answer everything that is sent."""
+        self.receive()
+        while self.answer(0):
+            self.receive()
 
 
 class OpenStream:
@@ -114,6 +125,25 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.earlier.append(self.machines)
         self.machines = None
 
+    @precondition(lambda self: self.machines is not None)
+    @rule(program=st.sampled_from(PROGRAMS), count=st.integers(0, 4), empties=st.booleans())
+    def move(self, program: Program, count: int, empties: bool) -> None:
+        assert self.machines is not None
+        emptied = self.dispatcher.pause()
+        while self.machines.receive():
+            pass
+        self.call()
+        if self.streams:
+            self.feed(0, count)
+        self.machines.answer(0)
+        assert not self.machines.receive(), "nothing is fed"
+        self.work(0, count)
+        if empties:
+            self.machines.finish()
+            assert emptied.is_set()
+        self.fail()
+        self.attach(program)
+
     @rule()
     def call(self) -> None:
         value = self.value()
@@ -151,9 +181,7 @@ class DispatcherMachine(RuleBasedStateMachine):
 
         def is_finished() -> bool:
             assert self.machines is not None
-            self.machines.receive()
-            while self.machines.answer(0):
-                pass
+            self.machines.finish()
             return all(future.done() for _, future in self.calls) and all(s.has_ended for s in self.streams)
 
         eventually(is_finished, "all results came")

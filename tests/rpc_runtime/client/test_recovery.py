@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -14,32 +14,15 @@ import pytest
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.supervisor import DeploymentEvent
-from rpc_runtime.client.worker_client import WorkerClient, WorkerDescription
+from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.errors import WorkerUnavailableError
-from rpc_runtime.program.placing import place
 from rpc_runtime.program.program import Program
 from rpc_runtime.transports.transport import NO_SETTINGS
-from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.pipelines import deployments_left, over_grpc, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain
+from tests.helpers.rpc_runtime.recoveries import AnyMachine, in_the_middle
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stopped
-
-
-class AnyMachine:
-    """Stages may go to every machine, the busiest last."""
-
-    def __init__(self, program: Program, workers: LocalWorkers) -> None:
-        self._program, self._workers = program, workers
-
-    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
-        return self._workers.endpoints
-
-    def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
-        return place(self._program, lost, list(workers), lambda machine, stages: "", lambda stage, machine: 1.0)
-
-    def check(self, program: Program, workers: Mapping[str, WorkerDescription]) -> None:
-        pass
 
 
 @pytest.fixture
@@ -52,13 +35,6 @@ def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **opti
     recovery = AnyMachine(program, workers)
     options = {"timeout_seconds": PATIENCE_SECONDS, "recovery": recovery, **options}
     return Session(program, workers.endpoints, maker.blob_path, **options)
-
-
-def in_the_middle(batches: Iterable[Any], middle: int, act: Callable[[], object]) -> Iterator[Any]:
-    for number, batch in enumerate(batches):
-        if number == middle:
-            act()
-        yield batch
 
 
 @pytest.mark.parametrize("transport", ["auto", "grpc"])

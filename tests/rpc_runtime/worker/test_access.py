@@ -105,10 +105,12 @@ def test_who_is_refused_while_the_deployment_of_somebody_else_goes_on(
         with closing(WorkerClient(ends["bob"], held.name)) as observer:
             assert observer.observe(PATIENCE_SECONDS, since=0).tracks
             refused(AccessError, "'bob' may observe only: ask", lambda: observer.unload(PATIENCE_SECONDS))
+            refused(AccessError, "'bob' may observe only: ask", lambda: observer.drain(True, PATIENCE_SECONDS))
         refused(WorkerError, "'bob' may observe only: ask", lambda: deploy("bob"))
         # Who may deploy cannot end what others have deployed: the letters that are shown are not its name.
         with closing(WorkerClient(ends["dave"], held.name)) as other:
             other.unload(PATIENCE_SECONDS)
+            other.drain(False, PATIENCE_SECONDS)
         seen.append(next(results))
         with deploy("carol") as second:
             assert len(list(second.stream(batches))) == len(batches)
@@ -131,6 +133,7 @@ def test_who_is_refused_while_the_deployment_of_somebody_else_goes_on(
         ("Describe", "person", "the token is wrong or missing"),
         ("Watch", "bob", "may observe only"),
         ("Unload", "bob", "may observe only"),
+        ("Drain", "bob", "may observe only"),
         ("Describe", "carol", "was revoked"),
         ("Describe", "dave", "certificate has expired"),
     ):
@@ -138,6 +141,9 @@ def test_who_is_refused_while_the_deployment_of_somebody_else_goes_on(
     assert "was revoked" in told["ended", "Watch", "carol"]
     assert told["ended", "Watch", "alice"] == ""
     assert told["ended", "LoadStages", "alice"] == ""
+    assert [line["draining"] for line in lines if line["method"] == "Drain" and line["caller"] == "dave"] == [
+        "False"
+    ] * 2
     for secret in lab.secrets.values():
         assert secret not in lab.audit.read_text() + lab.tokens.read_text()
 

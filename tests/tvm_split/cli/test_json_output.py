@@ -95,6 +95,7 @@ def arguments(onnx_path, bundle, tmp_path_factory):
         "profile": (onnx_path, "--threads", "1", "--rounds", "1"),
         "cache": ("show",),
         "status": ("--cluster", cluster, "--timeout", "1"),
+        "drain": ("machine-a", "--cluster", "local:1"),
         "doctor": (),
         "certs": (folder / "lab", "--client", "me"),
         "token": ("me",),

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from rpc_runtime.client.session import Session
+from rpc_runtime.errors import WorkerError
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
-from tests.helpers.rpc_runtime.programs import add, batches_for
+from tests.helpers.rpc_runtime.programs import add, batches_for, double
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 TOKEN = "open-sesame"
@@ -143,6 +144,28 @@ def test_status_says_what_a_worker_holds_and_whose_it_is(invoke, invoke_json, wo
         assert held["micro_batches_per_second"] > 0
         text = " ".join(invoke(*command).stdout.split())
         assert rf"holds bird\x1bcage of {held['owner']} (64 B of weights, " in text
+
+
+def test_a_worker_is_drained(invoke, invoke_json, worker, tmp_path):
+    maker = ProgramMaker(tmp_path / "blobs")
+    program = maker.program([maker.stage("one", "box", [maker.input("x")], double)])
+    endpoint, where = WorkerEndpoint("box", worker[1], TOKEN), f"at:{worker[1]}?token_file={tmp_path}/token"
+    command = ("drain", "box", "--cluster", where)
+    with Session(program, {"box": endpoint}, maker.blob_path, model="bird") as session:
+        result = invoke_json(*command, "--timeout", "0", code=1)
+        assert (result["machine"], result["draining"]) == ("box", True)
+        (left,) = result["left"]
+        assert left.startswith(f"bird of {getpass.getuser()}@{socket.gethostname()}, whose client does not move it")
+        assert f"left on box: {left}" in invoke(*command, "--timeout", "0", code=1).stderr
+        session.run(batches_for(program, 1)[0])
+        assert "draining" in invoke("status", "--cluster", where).stdout
+    assert "nothing runs there" in invoke(*command).stdout
+    with pytest.raises(WorkerError, match=r"'box' is drained .* `tvm-split drain box --undo`"):
+        Session(program, {"box": endpoint}, maker.blob_path)
+    assert "takes deployments again" in invoke(*command, "--undo").stdout
+    assert not invoke_json("status", "--cluster", where)["workers"][0]["draining"]
+    Session(program, {"box": endpoint}, maker.blob_path).close()
+    assert "no machine is named 'bax'; there are box" in invoke("drain", "bax", "--cluster", where, code=2).stderr
 
 
 def test_status_says_what_carries_the_links(invoke, invoke_json, start_process, tmp_path):

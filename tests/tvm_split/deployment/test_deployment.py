@@ -133,6 +133,67 @@ def test_calls_that_wait_for_room_are_sent_without_a_timeout_to_wake_them(
             asyncio.run(all_at_once())
 
 
+NETWORK = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(2))).eval()
+
+
+def compiled(network: torch.nn.Module, split: dict[str, list[str]]) -> tvm_split.Bundle:
+    model = tvm_split.load_model(network, (X,))
+    return tvm_split.compile(model, tvm_split.plan(model, tvm_split.Cluster.local(3), split=split), verify=False)
+
+
+def test_another_plan_is_taken_in_the_middle_of_a_stream(three_workers: tvm_split.Cluster) -> None:
+    first = compiled(NETWORK, {"machine-a": ["0"], "machine-b": ["1"]})
+    second = compiled(NETWORK, {"machine-c": ["0", "1"]})
+    arrays = [np.full((1, 8), number, np.float32) for number in range(100)]
+    with tvm_split.deploy(first, three_workers, in_flight=2) as deployment:
+        expected = [deployment.run(x)[0] for x in arrays]
+
+        def moving() -> Iterator[np.ndarray]:
+            for number, x in enumerate(arrays):
+                if number in (30, 60):
+                    deployment.move(second if number == 30 else first)
+                yield x
+
+        results = [outputs[0] for outputs in deployment.stream(moving())]
+        np.testing.assert_allclose(results, expected, rtol=1e-6)
+        assert (deployment.placement, deployment.bundle) == (
+            {"stage_0": ("machine-a",), "stage_1": ("machine-b",)},
+            first,
+        )
+        assert [event.kind for event in deployment.events] == ["moved", "moved"]
+        assert deployment.events[0].placement == {"stage_0": ("machine-c",)}
+        assert {stage.machine for stage in deployment.stats().stages} == {"machine-a", "machine-b"}
+
+
+def test_only_plans_of_the_same_model_are_moved_to(bundle: tvm_split.Bundle, three_workers: tvm_split.Cluster) -> None:
+    other = dataclasses.replace(bundle, model_digest="0" * 64)
+    in_process = tvm_split.deploy(bundle, tvm_split.Cluster.in_process(2))
+    with in_process, pytest.raises(tvm_split.InputError, match="stages in this process cannot be moved"):
+        in_process.move(bundle)
+    with tvm_split.deploy(bundle, three_workers) as deployed:
+        expected = deployed.run(X)[0]
+        digest = bundle.model_digest[:12]
+        with pytest.raises(
+            tvm_split.BundleError, match=rf"runs .*\(digest {digest}\), and the bundle has .*\(digest 000000000000\)"
+        ):
+            deployed.move(other)
+        with pytest.raises(tvm_split.ClusterError, match="stages for machine 'machine-z'"):
+            deployed.move(bundle.renamed({"machine-b": "machine-z"}))
+        np.testing.assert_array_equal(deployed.run(X)[0], expected)
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_local_cluster_is_started_again_and_gets_its_stage_back(bundle: tvm_split.Bundle) -> None:
+    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster, on_failure="recover") as deployment:
+        expected, placement = deployment.run(X)[0], deployment.placement
+        os.kill(describe(cluster.endpoints()["machine-b"], timeout_seconds=10).process_id, signal.SIGKILL)
+        with pytest.warns(tvm_split.errors.RecoveryWarning):
+            eventually(lambda: deployment.run(X) and len(deployment.events) == 4, "the stage is back")
+        assert [event.kind for event in deployment.events] == ["failure", "recovered", "returned", "moved"]
+        assert deployment.placement == placement
+        np.testing.assert_array_equal(deployment.run(X)[0], expected)
+
+
 @pytest.mark.parametrize(
     ("end", "noticed"),
     [

@@ -1,0 +1,36 @@
+"""Where stages go in tests of recovery and moves, and what happens in the middle of a stream."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.worker_client import WorkerDescription
+from rpc_runtime.program.placing import place
+from rpc_runtime.program.program import Program
+from rpc_runtime.wire.channels import WorkerEndpoint
+
+
+class AnyMachine:
+    """Stages may go to every machine, the busiest last."""
+
+    def __init__(self, program: Program, workers: LocalWorkers) -> None:
+        self._program, self._workers = program, workers
+
+    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
+        return self._workers.endpoints
+
+    def refresh(self) -> None:
+        pass
+
+    def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
+        return place(self._program, lost, list(workers), lambda machine, stages: "", lambda stage, machine: 1.0)
+
+    def check(self, program: Program, workers: Mapping[str, WorkerDescription]) -> None:
+        pass
+
+
+def in_the_middle(batches: Iterable[Any], middle: int, act: Callable[[], object]) -> Iterator[Any]:
+    for number, batch in enumerate(batches):
+        if number == middle:
+            act()
+        yield batch
