@@ -129,6 +129,10 @@ class Launcher(ABC):
         """
         return None
 
+    def further(self, cluster: Cluster, count: int) -> tuple[Machine, ...]:
+        """Return ``count`` more machines than a cluster has, on standby; none if this launcher cannot start any."""
+        return ()
+
     def start(self, cluster: Cluster) -> Started:
         """Start the workers of a cluster that `find` returned. By default they run already at the machines' addresses.
 
