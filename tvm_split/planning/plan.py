@@ -157,4 +157,6 @@ def finished(
         request=replace(request, profile=None),
     )
     coded = with_codecs(planner, plan, solution)
+    if request.fallback and solution is not None and coded.prediction is not None:
+        coded = replace(coded, prediction=replace(coded.prediction, fallbacks=planner.fallbacks(solution)))
     return replace(coded, remarks=(*coded.remarks, *precision_remarks(planner.model, plan.precision)))

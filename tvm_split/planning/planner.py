@@ -11,10 +11,12 @@ from functools import cached_property
 from rpc_runtime.client.worker_client import WorkerDescription
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.machine_targets import resolve_targets
+from tvm_split.compiler.targets import runs_on
 from tvm_split.errors import NoPlanError
 from tvm_split.model import Model
 from tvm_split.placement.estimate import estimated_profile
 from tvm_split.placement.evaluate import keeps_demands
+from tvm_split.placement.fallback import Fallback, fallback
 from tvm_split.placement.graph import piece_edges
 from tvm_split.placement.plan import Plan, PlannedMachine
 from tvm_split.placement.problem import Problem, Stage
@@ -22,6 +24,7 @@ from tvm_split.placement.profile import ClusterProfile
 from tvm_split.placement.request import PlanRequest
 from tvm_split.placement.search.bounds import division_bound
 from tvm_split.placement.solution import Solution, solution_of
+from tvm_split.placement.step_graph import Step
 from tvm_split.placement.strategy import solve_by
 from tvm_split.planning.choose import RELAXATION, beside, cannot_gain, choose, with_fewest_machines
 from tvm_split.planning.problem_from_profile import (
@@ -169,6 +172,22 @@ class Planner:
             return replace(solution.bounded(bound), method=f"{what}; lower bound: {RELAXATION}")
         solution = in_layers(self.model.graph, self.profile, self.problem, solution_of(self.problem, pieces))
         return replace(beside(solution, best, what), stages=stages)
+
+    def fallbacks(self, solution: Solution) -> tuple[Fallback, ...]:
+        """Return the best taker of the stages of each machine of a solution."""
+        layers = {stage.name: set(stage.layers) for stage in solution.stages}
+        pieces = tuple(zip(self.profile.pieces, self.problem.pieces, strict=True))
+        kept_off = {(pin.piece, pin.machine) for pin in self.problem.pins if pin.forbidden}
+        targets = resolve_targets(self.workers, self.workers.machine_names, self.described)
+
+        def slower(step: Step, own: str, other: str) -> float:
+            moved = [piece for profiled, piece in pieces if not layers[step.stage].isdisjoint(profiled.layers)]
+            if not runs_on(targets[own], targets[other]) or any((piece.name, other) in kept_off for piece in moved):
+                return math.inf
+            before, after = (math.fsum(piece.seconds[name] for piece in moved) for name in (own, other))
+            return after / before if before > 0 else 1.0
+
+        return tuple(fallback(self.problem, solution.graph, lost, slower) for lost in solution.machines)
 
     def plan_of(self, stages: tuple[Stage, ...], origin: str = "") -> Plan:
         """Return the plan of these stages of layers, with the targets of their machines."""

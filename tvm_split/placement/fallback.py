@@ -1,0 +1,73 @@
+"""Which machine takes the stages of a lost one, by the planner's own evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm_split.errors import PlanError
+from tvm_split.placement.evaluate import flow_of, memory_shortage
+from tvm_split.placement.problem import Amount, Problem, objective_seconds
+from tvm_split.placement.step_graph import Step, StepGraph
+
+Slower = Callable[[Step, str, str], float]
+"""Returns by what factor a step is slower on a machine (last) than on its own; infinite if that cannot compute it."""
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """The best ``destination`` of the stages of a lost ``machine``, and what is then predicted.
+
+    Without a destination they fit nowhere.
+    """
+
+    machine: str
+    destination: str = ""
+    period_seconds: Amount | None = None
+    latency_seconds: Amount | None = None
+
+
+def fallback(problem: Problem, graph: StepGraph, lost: str, slower: Slower) -> Fallback:
+    """Return the fallback for the loss of a machine.
+
+    Only an idle machine takes a replica, as in `rpc_runtime.program.placing`; else the other replicas are left.
+    """
+    used = {machine for step in graph.steps for machine in step.machines}
+    moved = [step for step in graph.steps if lost in step.machines]
+    able = [one.name for one in problem.machines if one.name != lost]
+    able = [name for name in able if all(math.isfinite(slower(step, lost, name)) for step in moved)]
+    able.sort(key=lambda name: all(name not in step.machines for step in moved))  # first other replicas
+    best, least = Fallback(lost), math.inf
+    for taker in able:
+        steps = tuple(_taken(step, lost, taker, taker not in used, slower) for step in graph.steps)
+        try:
+            flow = flow_of(problem, replace(graph, steps=steps))
+        except PlanError:  # a link is missing
+            continue
+        value = objective_seconds(problem.objective, flow)
+        if value < least and memory_shortage(problem, flow) == 0:
+            best, least = Fallback(lost, taker, flow.period_seconds, flow.latency_seconds), value
+    return best
+
+
+def _taken(step: Step, lost: str, taker: str, is_idle: bool, slower: Slower) -> Step:
+    """Return the step on its machines without the lost one."""
+    if lost not in step.machines:
+        return step
+    at = step.machines.index(lost)
+    kept = slice(at, at + (is_idle or len(step.machines) == 1))
+    factor = slower(step, lost, taker)
+
+    def put(values: Sequence[Any], convert: Callable[[Any], Any]) -> tuple[Any, ...]:
+        return (*values[:at], *map(convert, values[kept]), *values[at + 1 :])
+
+    shares = put(step.shares, float)
+    return replace(
+        step,
+        machines=put(step.machines, lambda name: taker),
+        shares=tuple(share / math.fsum(shares) for share in shares),
+        seconds=put(step.seconds, lambda seconds: factor * seconds),
+        contended_seconds=put(step.contended_seconds, lambda seconds: factor * seconds),
+    )
