@@ -61,6 +61,8 @@ class Transport(ABC):
     """Where the memory is that both ends share; ``device``: both ends have a GPU."""
     uses_codecs: ClassVar[bool] = True
     joins_client: ClassVar[bool] = True
+    survives: ClassVar[bool] = True
+    """Whether processes can open links again after one of them has ended."""
     connect_seconds: float = 0.0
     """Time that `connect` may take, added to the time limit for the caller's choice."""
 
@@ -161,6 +163,11 @@ def memory_of(transport: str) -> str:
 def uses_codecs(transport: str) -> bool:
     """Return whether a transport encodes tensors with codecs; True if it is not known yet (empty or `AUTO`)."""
     return transport in ("", AUTO) or transport_named(transport).uses_codecs
+
+
+def survives(transport: str) -> bool:
+    """Return whether links can be opened again after a process has ended; True if the transport is not known here."""
+    return transport not in TRANSPORTS or transport_named(transport).survives
 
 
 @dataclass(frozen=True)

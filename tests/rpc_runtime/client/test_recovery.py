@@ -1,6 +1,7 @@
 """A deployment outlives its machines: every result comes, once and in order, after workers are killed or hang."""
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -18,7 +19,7 @@ from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.program.placing import place
 from rpc_runtime.program.program import Program
-from rpc_runtime.transports.transport import NO_SETTINGS
+from rpc_runtime.transports.transport import NO_SETTINGS, TRANSPORTS, transport_named
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.pipelines import deployments_left, over_grpc, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
@@ -110,6 +111,20 @@ def test_no_machine_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:
         with pytest.raises(WorkerUnavailableError, match=r"could not be moved.*1 results"):
             session.run(batches_for(program, 1)[0])
     assert [event.kind for event in events] == ["failure", "gave up"]
+
+
+def test_links_that_end_with_their_job_are_not_opened_again(
+    workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TRANSPORTS["shm"], "survives", False)
+    program, events = chain(maker), list[DeploymentEvent]()
+    with open_on(workers, program, maker, on_event=events.append) as session:
+        session.run(batches_for(program, 1)[0])
+        os.kill(workers.process_ids[B], signal.SIGKILL)
+        with pytest.raises(WorkerUnavailableError, match=r"'machine-b'.*could not be moved: links by shm end with"):
+            list(session.stream(itertools.cycle(batches_for(program, 1))))
+    assert [event.kind for event in events] == ["failure", "gave up"]
+    assert not transport_named("mpi").survives
 
 
 def test_closing_while_no_machine_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:
