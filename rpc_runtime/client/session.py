@@ -3,9 +3,11 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rpc_runtime.client.bystander import HELD
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.placement import Placement, PlacementOptions, TransferProgress
 from rpc_runtime.client.supervisor import DeploymentEvent, Recovery, Supervisor
@@ -52,6 +54,7 @@ class Session(Runner):
         model: the name by which workers list the deployment.
         about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
         recovery: where stages go if a machine fails; None: the failure is raised.
+        holds: programs that are loaded too, with this recovery, and not connected: their machines may get these stages.
         on_event: called with each event of a recovery, in another thread.
 
     Raises:
@@ -74,6 +77,7 @@ class Session(Runner):
         model: str = "",
         about: bytes = b"",
         recovery: Recovery | None = None,
+        holds: Sequence[Program] = (),
         on_event: Callable[[DeploymentEvent], None] = lambda event: None,
     ) -> None:
         options = PlacementOptions(blob_path, timeout_seconds, on_transfer, links, timeouts, watch, model, about)
@@ -86,6 +90,8 @@ class Session(Runner):
             return Placement(program, endpoints, self._dispatcher, options, self._failed)
 
         self._placement = placed(program, endpoints)
+        held = replace(options, model=f"{model}{HELD}", about=b"")
+        self._holds = [Placement(hold, endpoints, self._dispatcher, held, self._lost_hold) for hold in holds]
         try:
             self._placement.prepare(check)
             self._placement.join()
@@ -95,6 +101,9 @@ class Session(Runner):
                     self._placement, self._dispatcher, recovery, placed, self._use, on_event, timeout_seconds
                 )
             self._dispatcher.attach(self._placement.links)
+            for hold in self._holds:
+                hold.prepare()
+                self.blob_bytes_sent += hold.blob_bytes_sent
         except BaseException:
             self.close()
             raise
@@ -114,6 +123,10 @@ class Session(Runner):
             self._dispatcher.fail(failure.error)
         else:
             self._supervisor.failed(placement, failure)
+
+    def _lost_hold(self, hold: Placement, failure: Failure) -> None:
+        if self._supervisor is not None:
+            self._supervisor.lost_hold(hold, failure)
 
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         return self._dispatcher.submit(inputs)
@@ -171,4 +184,6 @@ class Session(Runner):
         was_usable = self._dispatcher.close()
         if self._supervisor is not None:
             self._supervisor.close()
+        for hold in self._holds:
+            hold.close(unload=was_usable)
         self._placement.close(unload=was_usable)

@@ -58,7 +58,7 @@ class Recovery(Protocol):
         """Raise an error if a worker cannot run its stages."""
 
 
-EventKind = Literal["failure", "recovered", "gave up"]
+EventKind = Literal["failure", "recovered", "gave up", "standby lost"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,12 @@ class Supervisor:
     def failed(self, placement: Placement, failure: Failure) -> None:
         """Report the failure of a placement; that of an earlier one is ignored."""
         self._failures.put((placement, failure))
+
+    def lost_hold(self, hold: Placement, failure: Failure) -> None:
+        """Report that a machine has lost the stages that it only held; nothing depends on them."""
+        if not self._closed.is_set():
+            self._event("standby lost", failure)
+            hold.close(unload=False)
 
     def close(self) -> None:
         """End the thread; a recovery in progress is abandoned."""

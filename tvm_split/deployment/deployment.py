@@ -27,7 +27,7 @@ from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.checks import check_codecs, check_machines, check_runnable_here, check_workers
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
-from tvm_split.deployment.recovery import BundleRecovery, EventLog
+from tvm_split.deployment.recovery import BundleRecovery, EventLog, watch_timeouts
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.observing.about import About, about_of, text_of
 from tvm_split.observing.recording import Recording
@@ -339,6 +339,9 @@ def deploy(
     on_transfer: TransferProgress | None = None,
     in_flight: Count | None = None,
     on_failure: OnFailure = "raise",
+    standby: Natural = 0,
+    spares: bool = False,
+    failure_timeout_seconds: Seconds | None = None,
     events: str | Path | None = None,
 ) -> Deployment:
     """Load a bundle's stages on the machines of a cluster and connect them.
@@ -354,6 +357,11 @@ def deploy(
             plan for latency, its ``prediction.in_flight``. In one process there is never more than one.
         on_failure: ``"raise"`` ends the deployment with an error when a machine fails; ``"recover"`` moves its stages
             to the machines that are left, without losing a result. Traces, pages and reports then begin anew.
+        standby: so many machines without stages wait with all stages loaded that they can hold, those that the cluster
+            has on standby first. A cluster of this host starts so many workers more.
+        spares: each stage is loaded a second time, by the machine that would take it.
+        failure_timeout_seconds: after how much silence a machine is asked, and lost unless it answers within a second.
+            Default: 1, or the time of 1 MiB on its slowest known link if that is longer.
         events: a file to which each of ``Deployment.events`` is appended, as a line of JSON.
 
     Raises:
@@ -363,7 +371,10 @@ def deploy(
         WorkerUnavailableError: a worker cannot be reached; names machine, address and stages.
     """
     bundle = as_bundle(bundle)
-    return deploy_on(as_cluster(cluster).start(), bundle, timeout_seconds, on_transfer, in_flight, on_failure, events)
+    workers = as_cluster(cluster).with_standby(standby, bundle.program.machines).start()
+    return deploy_on(
+        workers, bundle, timeout_seconds, on_transfer, in_flight, on_failure, events, spares, failure_timeout_seconds
+    )
 
 
 def deploy_on(
@@ -374,6 +385,8 @@ def deploy_on(
     in_flight: int | None = None,
     on_failure: OnFailure = "raise",
     events: str | Path | None = None,
+    spares: bool = False,
+    failure_timeout_seconds: float | None = None,
 ) -> Deployment:
     """`deploy` on a session of workers, which the deployment then owns; the session is closed if this fails."""
     program = bundle.program
@@ -389,6 +402,7 @@ def deploy_on(
         else:
             check_codecs(program, workers)
             endpoints = workers.endpoints()
+            recovery = BundleRecovery(bundle, workers, endpoints) if on_failure == "recover" else None
             runner = Session(
                 program,
                 endpoints,
@@ -400,7 +414,9 @@ def deploy_on(
                 check=partial(check_workers, bundle, program, workers, endpoints),
                 model=bundle.model,
                 about=text_of(about_of(bundle)),
-                recovery=BundleRecovery(bundle, workers, endpoints) if on_failure == "recover" else None,
+                watch=watch_timeouts(bundle.plan.prediction, workers, failure_timeout_seconds),
+                recovery=recovery,
+                holds=() if recovery is None else recovery.holds(spares),
                 on_event=log.add,
             )
         undo.pop_all()
