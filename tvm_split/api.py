@@ -61,8 +61,7 @@ def compile_and_deploy(
         timeout_seconds: the longest wait for a worker's answer or the next result.
         in_flight: the most micro-batches of a stream that are in flight; see `deploy`.
         on_failure: ``"raise"`` ends with an error if a machine fails, ``"recover"`` moves its stages.
-        standby: so many machines get no stage and wait; with a cluster of this host, so many workers more.
-        spares, failure_timeout_seconds: as of `deploy`.
+        standby, spares, failure_timeout_seconds: as of `deploy`; the plan leaves out machines on standby.
         on_progress: called with the current step, the number of steps done and the number of all steps; by default
             they are shown on stderr (not with TVM_SPLIT_PROGRESS=0).
     """

@@ -90,8 +90,7 @@ class Session(Runner):
             return Placement(program, endpoints, self._dispatcher, options, self._failed)
 
         self._placement = placed(program, endpoints)
-        held = replace(options, model=f"{model}{HELD}", about=b"")
-        self._holds = [Placement(hold, endpoints, self._dispatcher, held, self._lost_hold) for hold in holds]
+        self._holds: list[Placement] = []
         try:
             self._placement.prepare(check)
             self._placement.join()
@@ -100,6 +99,8 @@ class Session(Runner):
                 self._supervisor = Supervisor(
                     self._placement, self._dispatcher, recovery, placed, self._use, on_event, timeout_seconds
                 )
+                held, lost = replace(options, model=f"{model}{HELD}", about=b""), self._supervisor.lost_hold
+                self._holds = [Placement(hold, endpoints, self._dispatcher, held, lost) for hold in holds]
             self._dispatcher.attach(self._placement.links)
             for hold in self._holds:
                 hold.prepare()
@@ -123,10 +124,6 @@ class Session(Runner):
             self._dispatcher.fail(failure.error)
         else:
             self._supervisor.failed(placement, failure)
-
-    def _lost_hold(self, hold: Placement, failure: Failure) -> None:
-        if self._supervisor is not None:
-            self._supervisor.lost_hold(hold, failure)
 
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         return self._dispatcher.submit(inputs)

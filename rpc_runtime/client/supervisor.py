@@ -26,7 +26,7 @@ from rpc_runtime.client.watch import Failure, ReportKind
 from rpc_runtime.client.worker_client import WorkerDescription, answering
 from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.program import Program
-from rpc_runtime.transports.transport import survives
+from rpc_runtime.transports.transport import TRANSPORTS, transport_named
 from rpc_runtime.wire.channels import WorkerEndpoint
 
 logger = logging.getLogger(__name__)
@@ -156,7 +156,8 @@ class Supervisor:
         self._event("failure", failure, cause=str(failure.error))
         if failure.kind not in RECOVERABLE:
             raise failure.error
-        if ending := {link.transport for link in self._placement.link_statistics() if not survives(link.transport)}:
+        carried = {link.transport for link in self._placement.link_statistics()}
+        if ending := [name for name in carried if name in TRANSPORTS and not transport_named(name).survives]:
             raise WorkerUnavailableError(
                 f"{failure.error}. Its stages could not be moved: links by {', '.join(ending)} end with their job. "
                 "Start that again, or leave the transport of links auto"

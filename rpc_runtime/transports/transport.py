@@ -165,11 +165,6 @@ def uses_codecs(transport: str) -> bool:
     return transport in ("", AUTO) or transport_named(transport).uses_codecs
 
 
-def survives(transport: str) -> bool:
-    """Return whether links can be opened again after a process has ended; True if the transport is not known here."""
-    return transport not in TRANSPORTS or transport_named(transport).survives
-
-
 @dataclass(frozen=True)
 class LinkSetting:
     """How a link is to be opened.

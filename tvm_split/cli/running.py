@@ -32,16 +32,9 @@ class DeployOptions:
     rename: tuple[str, ...] = option((), "Of a bundle: its machine OLD is NEW of the cluster.", metavar="OLD=NEW")
     timeout: float = options.TIMEOUT
     on_failure: OnFailure = option("raise", "If a machine fails: end with an error, or move its stages to the others.")
-    standby: int = option(
-        0, "N machines wait with the stages loaded; of this host N workers more.", metavar="N", minimum=0
-    )
-    spares: bool = option(False, "Each stage is loaded a second time, by the machine that would take it.")
-    failure_timeout: float | None = option(
-        None,
-        "A machine that is silent for so long is asked, and lost without an answer.",
-        metavar="SECONDS",
-        minimum=0.05,
-    )
+    standby: int = option(0, "So many machines only wait, with the stages loaded.", metavar="N", minimum=0)
+    spares: bool = option(False, "Each stage is loaded a second time, where it would move to.")
+    failure_timeout: float | None = option(None, "Silence before a machine is asked.", metavar="SECONDS", minimum=0.05)
     events: Path | None = option(None, "Append what happens to the deployment, as lines of JSON.", metavar="FILE")
 
     def deploy(

@@ -61,11 +61,9 @@ class _Machine:
             if not path.is_file():
                 raise ClusterError(f"machine {self.name!r}: there is no TLS file {path}")
         tls = TlsFiles(files.get("ca"), files.get("certificate"), files.get("key")) if files else None
-        endpoint = WorkerEndpoint(self.name, self.address, token.text if token else None, tls)
+        worker = WorkerEndpoint(self.name, self.address, token.text if token else None, tls)
         ssh = self.ssh and replace(self.ssh, files={key: folder / path for key, path in self.ssh.files.items()})
-        return Machine(
-            self.name, self.threads, self.target, self.memory_bytes, endpoint, described_at, ssh, self.standby
-        )
+        return Machine(self.name, self.threads, self.target, self.memory_bytes, worker, described_at, ssh, self.standby)
 
 
 @dataclass(frozen=True)

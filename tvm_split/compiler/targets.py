@@ -114,14 +114,6 @@ def cannot_execute(target: Mapping[str, Any], architecture: str, features: Colle
     return f"has no {', '.join(lacking)}" if lacking else ""
 
 
-def runs_on(target: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether a machine with the ``other`` target runs code for a target as fast as code that is compiled for it."""
-    cpu = cpu_part(other)
-    return all(target.get(key) == other.get(key) for key in ("kind", "arch")) and not cannot_execute(
-        target, _architecture_of(cpu), _instruction_sets(cpu)
-    )
-
-
 def unused_by(target: Mapping[str, Any], architecture: str, features: Collection[str]) -> list[str]:
     """Return the instruction sets of a processor's own target that ``target`` leaves unused."""
     return sorted(_instruction_sets(cpu_target(architecture, features, 1)) - _instruction_sets(cpu_part(target)))

@@ -357,11 +357,11 @@ def deploy(
             plan for latency, its ``prediction.in_flight``. In one process there is never more than one.
         on_failure: ``"raise"`` ends the deployment with an error when a machine fails; ``"recover"`` moves its stages
             to the machines that are left, without losing a result. Traces, pages and reports then begin anew.
-        standby: so many machines without stages wait with all stages loaded that they can hold, those that the cluster
-            has on standby first. A cluster of this host starts so many workers more.
-        spares: each stage is loaded a second time, by the machine that would take it.
-        failure_timeout_seconds: after how much silence a machine is asked, and lost unless it answers within a second.
-            Default: 1, or the time of 1 MiB on its slowest known link if that is longer.
+        standby: so many machines without stages hold all stages that they can, first those that the cluster says are on
+            standby; a cluster of this host gets so many workers more. With ``spares``, machines with stages hold those
+            that would move to them. Then a recovery loads nothing.
+        failure_timeout_seconds: the silence after which a machine is asked whether it is there. Default: 1, or the
+            time of 1 MiB on its slowest known link if that is longer.
         events: a file to which each of ``Deployment.events`` is appended, as a line of JSON.
 
     Raises:

@@ -21,7 +21,6 @@ from rpc_runtime.program.specs import StageSpec
 from rpc_runtime.transports.liveness import USUAL_WATCH, WatchTimeouts
 from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.framing import CHUNK_BYTES
-from rpc_runtime.wire.messages import SHORTEST_BEAT_SECONDS
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.checks import check_worker, check_workers
@@ -38,10 +37,9 @@ class BundleRecovery:
 
     def __init__(self, bundle: Bundle, workers: Workers, endpoints: Mapping[str, WorkerEndpoint]) -> None:
         self._bundle, self._workers, self._endpoints = bundle, workers, endpoints
-        prediction = bundle.plan.prediction
-        steps = () if prediction is None else prediction.steps
-        predicted = () if prediction is None else prediction.fallbacks
-        self._takers = {(fallback.machine,): fallback.destination for fallback in predicted}
+        expected = bundle.plan.prediction
+        fallbacks, steps = ((), ()) if expected is None else (expected.fallbacks, expected.steps)
+        self._takers = {(fallback.machine,): fallback.destination for fallback in fallbacks}
         self._seconds = {
             (step.name, machine): seconds
             for step in steps
@@ -54,19 +52,19 @@ class BundleRecovery:
     def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
         gone = tuple(machine for machine in self._bundle.program.machines if machine in lost)
         has_standby = any(self._workers.machine(name).standby for name in workers)
-        taker = "" if has_standby else self._takers.get(gone, "")
+        taker = None if has_standby else self._takers.get(gone)
+        unfit = partial(self._unfit, workers)
+
+        def elsewhere(machine: str, stages: Sequence[StageSpec]) -> str:
+            return unfit(machine, stages) if machine == taker else "the plan moves it to another machine"
+
         placed = partial(place, self._bundle.program, lost, list(workers), seconds=self._seconds_on)
-        with contextlib.suppress(WorkerUnavailableError):  # the stages do not fit on the plan's taker
-            return placed(partial(self._unfit, workers, taker=taker))
-        return placed(partial(self._unfit, workers))
+        with contextlib.suppress(WorkerUnavailableError):  # the plan says nothing, or the stages do not fit there
+            return placed(elsewhere)
+        return placed(unfit)
 
     def holds(self, spares: bool) -> list[Program]:
-        """Return the stages that machines on standby can hold; with ``spares``, also those that others would take.
-
-        Raises:
-            ClusterError: a machine on standby can hold no stage.
-            WorkerUnavailableError: a machine cannot be reached.
-        """
+        """Return the stages that machines on standby hold; with ``spares``, also those that others would take."""
         program = self._bundle.program
         standby = {machine.name for machine in self._workers.machines if machine.standby} - {*program.machines}
         workers = describe_all({name: self._endpoints[name] for name in (self._endpoints if spares else standby)})
@@ -86,16 +84,9 @@ class BundleRecovery:
         check_workers(self._bundle, program, self._workers, self._endpoints, workers)
 
     def _unfit(
-        self,
-        workers: Mapping[str, WorkerDescription],
-        name: str,
-        stages: Sequence[StageSpec],
-        taker: str = "",
-        is_new: bool = False,
+        self, workers: Mapping[str, WorkerDescription], name: str, stages: Sequence[StageSpec], is_new: bool = False
     ) -> str:
         """Return why a machine cannot get stages; ``is_new``: its worker has none of their weights yet."""
-        if taker not in ("", name):
-            return f"the plan moves it to {taker!r}"
         for layer, forbidden in self._bundle.plan.request.pairs("keep_off"):
             if forbidden == name and any(covers(layer, own) for stage in stages for own in stage.layers):
                 return f"layer {layer!r} is kept off it"
@@ -120,8 +111,7 @@ class BundleRecovery:
 def watch_timeouts(prediction: Prediction | None, cluster: Cluster, seconds: float | None) -> WatchTimeouts:
     """Return how long workers may be silent: ``seconds``, or as long as 1 MiB on the slowest known link takes."""
     if seconds is not None:
-        beat = max(SHORTEST_BEAT_SECONDS, min(USUAL_WATCH.beat_seconds, seconds / 4))
-        return replace(USUAL_WATCH, beat_seconds=beat, silence_seconds=seconds)
+        return replace(USUAL_WATCH, silence_seconds=seconds)
     predicted = () if prediction is None else prediction.links
     speeds = [(link, link.bytes_per_second or math.inf) for link in cluster.links]
     speeds += [(link, link.bytes / link.stream_seconds) for link in predicted if link.bytes and link.stream_seconds]

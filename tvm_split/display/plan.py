@@ -226,12 +226,8 @@ def _predicted_lines(prediction: Prediction) -> Iterator[str]:
     for fallback in prediction.fallbacks:
         stages = short_list([step.name for step in prediction.steps if fallback.machine in step.machines])
         rates = f"{prediction.micro_batches_per_second:.4g} → {1 / (fallback.period_seconds or math.inf):.4g} a second"
-        takes = (
-            f"{stages} → {fallback.destination}, {rates}"
-            if fallback.destination
-            else f"{stages} fit on no other machine"
-        )
-        yield f"Without {fallback.machine}: {takes}"
+        moves = f"→ {fallback.destination}, {rates}" if fallback.destination else "fit on no other machine"
+        yield f"Without {fallback.machine}: {stages} {moves}"
     for load in prediction.shared_cores:
         if load.oversubscription > 1 and load.busy_seconds > 0:
             most = number_text(1 / load.least_period_seconds)

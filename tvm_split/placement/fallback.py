@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm_split.errors import PlanError
 from tvm_split.placement.evaluate import flow_of, memory_shortage
@@ -56,18 +55,14 @@ def _taken(step: Step, lost: str, taker: str, is_idle: bool, slower: Slower) -> 
     """Return the step on its machines without the lost one."""
     if lost not in step.machines:
         return step
-    at = step.machines.index(lost)
-    kept = slice(at, at + (is_idle or len(step.machines) == 1))
-    factor = slower(step, lost, taker)
-
-    def put(values: Sequence[Any], convert: Callable[[Any], Any]) -> tuple[Any, ...]:
-        return (*values[:at], *map(convert, values[kept]), *values[at + 1 :])
-
-    shares = put(step.shares, float)
+    may_move = is_idle or len(step.machines) == 1
+    kept = [at for at, name in enumerate(step.machines) if may_move or name != lost]
+    factors = [slower(step, lost, taker) if name == lost else 1.0 for name in step.machines]
+    whole = math.fsum(step.shares[at] for at in kept if step.shares)
     return replace(
         step,
-        machines=put(step.machines, lambda name: taker),
-        shares=tuple(share / math.fsum(shares) for share in shares),
-        seconds=put(step.seconds, lambda seconds: factor * seconds),
-        contended_seconds=put(step.contended_seconds, lambda seconds: factor * seconds),
+        machines=tuple(taker if step.machines[at] == lost else step.machines[at] for at in kept),
+        shares=tuple(step.shares[at] / whole for at in kept if step.shares),
+        seconds=tuple(factors[at] * step.seconds[at] for at in kept),
+        contended_seconds=tuple(factors[at] * step.contended_seconds[at] for at in kept),
     )

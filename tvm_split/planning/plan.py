@@ -158,5 +158,5 @@ def finished(
     )
     coded = with_codecs(planner, plan, solution)
     if request.fallback and solution is not None and coded.prediction is not None:
-        coded = replace(coded, prediction=replace(coded.prediction, fallbacks=planner.fallbacks(solution)))
+        coded = replace(coded, prediction=replace(coded.prediction, fallbacks=planner.fallbacks(solution, plan)))
     return replace(coded, remarks=(*coded.remarks, *precision_remarks(planner.model, plan.precision)))

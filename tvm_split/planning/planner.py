@@ -11,7 +11,7 @@ from functools import cached_property
 from rpc_runtime.client.worker_client import WorkerDescription
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.machine_targets import resolve_targets
-from tvm_split.compiler.targets import runs_on
+from tvm_split.compiler.targets import cannot_execute
 from tvm_split.errors import NoPlanError
 from tvm_split.model import Model
 from tvm_split.placement.estimate import estimated_profile
@@ -173,16 +173,18 @@ class Planner:
         solution = in_layers(self.model.graph, self.profile, self.problem, solution_of(self.problem, pieces))
         return replace(beside(solution, best, what), stages=stages)
 
-    def fallbacks(self, solution: Solution) -> tuple[Fallback, ...]:
-        """Return the best taker of the stages of each machine of a solution."""
+    def fallbacks(self, solution: Solution, plan: Plan) -> tuple[Fallback, ...]:
+        """Return who takes the stages of each machine of a solution, if only that is lost."""
         layers = {stage.name: set(stage.layers) for stage in solution.stages}
         pieces = tuple(zip(self.profile.pieces, self.problem.pieces, strict=True))
         kept_off = {(pin.piece, pin.machine) for pin in self.problem.pins if pin.forbidden}
-        targets = resolve_targets(self.workers, self.workers.machine_names, self.described)
 
         def slower(step: Step, own: str, other: str) -> float:
             moved = [piece for profiled, piece in pieces if not layers[step.stage].isdisjoint(profiled.layers)]
-            if not runs_on(targets[own], targets[other]) or any((piece.name, other) in kept_off for piece in moved):
+            target, worker = plan.machine(own).target, self.described.get(other)
+            fits = (target["kind"] == "cuda") == self.workers.machine(other).has_gpu
+            fits = fits and not any((piece.name, other) in kept_off for piece in moved)
+            if not fits or (worker and cannot_execute(target, worker.architecture, worker.cpu_features)):
                 return math.inf
             before, after = (math.fsum(piece.seconds[name] for piece in moved) for name in (own, other))
             return after / before if before > 0 else 1.0
