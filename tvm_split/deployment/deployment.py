@@ -96,7 +96,7 @@ class Deployment(Closing, Shown):
 
     @property
     def events(self) -> tuple[DeploymentEvent, ...]:
-        """What happened to the deployment, the latest 1,000 events: ``failure``, ``recovered``, ``gave up``."""
+        """The latest 1,000 events of the deployment: ``failure``, ``recovered``, ``gave up``, ``standby lost``."""
         return self._log.events
 
     @cached_property

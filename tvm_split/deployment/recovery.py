@@ -39,7 +39,7 @@ class BundleRecovery:
         self._bundle, self._workers, self._endpoints = bundle, workers, endpoints
         expected = bundle.plan.prediction
         fallbacks, steps = ((), ()) if expected is None else (expected.fallbacks, expected.steps)
-        self._takers = {(fallback.machine,): fallback.destination for fallback in fallbacks}
+        self._destinations = {(fallback.machine,): fallback.destination for fallback in fallbacks}
         self._seconds = {
             (step.name, machine): seconds
             for step in steps
@@ -52,15 +52,16 @@ class BundleRecovery:
     def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
         gone = tuple(machine for machine in self._bundle.program.machines if machine in lost)
         has_standby = any(self._workers.machine(name).standby for name in workers)
-        taker = None if has_standby else self._takers.get(gone)
+        destination = None if has_standby else self._destinations.get(gone)
         unfit = partial(self._unfit, workers)
 
         def elsewhere(machine: str, stages: Sequence[StageSpec]) -> str:
-            return unfit(machine, stages) if machine == taker else "the plan moves it to another machine"
+            return unfit(machine, stages) if machine == destination else "the plan moves it to another machine"
 
         placed = partial(place, self._bundle.program, lost, list(workers), seconds=self._seconds_on)
-        with contextlib.suppress(WorkerUnavailableError):  # the plan says nothing, or the stages do not fit there
-            return placed(elsewhere)
+        if destination:
+            with contextlib.suppress(WorkerUnavailableError):  # the stages do not fit there
+                return placed(elsewhere)
         return placed(unfit)
 
     def holds(self, spares: bool) -> list[Program]:

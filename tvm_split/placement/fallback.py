@@ -39,29 +39,29 @@ def fallback(problem: Problem, graph: StepGraph, lost: str, slower: Slower) -> F
     able = [name for name in able if all(math.isfinite(slower(step, lost, name)) for step in moved)]
     able.sort(key=lambda name: all(name not in step.machines for step in moved))  # first other replicas
     best, least = Fallback(lost), math.inf
-    for taker in able:
-        steps = tuple(_taken(step, lost, taker, taker not in used, slower) for step in graph.steps)
+    for destination in able:
+        steps = tuple(_taken(step, lost, destination, destination not in used, slower) for step in graph.steps)
         try:
             flow = flow_of(problem, replace(graph, steps=steps))
         except PlanError:  # a link is missing
             continue
         value = objective_seconds(problem.objective, flow)
         if value < least and memory_shortage(problem, flow) == 0:
-            best, least = Fallback(lost, taker, flow.period_seconds, flow.latency_seconds), value
+            best, least = Fallback(lost, destination, flow.period_seconds, flow.latency_seconds), value
     return best
 
 
-def _taken(step: Step, lost: str, taker: str, is_idle: bool, slower: Slower) -> Step:
+def _taken(step: Step, lost: str, destination: str, is_idle: bool, slower: Slower) -> Step:
     """Return the step on its machines without the lost one."""
     if lost not in step.machines:
         return step
     may_move = is_idle or len(step.machines) == 1
     kept = [at for at, name in enumerate(step.machines) if may_move or name != lost]
-    factors = [slower(step, lost, taker) if name == lost else 1.0 for name in step.machines]
+    factors = [slower(step, lost, destination) if name == lost else 1.0 for name in step.machines]
     whole = math.fsum(step.shares[at] for at in kept if step.shares)
     return replace(
         step,
-        machines=tuple(taker if step.machines[at] == lost else step.machines[at] for at in kept),
+        machines=tuple(destination if step.machines[at] == lost else step.machines[at] for at in kept),
         shares=tuple(step.shares[at] / whole for at in kept if step.shares),
         seconds=tuple(factors[at] * step.seconds[at] for at in kept),
         contended_seconds=tuple(factors[at] * step.contended_seconds[at] for at in kept),

@@ -91,6 +91,17 @@ def test_stages_go_where_the_plan_says_unless_a_machine_is_on_standby(bundle: tv
     assert placed(kept_off, idle, B) == {"stage_0": A, "stage_1": C}
 
 
+def test_a_lost_replica_goes_to_an_idle_machine(bundle: tvm_split.Bundle, three: Workers) -> None:
+    first, second = bundle.program.stages
+    replicas = [
+        dataclasses.replace(second, machine=name, replica=n, replica_schedule=(0, 1)) for n, name in enumerate((A, B))
+    ]
+    replicated = dataclasses.replace(bundle, program=dataclasses.replace(bundle.program, stages=(first, *replicas)))
+    recovery = BundleRecovery(replicated, three, three.endpoints())
+    program = recovery.place((B,), describe_all(three.endpoints()))
+    assert [(stage.name, stage.machine) for stage in program.stages] == [("stage_0", A), ("stage_1", A), ("stage_1", C)]
+
+
 def test_what_is_held(bundle: tvm_split.Bundle, three: Workers) -> None:
     def held(bundle: tvm_split.Bundle, workers: Workers, *, spares: bool) -> dict[str, tuple[str, ...]]:
         programs = BundleRecovery(bundle, workers, workers.endpoints()).holds(spares)
