@@ -145,14 +145,16 @@ class Cluster(Shown):
         free = [machine.name for machine in self.machines if machine.name not in used]
         free.sort(key=lambda name: self.machine(name).standby)
         missing = count - sum(self.machine(name).standby for name in free)
-        runs = isinstance(self, Workers) or self._entered
-        more = () if runs or missing <= 0 else self.launcher.further(self, missing)
-        if count > len(free) + len(more):
+        if missing <= 0:
+            return self
+        if self.launcher.starts_more and not (self._entered or isinstance(self, Workers)):
+            names, threads = (f"standby-{number}" for number in range(1, missing + 1)), self.machines[0].threads
+            return self._with((*self.machines, *(Machine(name, threads, standby=True) for name in names)))
+        if count > len(free):
             names = ", ".join(free) or "none"
             raise ClusterError(f"{count} machines on standby: besides those that compute there are {names}; add some")
-        waiting = free[max(0, len(free) + len(more) - count) :]
-        here = (replace(machine, standby=machine.standby or machine.name in waiting) for machine in self.machines)
-        return self._with((*here, *more)) if missing > 0 else self
+        here = (replace(machine, standby=machine.name in free[-count:]) for machine in self.machines)
+        return self._with(tuple(here))
 
     def _with(self, machines: tuple[Machine, ...]) -> Cluster:
         """Return the cluster of these machines, with the links and shared cores between them."""

@@ -110,6 +110,8 @@ class Launcher(ABC):
     """Whether stages are called in this process, without workers."""
     on_this_host: ClassVar[bool] = False
     """Whether all machines are on this host, so that their cores are known without asking a worker."""
+    starts_more: ClassVar[bool] = False
+    """Whether `start` starts a worker for every machine that is added to the cluster."""
 
     @abstractmethod
     def find(self) -> Cluster:
@@ -128,10 +130,6 @@ class Launcher(ABC):
             WorkerUnavailableError, DeadlineError, ProtocolError: as `find`, but not for a worker that does not answer.
         """
         return None
-
-    def further(self, cluster: Cluster, count: int) -> tuple[Machine, ...]:
-        """Return ``count`` more machines than a cluster has, on standby; none if this launcher cannot start any."""
-        return ()
 
     def start(self, cluster: Cluster) -> Started:
         """Start the workers of a cluster that `find` returned. By default they run already at the machines' addresses.

@@ -1,7 +1,7 @@
 """Launchers for this host: worker processes with cores of their own, or all stages in this process."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice, product
 from string import ascii_lowercase
 from typing import Annotated
@@ -28,19 +28,13 @@ class Local(Launcher):
 
     name = "local"
     argument = "workers"
-    on_this_host = True
+    on_this_host = starts_more = True
 
     workers: HostMachines = 2
     threads: Count = 1
 
     def find(self) -> Cluster:
         return Cluster(lettered_machines(self.workers, self.threads), launcher=self)
-
-    def further(self, cluster: Cluster, count: int) -> tuple[Machine, ...]:
-        threads = max(machine.threads for machine in cluster.machines)
-        machines = lettered_machines(len(cluster.machines) + count, threads)
-        free = (machine for machine in machines if machine.name not in cluster.machine_names)
-        return tuple(replace(machine, standby=True) for machine in islice(free, count))
 
     def start(self, cluster: Cluster) -> Started:
         return _StartedHere(cluster)

@@ -88,9 +88,9 @@ def test_machines_on_standby_are_not_planned_on() -> None:
 
 def test_more_workers_of_this_host_are_on_standby() -> None:
     cluster = Cluster((Machine("machine-b", threads=2), Machine("desk")), launcher=Local()).with_standby(2)
-    assert cluster.machine_names == ("machine-b", "desk", "machine-a", "machine-c")
+    assert cluster.machine_names == ("machine-b", "desk", "standby-1", "standby-2")
     assert [machine.standby for machine in cluster.machines] == [False, False, True, True]
-    assert cluster.machine("machine-c").threads == 2
+    assert cluster.machine("standby-2").threads == 2
     assert cluster.with_standby(2, used={"machine-b", "desk"}) is cluster
 
 

@@ -22,7 +22,7 @@ from tvm_split.placement.fallback import Fallback
 from tvm_split.placement.prediction import LinkPrediction
 from tvm_split.placement.request import PlanRequest
 
-A, B, C = "machine-a", "machine-b", "machine-c"
+A, B, C = "machine-a", "machine-b", "standby-1"
 
 
 def test_a_machine_on_standby_takes_over_and_may_be_lost(bundle: tvm_split.Bundle) -> None:
@@ -113,7 +113,7 @@ def test_what_is_held(bundle: tvm_split.Bundle, three: Workers) -> None:
     two = Workers(Cluster(tuple(Machine(name, endpoint=three.endpoints()[name]) for name in (A, B))))
     assert held(bundle, two, spares=False) == {}
     assert held(bundle, two, spares=True) == {A: ("stage_1",), B: ("stage_0",)}
-    with pytest.raises(ClusterError, match="'machine-c' on standby can hold no stage: layer '0' is kept off it"):
+    with pytest.raises(ClusterError, match="'standby-1' on standby can hold no stage: layer '0' is kept off it"):
         held(with_demands(bundle, keep_off={"0": C, "1": C, "2": C}), three, spares=False)
 
 
