@@ -88,8 +88,9 @@ def compile_and_deploy(
         bundle = compile(model, planned, verify=verify, database=request.database, on_progress=report)
         undo.pop_all()
         with step_progress("deploying"):
-            lasting = {"on_failure": on_failure, "spares": spares, "failure_timeout_seconds": failure_timeout_seconds}
-            return deploy_on(workers, bundle, timeout_seconds, in_flight=in_flight, **lasting)
+            return deploy_on(
+                workers, bundle, timeout_seconds, None, in_flight, on_failure, None, spares, failure_timeout_seconds
+            )
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.launcher import LAUNCHERS, Launcher, Started, launcher_at
 from tvm_split.cluster.machine import Link, Machine, SharedCores, faults
 from tvm_split.errors import ClusterError, required
-from tvm_split.units import Shown, known_names
+from tvm_split.units import Shown, count_text, known_names
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,11 +148,14 @@ class Cluster(Shown):
         if missing <= 0:
             return self
         if self.launcher.starts_more and not (self._entered or isinstance(self, Workers)):
-            names, threads = (f"standby-{number}" for number in range(1, missing + 1)), self.machines[0].threads
-            return self._with((*self.machines, *(Machine(name, threads, standby=True) for name in names)))
+            threads, numbers = self.machines[0].threads, range(1, missing + 1)
+            more = (Machine(f"standby-{number}", threads, standby=True) for number in numbers)
+            return self._with((*self.machines, *more))
         if count > len(free):
-            names = ", ".join(free) or "none"
-            raise ClusterError(f"{count} machines on standby: besides those that compute there are {names}; add some")
+            raise ClusterError(
+                f"{count_text(count, 'machine')} on standby: besides those that compute, the cluster has "
+                f"{', '.join(free) or 'none'}; add some"
+            )
         here = (replace(machine, standby=machine.name in free[-count:]) for machine in self.machines)
         return self._with(tuple(here))
 

@@ -39,7 +39,7 @@ class BundleRecovery:
         self._bundle, self._workers, self._endpoints = bundle, workers, endpoints
         expected = bundle.plan.prediction
         fallbacks, steps = ((), ()) if expected is None else (expected.fallbacks, expected.steps)
-        self._destinations = {(fallback.machine,): fallback.destination for fallback in fallbacks}
+        self._destinations = {fallback.machine: fallback.destination for fallback in fallbacks}
         self._seconds = {
             (step.name, machine): seconds
             for step in steps
@@ -50,9 +50,9 @@ class BundleRecovery:
         return self._endpoints
 
     def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
-        gone = tuple(machine for machine in self._bundle.program.machines if machine in lost)
-        has_standby = any(self._workers.machine(name).standby for name in workers)
-        destination = None if has_standby else self._destinations.get(gone)
+        gone = [machine for machine in self._bundle.program.machines if machine in lost]
+        is_planned = len(gone) == 1 and not any(self._workers.machine(name).standby for name in workers)
+        destination = self._destinations.get(gone[0]) if is_planned else None
         unfit = partial(self._unfit, workers)
 
         def elsewhere(machine: str, stages: Sequence[StageSpec]) -> str:
@@ -113,13 +113,13 @@ def watch_timeouts(prediction: Prediction | None, cluster: Cluster, seconds: flo
     """Return how long workers may be silent: ``seconds``, or as long as 1 MiB on the slowest known link takes."""
     if seconds is not None:
         return replace(USUAL_WATCH, silence_seconds=seconds)
-    predicted = () if prediction is None else prediction.links
-    speeds = [(link, link.bytes_per_second or math.inf) for link in cluster.links]
-    speeds += [(link, link.bytes / link.stream_seconds) for link in predicted if link.bytes and link.stream_seconds]
+    times = [(link.source, link.destination, 1 / (link.bytes_per_second or math.inf)) for link in cluster.links]
+    for link in () if prediction is None else prediction.links:
+        times.append((link.source, link.destination, link.stream_seconds / (link.bytes or math.inf)))
     silence: dict[str, float] = {}
-    for link, speed in speeds:
-        for end in (link.source, link.destination):
-            silence[end] = max(CHUNK_BYTES / speed, silence.get(end, USUAL_WATCH.silence_seconds))
+    for source, destination, seconds_per_byte in times:
+        for end in (source, destination):
+            silence[end] = max(CHUNK_BYTES * seconds_per_byte, silence.get(end, USUAL_WATCH.silence_seconds))
     return replace(USUAL_WATCH, silence_of=silence)
 
 

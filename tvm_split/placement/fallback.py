@@ -37,7 +37,8 @@ def fallback(problem: Problem, graph: StepGraph, lost: str, slower: Slower) -> F
     moved = [step for step in graph.steps if lost in step.machines]
     able = [one.name for one in problem.machines if one.name != lost]
     able = [name for name in able if all(math.isfinite(slower(step, lost, name)) for step in moved)]
-    able.sort(key=lambda name: all(name not in step.machines for step in moved))  # first other replicas
+    # Of equally good ones the first counts: idle machines, then other replicas.
+    able.sort(key=lambda name: name in used and 1 + all(name not in step.machines for step in moved))
     best, least = Fallback(lost), math.inf
     for destination in able:
         steps = tuple(_taken(step, lost, destination, destination not in used, slower) for step in graph.steps)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tvm_split
+from rpc_runtime.client.bystander import running_on
 from rpc_runtime.client.worker_client import describe, describe_all
 from rpc_runtime.program.specs import weight_bytes
 from rpc_runtime.transports.liveness import USUAL_WATCH
@@ -38,6 +39,7 @@ def test_a_machine_on_standby_takes_over_and_may_be_lost(bundle: tvm_split.Bundl
             assert deployment.program.machines == (A, B)
             (held,) = describe(endpoints[C], PATIENCE_SECONDS).deployments
             assert held.weight_bytes == weight_bytes(bundle.program.stages)
+            assert [running.machines for running in running_on(describe_all(endpoints))] == [(A, B)]
             expected = [deployment.run(x)[0] for x in arrays]
 
             def killing() -> Iterator[np.ndarray]:

@@ -83,6 +83,8 @@ def test_a_busy_machine_takes_a_stage_beside_its_own() -> None:
     assert (without_a.destination, without_a.period_seconds) == (B, pytest.approx(0.010 + 0.008))
     small = chain_problem(PROFILE, memory={A: 6250})
     assert fallback(small, graph, B, slower).destination == C
+    far = chain_problem(chain_profile({**SECONDS, C: SECONDS[A]}, bytes_per_second=1e4))
+    assert fallback(far, graph, B, by_pieces(far, HALVES)).destination == C  # as good as on A, and idle
     none = dataclasses.replace(problem, links=(), machines=problem.machines[:2])
     assert fallback(none, graph, A, slower) == Fallback(A)
 
