@@ -359,7 +359,7 @@ def deploy(
             to the machines that are left, without losing a result. Traces, pages and reports then begin anew.
         standby: so many machines without stages hold all stages that they can, first those that the cluster says are on
             standby; a cluster of this host gets so many workers more. With ``spares``, machines with stages hold those
-            that would move to them. Then a recovery loads nothing.
+            that would move to them. A recovery then sends and reads no weights.
         failure_timeout_seconds: the silence after which a machine is asked whether it is there. Default: 1, or the
             time of 1 MiB on its slowest known link if that is longer.
         events: a file to which each of ``Deployment.events`` is appended, as a line of JSON.
