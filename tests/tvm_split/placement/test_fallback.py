@@ -99,6 +99,17 @@ def test_a_lost_replica_is_left_out_or_goes_to_an_idle_machine() -> None:
         assert fallback(problem, graph, B, slower) == Fallback(B, left[0].machines[-1], *_times(problem, left))
 
 
+def test_a_busy_machine_takes_no_replica() -> None:
+    problem = chain_problem(chain_profile({**SECONDS, C: [0.001] * 3}))
+    first = Stage((C,), ("layer_0", "layer_1"))
+    stages, left = (
+        (first, Stage(machines, ("layer_2",), (1 / len(machines),) * len(machines))) for machines in ((A, B), (A,))
+    )
+    assert fallback(problem, lower(problem, stages), B, by_pieces(problem, stages)) == Fallback(
+        B, A, *_times(problem, left)
+    )
+
+
 def _times(problem: Problem, stages: tuple[Stage, ...]) -> tuple[float, float]:
     solution = solution_of(problem, stages)
     return pytest.approx(solution.period_seconds), pytest.approx(solution.latency_seconds)
