@@ -14,7 +14,7 @@ from tvm_split.compiling import compile
 from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy_on
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
-from tvm_split.parameters import Count, OnFailure, Seconds, Size
+from tvm_split.parameters import Count, Natural, OnFailure, Seconds, Size
 from tvm_split.placement.problem import Objective
 from tvm_split.placement.request import PlanRequest
 from tvm_split.planning.advice import one_machine_advice
@@ -38,6 +38,9 @@ def compile_and_deploy(
     timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS,
     in_flight: Count | None = None,
     on_failure: OnFailure = "raise",
+    standby: Natural = 0,
+    spares: bool = False,
+    failure_timeout_seconds: Seconds | None = None,
     on_progress: StepProgress | None = None,
     **fields: Any,
 ) -> Deployment:
@@ -59,33 +62,36 @@ def compile_and_deploy(
         timeout_seconds: the longest wait for a worker's answer or the next result.
         in_flight: the most micro-batches of a stream that are in flight; see `deploy`.
         on_failure: ``"raise"`` ends with an error if a machine fails, ``"recover"`` moves its stages.
+        standby, spares, failure_timeout_seconds: as of `deploy`; the plan leaves out machines on standby.
         on_progress: called with the current step, the number of steps done and the number of all steps; by default
             they are shown on stderr (not with TVM_SPLIT_PROGRESS=0).
     """
     if cluster is None and isinstance(example_inputs, ClusterLike):
         example_inputs, cluster = None, example_inputs
-    cluster = Cluster.local() if cluster is None else as_cluster(cluster)
-    request = request_for(cluster, request, fields, split=split, stages=stages, objective=objective)
+    cluster = (Cluster.local() if cluster is None else as_cluster(cluster)).with_standby(standby)
+    request = request_for(cluster.planned, request, fields, split=split, stages=stages, objective=objective)
     with (
         contextlib.ExitStack() as undo,
         _rare_garbage_collection(),
         contextlib.nullcontext(on_progress) if on_progress else step_progress("from network to pipeline") as report,
     ):
         workers = undo.enter_context(cluster.start())
-        described = reached_workers(cluster, request, deploys=True)
+        described = reached_workers(cluster.planned, request, deploys=True)
         with ThreadPoolExecutor(1) as pool:  # workers start while the frontend is imported
             starting = None if cluster.launcher.in_process else pool.submit(workers.endpoints)
             model = load_model(source, example_inputs, batch=batch)
         if starting is not None:
             starting.result()
         planned = plan(model, workers, request=request, reuse=True, described=described, on_progress=report)
-        advice = one_machine_advice(planned, len(cluster.machines))
+        advice = one_machine_advice(planned, len(cluster.planned.machines))
         if advice is not None:
             warnings.warn(OneMachineWarning(f"{model.name}: {advice}"), stacklevel=3)
         bundle = compile(model, planned, verify=verify, database=request.database, on_progress=report)
         undo.pop_all()
         with step_progress("deploying"):
-            return deploy_on(workers, bundle, timeout_seconds, in_flight=in_flight, on_failure=on_failure)
+            return deploy_on(
+                workers, bundle, timeout_seconds, None, in_flight, on_failure, None, spares, failure_timeout_seconds
+            )
 
 
 @contextlib.contextmanager

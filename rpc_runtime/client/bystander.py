@@ -17,6 +17,9 @@ from rpc_runtime.program.clocks import MachineClock
 from rpc_runtime.program.events import Observation
 from rpc_runtime.wire.channels import WorkerEndpoint
 
+HELD = " (held)"
+"""The end of the model's name of a deployment that only keeps stages loaded."""
+
 
 @dataclass(frozen=True)
 class RunningDeployment:
@@ -33,10 +36,10 @@ class RunningDeployment:
 
 
 def running_on(workers: Mapping[str, WorkerDescription]) -> list[RunningDeployment]:
-    """Return the deployments that these machines' workers hold."""
+    """Return the deployments that run on these machines' workers."""
     running: dict[str, RunningDeployment] = {}
     for machine, worker in workers.items():
-        for held in worker.deployments:
+        for held in (one for one in worker.deployments if not one.model.endswith(HELD)):
             known = running.get(held.name) or RunningDeployment(held.name, held.model, held.owner)
             running[held.name] = replace(known, machines=(*known.machines, machine))
     return list(running.values())

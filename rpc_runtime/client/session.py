@@ -52,6 +52,7 @@ class Session(Runner):
         model: the name by which workers list the deployment.
         about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
         recovery: where stages go if a machine fails or drains; None: the failure is raised.
+        holds: programs that are loaded too, with this recovery, and not connected: their machines may get these stages.
         on_event: called with each event, in any thread.
         move_times: how long moves and returns of machines take.
 
@@ -75,13 +76,14 @@ class Session(Runner):
         model: str = "",
         about: bytes = b"",
         recovery: Recovery | None = None,
+        holds: Sequence[Program] = (),
         on_event: Callable[[DeploymentEvent], None] = lambda event: None,
         move_times: MoveTimes = USUAL_MOVE_TIMES,
     ) -> None:
         options = PlacementOptions(
             blob_path, timeout_seconds, on_transfer, links, timeouts, watch, model, about, in_flight
         )
-        self.opening = Opening(program, endpoints, options, check, recovery)
+        self.opening = Opening(program, endpoints, options, check, recovery, tuple(holds))
         """How the program was opened; `move` takes another one."""
         self._dispatcher = Dispatcher(
             program, timeout_seconds, in_flight, lambda sequence: self._placement.waited_for(sequence)
@@ -89,6 +91,7 @@ class Session(Runner):
         self._supervisor = Supervisor(self.opening, self._dispatcher, self._use, on_event, move_times)
         try:
             self._supervisor.open()
+            self.blob_bytes_sent += self._supervisor.blob_bytes_held
         except BaseException:
             self.close()
             raise

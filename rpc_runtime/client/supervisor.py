@@ -16,13 +16,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from queue import SimpleQueue
 from typing import Literal, Protocol
 
+from rpc_runtime.client.bystander import HELD
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.placement import Placement, PlacementOptions
 from rpc_runtime.client.returns import MoveTimes, Returns
@@ -30,6 +31,7 @@ from rpc_runtime.client.watch import Failure, ReportKind
 from rpc_runtime.client.worker_client import SIGN_OF_LIFE_SECONDS, WorkerDescription, answering, describe
 from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.program import Program
+from rpc_runtime.transports.transport import TRANSPORTS, transport_named
 from rpc_runtime.wire.channels import WorkerEndpoint
 
 logger = logging.getLogger(__name__)
@@ -76,9 +78,10 @@ class Opening:
     options: PlacementOptions
     check: Check
     recovery: Recovery | None
+    holds: Sequence[Program] = ()
 
 
-EventKind = Literal["failure", "recovered", "gave up", "draining", "returned", "moved", "not moved"]
+EventKind = Literal["failure", "recovered", "gave up", "standby lost", "draining", "returned", "moved", "not moved"]
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,7 @@ class Supervisor:
         """Held by the one thread that may replace the placement."""
         self._closed = threading.Event()
         self._opening: Placement | None = None
+        self._holds: list[Placement] = []
         self._failure: Failure | None = None
         """That of the current placement, until it is handled."""
         self._emptied = threading.Event()
@@ -148,17 +152,52 @@ class Supervisor:
             self._opened(self._placement, self._wanted.check)
             self._on_placed(self._placement)
             self._dispatcher.attach(self._placement.links)
+            self._holds = self._held(self._wanted)
+            self.blob_bytes_held = sum(hold.blob_bytes_sent for hold in self._holds)
 
     def move(self, wanted: Opening) -> None:
         """Change to another program; if it cannot be opened, raise the error, and the current one runs on."""
         with self._switching:
             placement = self._opened(self._new(wanted), wanted.check)
-            self._wanted = wanted
+            holds = self._held(wanted)
+            earlier, self._wanted, self._holds = self._holds, wanted, holds
             self._change_to(placement, "", "its owner changed the plan")
+            for hold in earlier:
+                hold.close(unload=False)
 
     def _new(self, wanted: Opening) -> Placement:
         draining = None if wanted.recovery is None else self._draining
         return Placement(wanted.program, wanted.endpoints, self._dispatcher, wanted.options, self._failed, draining)
+
+    def _held(self, wanted: Opening) -> list[Placement]:
+        """Return placements that are loaded and not connected, on machines that may get their stages."""
+        options = replace(wanted.options, model=f"{wanted.options.model}{HELD}", about=b"")
+        holds: list[Placement] = []
+        try:
+            for program in wanted.holds:
+                hold = Placement(
+                    program, wanted.endpoints, self._dispatcher, options, self._hold_failed, self._hold_drains
+                )
+                holds.append(hold)
+                hold.prepare()
+        except BaseException:
+            for hold in holds:
+                hold.close(unload=False)
+            raise
+        return holds
+
+    def _hold_failed(self, hold: Placement, failure: Failure) -> None:
+        self._steps.put(partial(self._lose, hold, failure.machine, str(failure.error)))
+
+    def _hold_drains(self, hold: Placement, machine: str) -> None:
+        self._steps.put(partial(self._lose, hold, machine, f"machine {machine!r} drains"))
+
+    def _lose(self, hold: Placement, machine: str, cause: str) -> None:
+        """Give up what a machine only held; nothing depends on it."""
+        if hold in self._holds:
+            self._holds.remove(hold)
+            self._event("standby lost", machine, cause)
+            hold.close(unload=False)
 
     def _failed(self, placement: Placement, failure: Failure) -> None:
         """Handle the failure of a placement; that of an earlier one is ignored."""
@@ -184,7 +223,8 @@ class Supervisor:
         if self._thread is not threading.current_thread():
             self._thread.join()
         with self._switching:  # its owner may be moving it
-            self._placement.close(unload=unload)
+            for placement in (*self._holds, self._placement):
+                placement.close(unload=unload)
 
     def _end_opening(self) -> None:
         if (opening := self._opening) is not None:
@@ -220,6 +260,12 @@ class Supervisor:
         self._event("failure", failure.machine, str(failure.error))
         if failure.kind not in RECOVERABLE:
             raise failure.error
+        carried = {link.transport for link in self._placement.link_statistics()}
+        if ending := [name for name in carried if name in TRANSPORTS and not transport_named(name).survives]:
+            raise WorkerUnavailableError(
+                f"{failure.error}. Its stages could not be moved: links by {', '.join(ending)} end with their job. "
+                "Start that again, or leave the transport of links auto"
+            )
         self._require_progress(failure)
         self._dispatcher.detach()
         self._failure = None

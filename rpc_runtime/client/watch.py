@@ -137,7 +137,7 @@ class WorkerWatch:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._heard: dict[str, float] = {}
-        self._lives = {machine: MeasuredLiveness(timeouts) for machine in connections}
+        self._lives = {machine: MeasuredLiveness(timeouts.of(machine)) for machine in connections}
         self._asked: set[str] = set()
         """The silent machines that are being asked."""
         self._activity: dict[str, int] = {}
@@ -178,7 +178,8 @@ class WorkerWatch:
     def cause_of(self, error: TvmSplitError) -> TvmSplitError:
         """Wait shortly for reports after a call failed with ``error``; return the root cause, else ``error``."""
         # By then each worker has sent an event or counts as dead.
-        verdict_seconds = self._timeouts.silence_seconds + self._timeouts.answer_seconds + 2 * self._beat_seconds
+        silence_seconds = max((life.limit_seconds for life in self._lives.values()), default=0.0)
+        verdict_seconds = silence_seconds + self._timeouts.answer_seconds + 2 * self._beat_seconds
         with self._lock:
             if self._changed.wait_for(lambda: self._reports, CAUSE_SECONDS):
                 self._changed.wait_for(lambda: self._cause is not None, verdict_seconds)

@@ -41,6 +41,21 @@ def place(
     return _rebuilt(program, placement.homes)
 
 
+def held(program: Program, machine: str, names: Collection[str], unfit: Unfit) -> Program | None:
+    """Return a program of those stages with these names that a machine can hold beside its own; None if it has none.
+
+    It has as many as fit, in topological order, and one replica of each.
+    """
+    own, stages = program.stages_on(machine), list[StageSpec]()
+    for stage in program.stages:
+        is_there = any(stage.name == other.name for other in (*own, *stages))
+        if stage.name in names and not is_there and not unfit(machine, (*own, *stages, stage)):
+            stages.append(replace(stage, machine=machine, replica=0, replica_schedule=(0,)))
+    made = {tensor.name: tensor for stage in stages for tensor in stage.outputs}
+    taken = {tensor.name: tensor for stage in stages for tensor in stage.inputs if tensor.name not in made}
+    return Program(tuple(taken.values()), tuple(made.values()), tuple(stages)) if stages else None
+
+
 class _Placement:
     """Where the stages are so far."""
 

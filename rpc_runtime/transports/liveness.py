@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 Clock = Callable[[], float]
 """A function that returns monotonic seconds, such as `time.monotonic`."""
@@ -56,11 +56,17 @@ class WatchTimeouts:
 
     A worker sends an event each ``beat_seconds``. One that is silent for ``silence_seconds`` is asked on a new
     connection. It has failed if it does not answer within ``answer_seconds``, and no event arrives meanwhile.
+    ``silence_of`` has the machines that may be silent for another time.
     """
 
     beat_seconds: float = 0.25
     silence_seconds: float = 1.0
     answer_seconds: float = 1.0
+    silence_of: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, machine: str) -> WatchTimeouts:
+        """Return the timeouts of one machine."""
+        return replace(self, silence_seconds=self.silence_of.get(machine, self.silence_seconds))
 
 
 USUAL_WATCH = WatchTimeouts()

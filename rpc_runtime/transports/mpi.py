@@ -47,6 +47,7 @@ class Mpi(Transport):
     name = "mpi"
     title = "MPI"
     joins_client = False
+    survives = False  # a rank that ends, ends the job
 
     def __init__(self) -> None:
         self.world: World | None = None

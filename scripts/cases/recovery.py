@@ -36,8 +36,11 @@ def ways(name: str, seconds: float, names: Sequence[str]) -> Iterator[Prepared]:
     def measure(way: str) -> Figures:
         with ExitStack() as until_end:
             workers = local_workers(MACHINES, until_end)
-            cluster, on_failure = cluster_of(workers.endpoints), "raise" if way == "raise" else "recover"
-            deployment = until_end.enter_context(tvm_split.deploy(bundle, cluster, on_failure=on_failure))
+            deployment = until_end.enter_context(
+                tvm_split.deploy(
+                    bundle, cluster_of(workers.endpoints), on_failure="raise" if way == "raise" else "recover"
+                )
+            )
             arrivals(deployment, arrays, 0.0)
             if way in FAULTS:
                 threading.Timer(seconds / 2, os.kill, (workers.process_ids[MACHINES[1]], FAULTS[way])).start()

@@ -102,7 +102,7 @@ def plan(
                 both = ", ".join(sorted([flag, "--batches"]))
                 raise WrongUseError("each micro-batch size has its own batch and problem", both)
         best, *other_results = _sizes(model, batches, shapes, request, asked)
-        shown.show(model, best.model, best.plan, len(asked.cluster.machines), (best, *other_results))
+        shown.show(model, best.model, best.plan, len(asked.cluster.planned.machines), (best, *other_results))
         return
 
     def write_out(problem: Problem) -> None:
@@ -112,7 +112,7 @@ def plan(
 
     loaded = shapes.load(model)
     new_plan = planned(loaded, asked, request, on_problem=write_out if write_problem else None)
-    shown.show(model, loaded, new_plan, len(asked.cluster.machines))
+    shown.show(model, loaded, new_plan, len(asked.cluster.planned.machines))
 
 
 def _sizes(
@@ -183,4 +183,4 @@ def replan(
         print_note(f"the plan changes: it gains {change.gain:.1%}, more than the threshold of {threshold:.1%}")
     else:
         print_note(f"the plan changes: the old one breaks its constraints (gain: {change.gain:.1%})")
-    shown.show(model, loaded, better, len(cluster.machines))
+    shown.show(model, loaded, better, len(cluster.planned.machines))

@@ -32,6 +32,9 @@ class DeployOptions:
     rename: tuple[str, ...] = option((), "Of a bundle: its machine OLD is NEW of the cluster.", metavar="OLD=NEW")
     timeout: float = options.TIMEOUT
     on_failure: OnFailure = option("raise", "If a machine fails: end with an error, or move its stages to the others.")
+    standby: int = option(0, "So many machines only wait, with the stages loaded.", metavar="N", minimum=0)
+    spares: bool = option(False, "Each stage is loaded a second time, where it would move to.")
+    failure_timeout: float | None = option(None, "Silence before a machine is asked.", metavar="SECONDS", minimum=0.05)
     events: Path | None = option(None, "Append what happens to the deployment, as lines of JSON.", metavar="FILE")
 
     def deploy(
@@ -52,6 +55,9 @@ class DeployOptions:
                 on_transfer=report,
                 in_flight=in_flight,
                 on_failure=self.on_failure,
+                standby=self.standby,
+                spares=self.spares,
+                failure_timeout_seconds=self.failure_timeout,
                 events=self.events,
             )
         return deployment, sent
@@ -106,7 +112,7 @@ class RunOptions(DeployOptions):
             raise WrongUseError(f"{source!r} is a folder without a bundle", "BUNDLE|MODEL")
         if self.rename:
             raise WrongUseError("it renames machines of a bundle, and a model is planned for the cluster", "--rename")
-        asked = machines.asked(request, deploys=True)
+        asked = machines.asked(request, deploys=True, standby=self.standby)
         model = shapes.load(source)
         batches = self._micro_batches(model.inputs, default)
         bundle = tvm_split.compile(model, planned_once(model, asked, request), database=request.database)

@@ -112,18 +112,18 @@ class MachineOptions:
             print_note(f"left out: {name}, {reason}")
         return cluster
 
-    def asked(self, request: PlanRequest, *, deploys: bool = False) -> AskedMachines:
+    def asked(self, request: PlanRequest, *, deploys: bool = False, standby: int = 0) -> AskedMachines:
         """Return the machines with the descriptions of the workers that ``request`` needs; they are asked here.
 
-        ``deploys`` says whether the plan will be deployed, which needs more workers.
+        ``deploys`` says whether the plan will be deployed, which needs more workers. ``standby`` machines are not used.
 
         Raises:
             ClusterError: as `machines`.
             WorkerUnavailableError: a needed worker cannot be reached.
         """
-        cluster = self.machines()
+        cluster = self.machines().with_standby(standby)
         with step_progress("asking the machines"):
-            return AskedMachines(cluster, reached_workers(cluster, request, deploys=deploys))
+            return AskedMachines(cluster, reached_workers(cluster.planned, request, deploys=deploys))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.launcher import LAUNCHERS, Launcher, Started, launcher_at
 from tvm_split.cluster.machine import Link, Machine, SharedCores, faults
 from tvm_split.errors import ClusterError, required
-from tvm_split.units import Shown, known_names
+from tvm_split.units import Shown, count_text, known_names
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,6 +131,44 @@ class Cluster(Shown):
         """Map (source, destination) to the setting with which that link is opened."""
         return {(link.source, link.destination): LinkSetting(link.address, link.transport) for link in self.links}
 
+    @property
+    def planned(self) -> Cluster:
+        """The cluster of the machines that a plan may use: those that are not on standby."""
+        machines = tuple(machine for machine in self.machines if not machine.standby)
+        return self if len(machines) == len(self.machines) else self._with(machines)
+
+    def with_standby(self, count: int, used: Collection[str] = ()) -> Cluster:
+        """Return the cluster with ``count`` machines on standby at least, none of which is in ``used``.
+
+        They are those that it has on standby, then what its launcher starts besides, then its last machines.
+        """
+        free = [machine.name for machine in self.machines if machine.name not in used]
+        free.sort(key=lambda name: self.machine(name).standby)
+        missing = count - sum(self.machine(name).standby for name in free)
+        if missing <= 0:
+            return self
+        if self.launcher.starts_more and not (self._entered or isinstance(self, Workers)):
+            threads, numbers = self.machines[0].threads, range(1, missing + 1)
+            more = (Machine(f"standby-{number}", threads, standby=True) for number in numbers)
+            return self._with((*self.machines, *more))
+        if count > len(free):
+            raise ClusterError(
+                f"{count_text(count, 'machine')} on standby: besides those that compute, the cluster has "
+                f"{', '.join(free) or 'none'}; add some"
+            )
+        here = (replace(machine, standby=machine.name in free[-count:]) for machine in self.machines)
+        return self._with(tuple(here))
+
+    def _with(self, machines: tuple[Machine, ...]) -> Cluster:
+        """Return the cluster of these machines, with the links and shared cores between them."""
+        if self._entered:
+            return self._entered[-1]._with(machines)
+        ends = {CLIENT, *(machine.name for machine in machines)}
+        links = tuple(link for link in self.links if {link.source, link.destination} <= ends)
+        named = [(tuple(name for name in cores.machines if name in ends), cores.cores) for cores in self.shared_cores]
+        shared = tuple(SharedCores(names, count) for names, count in named if names)
+        return Cluster(machines, links, shared, self.launcher, self.left_out)
+
     def start(self) -> Workers:
         """Return a session of this cluster's workers, which start when they are first needed. Close it.
 
@@ -168,6 +206,9 @@ class Workers(Cluster):
         """Return a session that shares these workers and does not end them."""
         return Workers(self, self._owner)
 
+    def _with(self, machines: tuple[Machine, ...]) -> Workers:
+        return Workers(super()._with(machines), self._owner)
+
     def endpoints(self) -> dict[str, WorkerEndpoint]:
         """Return the workers' endpoints by machine; start the workers that do not run yet, or no longer.
 
@@ -181,8 +222,9 @@ class Workers(Cluster):
                 raise ClusterError("this cluster's workers have ended with its `with`, or by close(): start others")
             if owner._started is None:
                 hint = f"launcher {self.launcher.name!r} started it; update its package"
-                owner._started = required(Started, self.launcher.start(self), PluginError, hint)  # type: ignore[type-abstract]
-            return dict(owner._started.endpoints())
+                owner._started = required(Started, self.launcher.start(owner), PluginError, hint)  # type: ignore[type-abstract]
+            endpoints = owner._started.endpoints()
+            return {name: endpoints[name] for name in self.machine_names if name in endpoints}
 
     def close(self) -> None:
         """End the workers that this session started. May be called again."""

@@ -43,6 +43,7 @@ class _Machine:
     target: Mapping[str, Any] | None = None
     memory_bytes: Annotated[int | None, Number] = None
     ssh: SshAccess | None = None
+    standby: bool = False
 
     def machine(self, folder: Path, described_at: str) -> Machine:
         """Return the `Machine` that this entry describes, with the token read from its file.
@@ -60,9 +61,9 @@ class _Machine:
             if not path.is_file():
                 raise ClusterError(f"machine {self.name!r}: there is no TLS file {path}")
         tls = TlsFiles(files.get("ca"), files.get("certificate"), files.get("key")) if files else None
-        endpoint = WorkerEndpoint(self.name, self.address, token.text if token else None, tls)
+        worker = WorkerEndpoint(self.name, self.address, token.text if token else None, tls)
         ssh = self.ssh and replace(self.ssh, files={key: folder / path for key, path in self.ssh.files.items()})
-        return Machine(self.name, self.threads, self.target, self.memory_bytes, endpoint, described_at, ssh)
+        return Machine(self.name, self.threads, self.target, self.memory_bytes, worker, described_at, ssh, self.standby)
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ EXAMPLES = {
     "machines.target": "target: {kind: llvm}",
     "machines.memory_bytes": "memory_bytes: 16e9",
     "machines.ssh": "ssh: {to: user@box}",
+    "machines.standby": "standby: true",
     "machines.ssh.arguments": "arguments: [--insecure]",
     "groups": "groups: {lab: [desk, box]}",
     "links": "links: [{from: desk, to: box}]",

@@ -110,6 +110,8 @@ class Launcher(ABC):
     """Whether stages are called in this process, without workers."""
     on_this_host: ClassVar[bool] = False
     """Whether all machines are on this host, so that their cores are known without asking a worker."""
+    starts_more: ClassVar[bool] = False
+    """Whether `start` starts a worker for every machine that is added to the cluster."""
 
     @abstractmethod
     def find(self) -> Cluster:

@@ -139,7 +139,8 @@ class Machine(ShownFields):
     ``target`` is a TVM target as a dictionary (``{"kind": "llvm", "mcpu": "znver4"}``), or None for the target that the
     machine's worker reports. ``memory_bytes`` limits the memory for weights; None is no limit. ``endpoint`` is where
     its worker listens; None while no worker runs. ``described_at`` is where a file describes the machine
-    (``PATH:LINE``), for errors; empty for a machine made by code. ``ssh`` says how to start its worker.
+    (``PATH:LINE``), for errors; empty for a machine made by code. ``ssh`` says how to start its worker. A machine on
+    ``standby`` has no place in a plan: it takes stages when another machine fails.
     """
 
     name: str
@@ -149,6 +150,7 @@ class Machine(ShownFields):
     endpoint: InstanceOf[WorkerEndpoint] | None = None
     described_at: str = field(default="", compare=False, repr=False)
     ssh: SshAccess | None = None
+    standby: bool = False
 
     @property
     def address(self) -> str | None:
@@ -249,6 +251,8 @@ def faults(
     names = dict.fromkeys(machine.name for machine in machines)
     known, pairs = {**names, CLIENT: None}, [(link.source, link.destination) for link in links or ()]
     yield from repeated_names("machine", (machine.name for machine in machines))
+    if machines and all(machine.standby for machine in machines):
+        yield Fault(("machines",), "every machine is on standby; leave one at least to plan on")
     machine_at: dict[str, int] = {}
     for index, machine in enumerate(machines):
         first = index if machine.address is None else machine_at.setdefault(machine.address, index)

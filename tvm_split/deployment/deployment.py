@@ -33,7 +33,7 @@ from tvm_split.deployment.checks import (
     check_workers,
 )
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
-from tvm_split.deployment.recovery import BundleRecovery, EventLog
+from tvm_split.deployment.recovery import BundleRecovery, EventLog, watch_timeouts
 from tvm_split.deployment.run_times import RunTimes, StreamEvents
 from tvm_split.observing.about import About, about_of, text_of
 from tvm_split.observing.recording import Recording
@@ -348,8 +348,11 @@ class Deployment(Closing, Shown):
             opening.options, blob_path=bundle.blob_path, about=text_of(about_of(bundle)), in_flight=in_flight
         )
         check = partial(check_workers, bundle, program, self._workers, endpoints)
-        recovery = opening.recovery and BundleRecovery(bundle, self._workers, endpoints)
-        self._runner.move(Opening(program, endpoints, options, check, recovery))
+        wanted = Opening(program, endpoints, options, check, None)
+        if isinstance(opening.recovery, BundleRecovery):
+            recovery = BundleRecovery(bundle, self._workers, endpoints, opening.recovery.spares)
+            wanted = replace(wanted, recovery=recovery, holds=recovery.holds())
+        self._runner.move(wanted)
         self.bundle = bundle
         self.__dict__.pop("_about", None)
 
@@ -378,6 +381,9 @@ def deploy(
     on_transfer: TransferProgress | None = None,
     in_flight: Count | None = None,
     on_failure: OnFailure = "raise",
+    standby: Natural = 0,
+    spares: bool = False,
+    failure_timeout_seconds: Seconds | None = None,
     events: str | Path | None = None,
 ) -> Deployment:
     """Load a bundle's stages on the machines of a cluster and connect them.
@@ -393,6 +399,11 @@ def deploy(
             plan for latency, its ``prediction.in_flight``. In one process there is never more than one.
         on_failure: ``"raise"`` ends the deployment with an error when a machine fails; ``"recover"`` moves its stages
             to the machines that are left, without losing a result. Traces, pages and reports then begin anew.
+        standby: so many machines without stages hold all stages that they can, first those that the cluster says are on
+            standby; a cluster of this host gets so many workers more. With ``spares``, machines with stages hold those
+            that would move to them. A recovery then sends and reads no weights.
+        failure_timeout_seconds: the silence after which a machine is asked whether it is there. Default: 1, or the
+            time of 1 MiB on its slowest known link if that is longer.
         events: a file to which each of ``Deployment.events`` is appended, as a line of JSON.
 
     Raises:
@@ -402,7 +413,10 @@ def deploy(
         WorkerUnavailableError: a worker cannot be reached; names machine, address and stages.
     """
     bundle = as_bundle(bundle)
-    return deploy_on(as_cluster(cluster).start(), bundle, timeout_seconds, on_transfer, in_flight, on_failure, events)
+    workers = as_cluster(cluster).with_standby(standby, bundle.program.machines).start()
+    return deploy_on(
+        workers, bundle, timeout_seconds, on_transfer, in_flight, on_failure, events, spares, failure_timeout_seconds
+    )
 
 
 def deploy_on(
@@ -413,6 +427,8 @@ def deploy_on(
     in_flight: int | None = None,
     on_failure: OnFailure = "raise",
     events: str | Path | None = None,
+    spares: bool = False,
+    failure_timeout_seconds: float | None = None,
 ) -> Deployment:
     """`deploy` on a session of workers, which the deployment then owns; the session is closed if this fails."""
     program = bundle.program
@@ -428,6 +444,7 @@ def deploy_on(
         else:
             check_codecs(program, workers)
             endpoints = workers.endpoints()
+            recovery = BundleRecovery(bundle, workers, endpoints, spares) if on_failure == "recover" else None
             runner = Session(
                 program,
                 endpoints,
@@ -439,7 +456,9 @@ def deploy_on(
                 check=partial(check_workers, bundle, program, workers, endpoints),
                 model=bundle.model,
                 about=text_of(about_of(bundle)),
-                recovery=BundleRecovery(bundle, workers, endpoints) if on_failure == "recover" else None,
+                watch=watch_timeouts(bundle.plan.prediction, workers, failure_timeout_seconds),
+                recovery=recovery,
+                holds=() if recovery is None else recovery.holds(),
                 on_event=log.add,
             )
         undo.pop_all()

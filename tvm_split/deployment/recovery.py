@@ -1,27 +1,33 @@
 """Where the stages of a bundle go when a machine of its cluster fails, and what happened to a deployment."""
 
+import contextlib
 import json
 import logging
+import math
 import threading
 import warnings
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from rpc_runtime.client.supervisor import DeploymentEvent
-from rpc_runtime.client.worker_client import WorkerDescription
-from rpc_runtime.errors import TvmSplitError
-from rpc_runtime.program.placing import place
+from rpc_runtime.client.worker_client import WorkerDescription, describe_all
+from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
+from rpc_runtime.program.placing import held, place
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.specs import StageSpec
+from rpc_runtime.transports.liveness import USUAL_WATCH, WatchTimeouts
 from rpc_runtime.wire.channels import WorkerEndpoint
-from tvm_split.cluster.cluster import Workers
+from rpc_runtime.wire.framing import CHUNK_BYTES
+from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.checks import check_worker, check_workers
-from tvm_split.errors import OutputError, RecoveryWarning
+from tvm_split.errors import ClusterError, OutputError, RecoveryWarning
+from tvm_split.placement.by_hand import covers
+from tvm_split.placement.prediction import Prediction
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +36,16 @@ MOST_EVENTS = 1000
 
 
 class BundleRecovery:
-    """Places the stages of a bundle on the machines of its cluster that are left; a `supervisor.Recovery`."""
+    """Places the stages of a bundle on the machines of its cluster that are left; a `supervisor.Recovery`.
 
-    def __init__(self, bundle: Bundle, workers: Workers, endpoints: Mapping[str, WorkerEndpoint]) -> None:
-        self._bundle, self._workers, self._endpoints = bundle, workers, endpoints
-        prediction = bundle.plan.prediction
-        steps = () if prediction is None else prediction.steps
+    With ``spares``, also machines with stages hold those that would move to them.
+    """
+
+    def __init__(self, bundle: Bundle, workers: Workers, endpoints: Mapping[str, WorkerEndpoint], spares: bool) -> None:
+        self._bundle, self._workers, self._endpoints, self.spares = bundle, workers, endpoints, spares
+        expected = bundle.plan.prediction
+        fallbacks, steps = ((), ()) if expected is None else (expected.fallbacks, expected.steps)
+        self._destinations = {fallback.machine: fallback.destination for fallback in fallbacks}
         self._seconds = {
             (step.name, machine): seconds
             for step in steps
@@ -49,16 +59,53 @@ class BundleRecovery:
         self._endpoints = self._workers.endpoints()
 
     def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
+        gone = [machine for machine in self._bundle.program.machines if machine in lost]
+        is_planned = len(gone) == 1 and not any(self._workers.machine(name).standby for name in workers)
+        destination = self._destinations.get(gone[0]) if is_planned else None
         unfit = partial(self._unfit, workers)
-        return place(self._bundle.program, lost, list(workers), unfit, self._seconds_on)
+
+        def elsewhere(machine: str, stages: Sequence[StageSpec]) -> str:
+            return unfit(machine, stages) if machine == destination else "the plan moves it to another machine"
+
+        placed = partial(place, self._bundle.program, lost, list(workers), seconds=self._seconds_on)
+        if destination:
+            with contextlib.suppress(WorkerUnavailableError):  # the stages do not fit there
+                return placed(elsewhere)
+        return placed(unfit)
+
+    def holds(self) -> list[Program]:
+        """Return the stages that machines on standby hold; with `spares`, also those that others would take."""
+        program = self._bundle.program
+        standby = {machine.name for machine in self._workers.machines if machine.standby} - {*program.machines}
+        workers = describe_all({name: self._endpoints[name] for name in (self._endpoints if self.spares else standby)})
+        wanted = {name: set(program.replicas) for name in standby}
+        for lost in program.machines if self.spares else ():
+            with contextlib.suppress(WorkerUnavailableError):  # nobody would take its stages
+                for stage in self.place((lost,), workers).stages:
+                    wanted.setdefault(stage.machine, set()).add(stage.name)
+        unfit = partial(self._unfit, workers, is_new=True)
+        programs = {machine: held(program, machine, names, unfit) for machine, names in wanted.items()}
+        for name in standby:
+            if programs[name] is None:
+                raise ClusterError(f"{name!r} on standby can hold no stage: {unfit(name, program.stages[:1])}")
+        return list(filter(None, programs.values()))
 
     def check(self, program: Program, workers: Mapping[str, WorkerDescription]) -> None:
         check_workers(self._bundle, program, self._workers, self._endpoints, workers)
 
-    def _unfit(self, workers: Mapping[str, WorkerDescription], machine: str, stages: Sequence[StageSpec]) -> str:
+    def _unfit(
+        self, workers: Mapping[str, WorkerDescription], name: str, stages: Sequence[StageSpec], is_new: bool = False
+    ) -> str:
+        """Return why a machine cannot get stages; ``is_new``: its worker has none of their weights yet."""
+        for layer, forbidden in self._bundle.plan.request.pairs("keep_off"):
+            if forbidden == name and any(covers(layer, own) for stage in stages for own in stage.layers):
+                return f"layer {layer!r} is kept off it"
+        machine, worker = self._workers.machine(name), workers[name]
+        if is_new and worker.memory_free_bytes:
+            limit = machine.memory_bytes or worker.memory_free_bytes
+            machine = replace(machine, memory_bytes=min(limit, worker.memory_free_bytes))
         try:
-            address = self._endpoints[machine].address
-            check_worker(self._bundle, stages, self._workers.machine(machine), address, workers[machine])
+            check_worker(self._bundle, stages, machine, self._endpoints[name].address, worker)
         except TvmSplitError as error:
             return str(error)
         return ""
@@ -69,6 +116,20 @@ class BundleRecovery:
             return seconds
         planned = self._seconds.get((stage.name, stage.machine), 1.0)
         return planned * self._workers.machine(stage.machine).threads / self._workers.machine(machine).threads
+
+
+def watch_timeouts(prediction: Prediction | None, cluster: Cluster, seconds: float | None) -> WatchTimeouts:
+    """Return how long workers may be silent: ``seconds``, or as long as 1 MiB on the slowest known link takes."""
+    if seconds is not None:
+        return replace(USUAL_WATCH, silence_seconds=seconds)
+    times = [(link.source, link.destination, 1 / (link.bytes_per_second or math.inf)) for link in cluster.links]
+    for link in () if prediction is None else prediction.links:
+        times.append((link.source, link.destination, link.stream_seconds / (link.bytes or math.inf)))
+    silence: dict[str, float] = {}
+    for source, destination, seconds_per_byte in times:
+        for end in (source, destination):
+            silence[end] = max(CHUNK_BYTES * seconds_per_byte, silence.get(end, USUAL_WATCH.silence_seconds))
+    return replace(USUAL_WATCH, silence_of=silence)
 
 
 class EventLog:

@@ -223,6 +223,11 @@ def _predicted_lines(prediction: Prediction) -> Iterator[str]:
     ages = dict.fromkeys(age_text(time.time() - moment) for moment in moments)
     age = f"measured {' to '.join(ages)} ago" if ages else "estimated"
     yield f"Limited by {prediction.limiting}; {proven}; {age}"
+    for fallback in prediction.fallbacks:
+        stages = short_list([step.name for step in prediction.steps if fallback.machine in step.machines])
+        rates = f"{prediction.micro_batches_per_second:.4g} → {1 / (fallback.period_seconds or math.inf):.4g} a second"
+        moves = f"→ {fallback.destination}, {rates}" if fallback.destination else "fit on no other machine"
+        yield f"Without {fallback.machine}: {stages} {moves}"
     for load in prediction.shared_cores:
         if load.oversubscription > 1 and load.busy_seconds > 0:
             most = number_text(1 / load.least_period_seconds)

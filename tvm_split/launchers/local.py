@@ -28,7 +28,7 @@ class Local(Launcher):
 
     name = "local"
     argument = "workers"
-    on_this_host = True
+    on_this_host = starts_more = True
 
     workers: HostMachines = 2
     threads: Count = 1

@@ -41,6 +41,7 @@ class Ray(Launcher):
 
     name = "ray"
     argument = "address"
+    starts_more = True
 
     address: str | None = None
     workers: HostMachines = 2

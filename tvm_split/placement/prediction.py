@@ -16,6 +16,7 @@ from rpc_runtime.program.routes import CLIENT
 from tvm_split.errors import PlanError
 from tvm_split.placement.baselines import baseline_stages
 from tvm_split.placement.evaluate import CLIENT_SET, Flow, flow_of, memory_shortage, pin_violations
+from tvm_split.placement.fallback import Fallback
 from tvm_split.placement.problem import (
     Amount,
     CoresLoad,
@@ -142,6 +143,7 @@ class Prediction:
         shared_cores: cores that several machines of the plan, or one and the client, compute on.
         steps: what machines compute without waiting for each other, in topological order.
         transfers: the tensors that pass between these steps and the client, in bytes without codecs.
+        fallbacks: the best moves of stages for the loss of each machine, without codecs, if they were asked for.
     """
 
     period_seconds: Amount
@@ -164,6 +166,7 @@ class Prediction:
     steps: tuple[StepPrediction, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     profiled_until: Amount = 0.0
+    fallbacks: tuple[Fallback, ...] = ()
 
     def __post_init__(self) -> None:
         place = {step.name: number for number, step in enumerate(self.steps)}

@@ -178,6 +178,7 @@ class PlanRequest(ShownFields):
         flag="--no-shards",
     )
     predict: bool = option(False, "Predict what a split by hand will do, too: its kernels and links are measured.")
+    fallback: bool = option(False, "Predict too where stages go if a machine is lost; a deployment recovers so.")
     pin: _Pins = option({}, "Keep a layer, or all below that name, on a machine.", metavar="LAYER=MACHINE")
     keep_off: _KeptOff = option({}, "Keep a layer, or all below that name, off a machine.", metavar="LAYER=MACHINE")
     replicas: bool = option(
@@ -223,6 +224,8 @@ class PlanRequest(ShownFields):
             raise RequestError("layers that machines compute together stay in float32", "shards", "precision")
         if self.estimate and self.refresh:
             raise RequestError("an estimate measures nothing", "estimate", "refresh")
+        if self.is_by_hand and self.fallback and not self.predict:
+            raise RequestError("it compares predictions; add predict to a split or shards", "fallback")
         if self.is_by_hand:
             self.require_default("a split by hand leaves nothing to search", SEARCHING)
         elif self.predict:

@@ -74,7 +74,7 @@ def plan(
         ClusterError: a machine's target is unknown and its worker cannot be asked, or the two do not match.
         WorkerUnavailableError: a machine cannot be measured because its worker cannot be reached.
     """
-    cluster = as_cluster(cluster)
+    cluster = as_cluster(cluster).planned
     request = request_for(cluster, request, fields, objective=objective, stages=stages, split=split)
     STRATEGIES[request.strategy]  # refuses unknown names and broken packages
     require_known_targets(cluster)
@@ -86,8 +86,9 @@ def plan(
         require_known_pins(model.graph, request, cluster.machine_names)
         if isinstance(request.split, str):
             request = replace(request, split=model.split_of_source(request.split, cluster.machine_names))
-        for name, worker in described.items():
-            require_fit(cluster.machine(name), worker)
+        for machine in cluster.machines:
+            if machine.name in described:
+                require_fit(machine, described[machine.name])
         source = model
         planner = Planner(in_precision(model, request.precision), workers, request, described, on_progress)
         placed, origin = _stages_without_search(planner, searches=on_problem is not None)
@@ -166,4 +167,6 @@ def finished(
         request=replace(request, profile=None),
     )
     coded = with_codecs(planner, plan, solution)
+    if request.fallback and solution is not None and coded.prediction is not None:
+        coded = replace(coded, prediction=replace(coded.prediction, fallbacks=planner.fallbacks(solution, plan)))
     return replace(coded, remarks=(*coded.remarks, *precision_remarks(planner.model, plan.precision)))

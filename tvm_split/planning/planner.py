@@ -12,10 +12,12 @@ from typing import Any
 from rpc_runtime.client.worker_client import WorkerDescription
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.machine_targets import resolve_targets
+from tvm_split.compiler.targets import cannot_execute
 from tvm_split.errors import NoPlanError
 from tvm_split.model import Model
 from tvm_split.placement.estimate import estimated_profile
 from tvm_split.placement.evaluate import keeps_demands
+from tvm_split.placement.fallback import Fallback, fallback
 from tvm_split.placement.graph import piece_edges
 from tvm_split.placement.plan import Plan, PlannedMachine
 from tvm_split.placement.problem import Problem, Stage
@@ -23,6 +25,7 @@ from tvm_split.placement.profile import ClusterProfile
 from tvm_split.placement.request import PlanRequest
 from tvm_split.placement.search.bounds import division_bound
 from tvm_split.placement.solution import Solution, solution_of
+from tvm_split.placement.step_graph import Step
 from tvm_split.placement.strategy import solve_by
 from tvm_split.planning.choose import RELAXATION, beside, cannot_gain, choose, with_fewest_machines
 from tvm_split.planning.problem_from_profile import (
@@ -174,6 +177,24 @@ class Planner:
             return replace(solution.bounded(bound), method=f"{what}; lower bound: {RELAXATION}")
         solution = in_layers(self.model.graph, self.profile, self.problem, solution_of(self.problem, pieces))
         return replace(beside(solution, best, what), stages=stages)
+
+    def fallbacks(self, solution: Solution, plan: Plan) -> tuple[Fallback, ...]:
+        """Return who takes the stages of each machine of a solution, if only that is lost."""
+        layers = {stage.name: set(stage.layers) for stage in solution.stages}
+        pieces = tuple(zip(self.profile.pieces, self.problem.pieces, strict=True))
+        kept_off = {(pin.piece, pin.machine) for pin in self.problem.pins if pin.forbidden}
+
+        def slower(step: Step, own: str, other: str) -> float:
+            moved = [piece for profiled, piece in pieces if not layers[step.stage].isdisjoint(profiled.layers)]
+            target, worker = plan.machine(own).target, self.described.get(other)
+            fits = (target["kind"] == "cuda") == self.workers.machine(other).has_gpu
+            fits = fits and not any((piece.name, other) in kept_off for piece in moved)
+            if not fits or (worker and cannot_execute(target, worker.architecture, worker.cpu_features)):
+                return math.inf
+            before, after = (math.fsum(piece.seconds[name] for piece in moved) for name in (own, other))
+            return after / before if before > 0 else 1.0
+
+        return tuple(fallback(self.problem, solution.graph, lost, slower) for lost in solution.machines)
 
     def plan_of(self, stages: tuple[Stage, ...], origin: str = "") -> Plan:
         """Return the plan of these stages of layers, with the targets of their machines."""

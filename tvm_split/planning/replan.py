@@ -58,7 +58,7 @@ def replan(
         PlanError: the current plan is for another model, its stages do not fit the measured pieces, or the machines
             have been profiled again since.
     """
-    cluster, current = as_cluster(cluster), as_plan(current)
+    cluster, current = as_cluster(cluster).planned, as_plan(current)
     if isinstance(measured, str | Path):
         measured = read_measured(Path(measured), current.model)
     required(Measured, measured, PlanError, "give a report of `tvm-split bench --json`, or what read_measured returns")

@@ -1,6 +1,7 @@
 """A deployment outlives its machines: every result comes, once and in order, after workers are killed or hang."""
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ from rpc_runtime.client.supervisor import DeploymentEvent
 from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.program.program import Program
-from rpc_runtime.transports.transport import NO_SETTINGS
+from rpc_runtime.transports.transport import NO_SETTINGS, TRANSPORTS, transport_named
 from tests.helpers.rpc_runtime.pipelines import deployments_left, over_grpc, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain
@@ -101,6 +102,20 @@ def test_failures_are_not_counted_while_nothing_runs(workers: LocalWorkers, make
             eventually(lambda number=number: len(events) == 2 * number, "the failure is handled")
             assert events[-1].kind == "recovered"
         assert same(session.run(batch), expected)
+
+
+def test_links_that_end_with_their_job_are_not_opened_again(
+    workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TRANSPORTS["shm"], "survives", False)
+    program, events = chain(maker), list[DeploymentEvent]()
+    with open_on(workers, program, maker, on_event=events.append) as session:
+        session.run(batches_for(program, 1)[0])
+        os.kill(workers.process_ids[B], signal.SIGKILL)
+        with pytest.raises(WorkerUnavailableError, match=r"'machine-b'.*could not be moved: links by shm end with"):
+            list(session.stream(itertools.cycle(batches_for(program, 1))))
+    assert [event.kind for event in events] == ["failure", "gave up"]
+    assert not transport_named("mpi").survives
 
 
 def test_closing_while_no_machine_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:

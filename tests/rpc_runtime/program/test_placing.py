@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rpc_runtime.errors import WorkerUnavailableError
-from rpc_runtime.program.placing import place
+from rpc_runtime.program.placing import held, place
 from rpc_runtime.program.program import Program, RouteCodec
 from rpc_runtime.program.specs import StageSpec
 from tests.helpers.rpc_runtime.random_programs import programs
@@ -125,3 +125,22 @@ def test_what_is_left_is_a_program_of_the_same_stages(program: Program, lost: se
     same = {(r.tensor.name, r.source, r.destination) for r in after.routes}
     assert {c for c in program.codecs if (c.tensor, c.source, c.destination) in same} <= set(after.codecs)
     assert after.handovers
+
+
+@given(programs(most_replicas=3, machines="ABC"), st.sampled_from("ABS"), st.data())
+def test_what_a_machine_holds_is_a_program_of_its_own(program: Program, machine: str, data: st.DataObject) -> None:
+    names = data.draw(st.sets(st.sampled_from(list(program.replicas))))
+    room = data.draw(st.integers(0, 4))
+    own = {stage.name for stage in program.stages_on(machine)}
+
+    def unfit(machine: str, stages: Sequence[StageSpec]) -> str:
+        return "full" if len(stages) > room + len(own) else ""
+
+    after = held(program, machine, names, unfit)
+    assert len(after.stages if after else ()) == min(room, len(names - own))
+    if after is not None:
+        assert after.machines == (machine,)
+        assert {stage.name for stage in after.stages} <= names - own
+        libraries = {stage.name: {one.library for one in program.replicas[stage.name]} for stage in after.stages}
+        assert all(stage.library in libraries[stage.name] for stage in after.stages)
+        assert {tensor.name for stage in after.stages for tensor in stage.outputs} == {t.name for t in after.outputs}

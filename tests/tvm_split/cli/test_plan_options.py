@@ -20,6 +20,12 @@ def planned(invoke_json, onnx_path):
     return lambda *options: invoke_json("plan", onnx_path, "--estimate", *options)
 
 
+def test_who_takes_the_stages_of_a_lost_machine(planned):
+    prediction = planned("--workers", "3", "--stages", "2", "--fallback")["prediction"]
+    assert {one["machine"] for one in prediction["fallbacks"]} == {A, B}
+    assert all(one["destination"] and one["period_seconds"] > 0 for one in prediction["fallbacks"])
+
+
 def test_every_demand_reaches_the_planner_and_the_plan_file(planned, tmp_path):
     options = (
         "--pin dense=machine-b --keep-off conv_1=machine-b --workers 3 --stages 2 --maximum-machines 2 --replicas "

@@ -3,7 +3,7 @@ import pytest
 from rpc_runtime.client.worker_client import describe
 from tests.helpers.waiting import PATIENCE_SECONDS
 from tvm_split.cluster.cluster import Cluster
-from tvm_split.cluster.machine import Link, Machine
+from tvm_split.cluster.machine import Link, Machine, SharedCores
 from tvm_split.errors import ClusterError
 from tvm_split.launchers.local import Local
 
@@ -68,3 +68,37 @@ def test_nccl_is_for_two_gpus_and_takes_no_codec() -> None:
         )
     with pytest.raises(ClusterError, match="nccl, by which no codec writes: leave out codec fp16"):
         Link("A", "B", transport="nccl", codec="fp16")
+
+
+def test_machines_on_standby_are_not_planned_on() -> None:
+    shared = (SharedCores(("b", "client"), 1), SharedCores(("c",), 2))
+    links = tuple(Link(source, end, 1e9) for source, end in ("ab", "ac", "bc"))
+    cluster = Cluster((Machine("a"), Machine("b"), Machine("c", standby=True)), links, shared)
+    assert cluster.planned.machine_names == ("a", "b")
+    assert {(link.source, link.destination) for link in cluster.planned.links} == {("a", "b"), ("b", "a")}
+    assert cluster.planned.shared_cores == (SharedCores(("b", "client"), 1),)
+    assert cluster.with_standby(1) is cluster
+    assert cluster.with_standby(2).planned.machine_names == ("a",)
+    assert cluster.with_standby(2, used={"b"}).planned.machine_names == ("b",)
+    with pytest.raises(ClusterError, match=r"2 machines on standby: .*compute, the cluster has c; add some"):
+        cluster.with_standby(2, used={"a", "b"})
+    with pytest.raises(ClusterError, match="every machine is on standby"):
+        cluster.with_standby(3)
+
+
+def test_more_workers_of_this_host_are_on_standby() -> None:
+    cluster = Cluster((Machine("machine-b", threads=2), Machine("desk")), launcher=Local()).with_standby(2)
+    assert cluster.machine_names == ("machine-b", "desk", "standby-1", "standby-2")
+    assert [machine.standby for machine in cluster.machines] == [False, False, True, True]
+    assert cluster.machine("standby-2").threads == 2
+    assert cluster.with_standby(2, used={"machine-b", "desk"}) is cluster
+
+
+def test_a_part_of_a_session_has_its_workers() -> None:
+    cluster = Cluster.local(workers=1).with_standby(1)
+    with cluster as workers:
+        for part in (workers.planned, cluster.planned):
+            assert part.start().endpoints() == {"machine-a": workers.endpoints()["machine-a"]}
+        assert workers.with_standby(1) is workers
+        with pytest.raises(ClusterError, match="every machine is on standby"):
+            workers.with_standby(2)  # they run already, so there are no more

@@ -37,6 +37,9 @@ def test_a_file_becomes_a_cluster(tmp_path: Path) -> None:
     assert cluster.machine("box").endpoint.token == "sesame"
     assert cluster.machine("box").endpoint.address == "[2001:db8::1]:7001"
     assert cluster.links == (Link("desk", "box", 1.25e8, 0.001), Link("box", "desk", 1.25e8, 0.001))
+    assert not any(machine.standby for machine in cluster.machines)
+    waiting = GOOD.replace("    threads: 8", "    threads: 8\n    standby: true")
+    assert Cluster.from_yaml(write(tmp_path, waiting)).planned.machine_names == ("box",)
 
 
 @pytest.mark.parametrize("codec", ["auto", "none", "fp16", "bf16", "int8", "lz4", "zstd"])
@@ -52,6 +55,12 @@ def test_a_codec_counts_in_both_directions(tmp_path: Path, codec: str) -> None:
     ("right", "wrong", "line", "message"),
     [
         ("    threads: 8", "    treads: 8", 4, "machines.0.treads: there is no such key; did you mean 'threads'?"),
+        (
+            "threads: 8",
+            "standby: 2",
+            4,
+            "must be true or false (it is 2); for example standby: true",
+        ),
         ("threads: 8", "threads: -1", 4, "machines.0.threads: must be greater than or equal to 1 (it is -1)"),
         ("192.0.2.10:7001", "192.0.2.10", 3, "machines.0.address: an address is HOST:PORT"),
         ("name: box", "name: desk", 6, "named 'desk'; give each a name of its own; the first is in "),

@@ -117,6 +117,27 @@ def test_estimates_of_what_is_worth_two_machines(wide):
     assert layer_counts(tvm_split.plan(wide, unequal, estimate=True)) == {A: 1, B: 3}
 
 
+def test_who_takes_the_stages_of_a_lost_machine(wide, tmp_path):
+    machines = Machine(A), Machine(B), Machine("desk", threads=4, standby=True)
+    cluster = tvm_split.Cluster(machines, shared_cores=enough(A, B), launcher=Local())
+    plan = tvm_split.plan(wide, cluster, estimate=True, fallback=True)
+    assert [(one.machine, one.destination) for one in plan.prediction.fallbacks] == [(A, B), (B, A)]
+    alone = tvm_split.plan(wide, cluster, estimate=True, maximum_machines=1).prediction
+    assert [one.period_seconds for one in plan.prediction.fallbacks] == pytest.approx([alone.period_seconds] * 2)
+    assert "Without machine-b: stage_1 → machine-a, " in str(plan)
+    plan.save(tmp_path / "plan.json")
+    assert tvm_split.Plan.load(tmp_path / "plan.json") == plan
+    renamed = plan.renamed({A: "box"}).prediction.fallbacks
+    assert [(one.machine, one.destination) for one in renamed] == [("box", B), (B, "box")]
+    kept_off = tvm_split.plan(wide, cluster, estimate=True, fallback=True, keep_off={"3": A}, stages=2)
+    assert [one.destination for one in kept_off.prediction.fallbacks] == [B, ""]
+    assert "Without machine-b: stage_1 fit on no other machine" in str(kept_off)
+    by_hand = {"split": {A: ["0", "1"], B: ["2", "3"]}, "estimate": True, "fallback": True}
+    assert tvm_split.plan(wide, cluster, **by_hand, predict=True).prediction.fallbacks == plan.prediction.fallbacks
+    with pytest.raises(PlanError, match=r"fallback: .*predict"):
+        tvm_split.plan(wide, cluster, **by_hand)
+
+
 def test_a_closed_link_is_not_used(wide):
     closed = (Link(A, B, 0.0, 0.0),)
     cluster = tvm_split.Cluster((Machine(A), Machine(B)), closed, launcher=Local())
