@@ -72,6 +72,10 @@ class Bystander(Closing):
             self.close()
             raise
 
+    @property
+    def machines(self) -> tuple[str, ...]:
+        return tuple(self._clients)
+
     def observe(
         self, since: Mapping[str, int] | None = None, *, kernels: int = 0, refused: dict[str, str] | None = None
     ) -> dict[str, Observation]:

@@ -3,17 +3,19 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rpc_runtime.client.dispatcher import Dispatcher
+from rpc_runtime.client.past import Past
 from rpc_runtime.client.placement import Placement, PlacementOptions, TransferProgress
 from rpc_runtime.client.supervisor import DeploymentEvent, Recovery, Supervisor
 from rpc_runtime.client.watch import Failure
 from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerDescription
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.clocks import MachineClock
-from rpc_runtime.program.events import OPENED, Observation
+from rpc_runtime.program.events import FAILURE, OPENED, PAUSE, Observation, now
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
@@ -50,7 +52,7 @@ class Session(Runner):
         watch: after how long a silent worker counts as dead.
         check: called with the description of each worker before anything is sent; what it raises ends the opening.
         model: the name by which workers list the deployment.
-        about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
+        about: returns the JSON for `Bystander.about` of a program as it is placed, of at most `MAXIMUM_ABOUT_BYTES`.
         recovery: where stages go if a machine fails; None: the failure is raised.
         on_event: called with each event of a recovery, in another thread.
 
@@ -72,12 +74,13 @@ class Session(Runner):
         watch: WatchTimeouts = USUAL_WATCH,
         check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None,
         model: str = "",
-        about: bytes = b"",
+        about: Callable[[Program], bytes] = lambda program: b"",
         recovery: Recovery | None = None,
         on_event: Callable[[DeploymentEvent], None] = lambda event: None,
     ) -> None:
         options = PlacementOptions(blob_path, timeout_seconds, on_transfer, links, timeouts, watch, model, about)
         self._supervisor: Supervisor | None = None
+        self._on_event = on_event
         self._dispatcher = Dispatcher(
             program, timeout_seconds, in_flight, lambda sequence: self._placement.waited_for(sequence)
         )
@@ -86,13 +89,16 @@ class Session(Runner):
             return Placement(program, endpoints, self._dispatcher, options, self._failed)
 
         self._placement = placed(program, endpoints)
+        self._observed = self._placement, Past()
+        self._known: dict[str, Observation] = {}
+        """What each machine was last known to have recorded, without rows."""
         try:
             self._placement.prepare(check)
             self._placement.join()
             self._use(self._placement)
             if recovery is not None:
                 self._supervisor = Supervisor(
-                    self._placement, self._dispatcher, recovery, placed, self._use, on_event, timeout_seconds
+                    self._placement, self._dispatcher, recovery, placed, self._use, self._add, timeout_seconds
                 )
             self._dispatcher.attach(self._placement.links)
         except BaseException:
@@ -111,9 +117,29 @@ class Session(Runner):
 
     def _failed(self, placement: Placement, failure: Failure) -> None:
         if self._supervisor is None:
+            self.happened(f"{FAILURE}{failure.error}")
             self._dispatcher.fail(failure.error)
         else:
             self._supervisor.failed(placement, failure)
+
+    def _add(self, event: DeploymentEvent) -> None:
+        """Take an event of the supervisor: after a new placement, observe that one from now on."""
+        if event.kind == "gave up":
+            self.happened(f"{FAILURE}{event.cause}")
+        elif event.placement:
+            recorder, end = self._placement.links.recorder, now()
+            track = recorder.track(PAUSE, peer=event.machine, detail=event.text)
+            recorder.record(track, 0, end - int(event.pause_seconds * 1e9), end)
+            self._observed = self._placement, self._past(*self._observed, lost=event.machine)
+        self._on_event(event)
+
+    def _past(self, earlier: Placement, past: Past, lost: str) -> Past:
+        """Return what the placements before the current one have recorded, without asking a machine that was lost."""
+        numbers = {machine: 0 for machine in (*earlier.clients, CLIENT) if machine != lost}
+        seen = past.continued(self._ask(earlier, numbers, LAST_WORD_SECONDS, refused={}), {})
+        cycle, submitted = self.program.cycle, past.first_sequence + earlier.links.results.submitted
+        # A multiple of the cycle, so that schedules hold for the deployment's numbers too.
+        return Past({**self._known, **seen}, self.clocks(), -(-submitted // cycle) * cycle)
 
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         return self._dispatcher.submit(inputs)
@@ -135,29 +161,51 @@ class Session(Runner):
         refused: dict[str, str] | None = None,
     ) -> dict[str, Observation]:
         self._dispatcher.require_open()
-        seconds = ANSWER_SECONDS if since is None else ROWS_SECONDS
-        seconds = timeout_seconds or (LAST_WORD_SECONDS if self._dispatcher.has_failed else seconds)
-        machines = (*self._placement.clients, CLIENT)
-        numbers = {machine: None if since is None else since.get(machine, 0) for machine in machines}
+        placement, past = self._observed
+        numbers: dict[str, int | None] = dict.fromkeys((*placement.clients, CLIENT))
+        if since is not None:
+            numbers = {machine: past.since(machine, since.get(machine, 0)) for machine in numbers}
+        seconds = timeout_seconds or (ANSWER_SECONDS if since is None else ROWS_SECONDS)
+        seen = past.continued(self._ask(placement, numbers, seconds, kernels, refused), since)
+        self._known.update((machine, replace(observation, rows=b"")) for machine, observation in seen.items())
+        return seen
+
+    def _ask(
+        self,
+        placement: Placement,
+        numbers: Mapping[str, int | None],
+        seconds: float,
+        kernels: int = 0,
+        refused: dict[str, str] | None = None,
+    ) -> dict[str, Observation]:
+        """Return what those of the placement's machines that answer, and the client, recorded after these numbers."""
+
+        def is_failing() -> bool:
+            return placement is not self._placement or not self._dispatcher.is_running
+
+        seconds = min(seconds, LAST_WORD_SECONDS) if is_failing() else seconds
 
         def ask(machine: str) -> Observation | None:
+            if machine not in numbers:
+                return None
             try:
-                return self._placement.observe(machine, seconds, numbers[machine], kernels)
+                return placement.observe(machine, seconds, numbers[machine], kernels)
             except TvmSplitError as error:
                 # A machine that does not answer has failed, even if the watch has not noticed it yet.
-                if self._dispatcher.has_failed or isinstance(error, WorkerUnavailableError | DeadlineError):
+                if is_failing() or isinstance(error, WorkerUnavailableError | DeadlineError):
                     return None
                 if refused is None:
                     raise
                 refused[machine] = str(error)
                 return None
 
-        answers = self._placement.on_every_machine(ask)
-        own = self._placement.links.recorder.observe(numbers[CLIENT])
+        answers = placement.on_every_machine(ask)
+        own = placement.links.recorder.observe(numbers[CLIENT])
         return {**{machine: seen for machine, seen in answers.items() if seen is not None}, CLIENT: own}
 
     def clocks(self) -> Mapping[str, MachineClock]:
-        return {machine: client.clock for machine, client in self._placement.clients.items()}
+        placement, past = self._observed
+        return {**past.clocks, **{machine: client.clock for machine, client in placement.clients.items()}}
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return the transport of each link; also after a failure."""

@@ -78,6 +78,12 @@ class DeploymentEvent:
     placement: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
 
+    @property
+    def text(self) -> str:
+        """What happened, and why: of an error's text its first sentence, since the others say what to do."""
+        again = f" in {self.pause_seconds:.2g} s ({self.replayed} inputs were sent again)" if self.placement else ""
+        return f"{self.kind}{again}: {self.cause.partition('. ')[0]}"
+
 
 def placement_of(program: Program) -> dict[str, tuple[str, ...]]:
     """Return the machines of each stage, by its name."""
@@ -156,8 +162,6 @@ class Supervisor:
         self._epoch += 1
         self._on_placed(self._placement)
         self._dispatcher.attach(self._placement.links)
-        # A frozen machine delays the end of its placement, which nothing waits for.
-        threading.Thread(target=earlier.close, kwargs={"unload": False}, name="end-placement", daemon=True).start()
         program = self._placement.program
         self._event(
             "recovered",
@@ -166,6 +170,8 @@ class Supervisor:
             replayed=replayed,
             placement=placement_of(program),
         )
+        # A frozen machine delays the end of its placement, which nothing waits for.
+        threading.Thread(target=earlier.close, kwargs={"unload": False}, name="end-placement", daemon=True).start()
 
     def _require_progress(self, failure: Failure) -> None:
         """Raise an error if failures follow each other without a result: an input may end each worker that gets it."""

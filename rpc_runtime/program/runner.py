@@ -75,6 +75,11 @@ class Runner(Closing):
     weight_bytes: Mapping[str, int]
     """Bytes of the weights on each machine."""
 
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The machines that hold stages now."""
+        return self.program.machines
+
     def run(self, inputs: Sequence[Any]) -> Outputs:
         """Return the outputs for one micro-batch."""
         return self.submit(inputs).result()
@@ -119,12 +124,10 @@ class Runner(Closing):
 
     def statistics(self, timeout_seconds: float | None = None) -> tuple[StageStatistics, ...]:
         """Return the statistics of each stage and replica whose machine answers in time, in the program's order."""
-        seen = self.observe(timeout_seconds=timeout_seconds)
-        names = {machine: [stage.name for stage in self.program.stages_on(machine)] for machine in seen}
+        seen, program = self.observe(timeout_seconds=timeout_seconds), self.program
+        names = {machine: [stage.name for stage in program.stages_on(machine)] for machine in seen}
         by_machine = {machine: statistics_of(machine, names[machine], seen[machine].tracks) for machine in seen}
-        return tuple(
-            by_machine[stage.machine][stage.name] for stage in self.program.stages if stage.machine in by_machine
-        )
+        return tuple(by_machine[stage.machine][stage.name] for stage in program.stages if stage.machine in by_machine)
 
     @abstractmethod
     def links(self) -> tuple[LinkStatistics, ...]:

@@ -13,7 +13,8 @@ import numpy as np
 from rpc_runtime.client.bystander import Bystander, RunningDeployment, chosen, running_on
 from rpc_runtime.client.worker_client import WorkerDescription, answering
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerUnavailableError
-from rpc_runtime.program.events import DEPLOYMENT, FAILURE, LINK_ENDED, Observation, Track, now
+from rpc_runtime.program.events import DEPLOYMENT, FAILURE, HAPPENINGS, LINK_ENDED, Observation, Track, now
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.launcher import AskedMachine
 from tvm_split.dashboard.state import (
@@ -54,7 +55,8 @@ class LivePage:
 
     Args:
         endpoints: the workers, which are asked for their descriptions; empty if all stages run in this process.
-        failure: returns why the deployment has failed; empty while it has not.
+        trouble: returns `FAILED` or `RECOVERING`, and the reason; two empty texts while all is well. None: what the
+            machines have recorded says it.
 
     Attributes:
         has_ended: whether no machine holds the deployment any more; `page` finds out.
@@ -64,13 +66,12 @@ class LivePage:
         self,
         model: str,
         observed: Observed,
-        about: About,
-        machines: Sequence[str],
+        about: Callable[[], About],
         endpoints: Mapping[str, WorkerEndpoint],
-        failure: Callable[[], str] = str,
+        trouble: Callable[[], tuple[str, str]] | None = None,
     ) -> None:
         self._model, self._observed, self._about = model, observed, about
-        self._machines, self._endpoints, self._failure = machines, endpoints, failure
+        self._endpoints, self._trouble = endpoints, trouble
         self._lock = threading.Lock()
         self._seen: dict[str, Observation] = {}
         self._results = Results(np.zeros(0, np.int64), np.zeros((0, 2), np.int64))
@@ -98,16 +99,17 @@ class LivePage:
             known = {machine: seen.newest for machine, seen in self._seen.items()}
             self._take(self._observed.observe(known, refused=refused), refused)
             if time.monotonic() - self._described_at > DESCRIBE_SECONDS:
-                self._workers = answering(self._endpoints)
+                own = self._observed.machines
+                self._workers = answering({name: end for name, end in self._endpoints.items() if name in own})
                 self._described_at = time.monotonic()
         except (WorkerUnavailableError, DeadlineError) as error:  # they may answer again
             state, reason = LOST, str(error)
             self._take({}, {})
         except TvmSplitError as error:
             state, reason, self.has_ended = ENDED, str(error), True
-        trace = trace_of(self._model, self._seen, self._observed.clocks(), self._about)
-        if failure := self._failure() or _failure_in(trace, links=bool(self._gone) and not self.has_ended):
-            state, reason = FAILED, failure
+        trace = trace_of(self._model, self._seen, self._observed.clocks(), self._about())
+        trouble = self._recorded_failure(trace) if self._trouble is None else self._trouble()
+        state, reason = trouble if trouble[0] else (state, reason)
         if len(trace) and self._begin is None:
             self._begin = trace.begin
         self._add_results(results_of(trace))
@@ -117,19 +119,28 @@ class LivePage:
         live = Live(state, reason, self._gone, self._workers, self._processor)
         return page_of(_latest(trace), live, self._results.spans, self._noted, self._begin, REFRESH_SECONDS)
 
+    def _recorded_failure(self, trace: Trace) -> tuple[str, str]:
+        failure = _failure_in(trace, links=bool(self._gone) and not self.has_ended)
+        return FAILED if failure else "", failure
+
     def _take(self, news: Mapping[str, Observation], refused: Mapping[str, str]) -> None:
-        for machine in self._machines:
+        machines = self._observed.machines
+        for machine in machines:
             if machine not in news and machine not in self._gone:
                 self._noted.append((now(), f"{machine}: {refused.get(machine, 'does not answer')}"))
                 self._gone.add(machine)
             elif machine in news and machine in self._gone:
                 self._noted.append((now(), f"{machine}: answers again"))
                 self._gone.discard(machine)
+        self._gone.intersection_update(machines)  # others have left the deployment
+        self._seen = {machine: seen for machine, seen in self._seen.items() if machine in (*machines, CLIENT)}
         for machine, new in news.items():
+            if machine not in (*machines, CLIENT):
+                continue
             before = self._seen.get(machine)
             if before is not None:
                 passed = max(new.clock_nanoseconds - before.clock_nanoseconds, 1)
-                self._processor[machine] = (new.processor_seconds - before.processor_seconds) / (passed * 1e-9)
+                self._processor[machine] = max(new.processor_seconds - before.processor_seconds, 0.0) / (passed * 1e-9)
                 new = joined([before, new])
             self._seen[machine] = _shortened(new)
 
@@ -171,7 +182,7 @@ def _latest(trace: Trace) -> Trace:
 
 
 def _of_deployment(tracks: Sequence[Track]) -> list[int]:
-    return [number for number, track in enumerate(tracks) if track.kind == DEPLOYMENT]
+    return [number for number, track in enumerate(tracks) if track.kind in HAPPENINGS]
 
 
 def _failure_in(trace: Trace, links: bool) -> str:
@@ -228,7 +239,7 @@ class LabPage:
             if self._last.state not in (ENDED, FAILED) or running:
                 self._last = _waiting(answers, str(error))
             return
-        self._live = LivePage(found.model, self._bystander, about, found.machines, endpoints)
+        self._live = LivePage(found.model, self._bystander, lambda: about, endpoints)
         self._last = self._live.page()
 
     def _leave(self) -> None:

@@ -5,7 +5,8 @@ import contextlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +29,7 @@ from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.checks import check_codecs, check_machines, check_runnable_here, check_workers
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.recovery import BundleRecovery, EventLog
-from tvm_split.deployment.run_times import RunTimes, StreamEvents
+from tvm_split.deployment.run_times import StreamEvents
 from tvm_split.observing.about import About, about_of, text_of
 from tvm_split.observing.recording import Recording
 from tvm_split.observing.trace import Trace, trace_of, writer_for
@@ -45,9 +46,10 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 class DeploymentStatistics(Shown):
     """Statistics of a deployment since it was opened, per stage; ``blob_bytes_sent`` counts bytes sent by opening it.
 
-    ``links`` has the transport of each link: gRPC, or memory that both ends share. ``weight_bytes`` has, by machine,
-    the bytes of weights that its worker counted after loading its stages. ``gone`` has the machines that do not
-    answer, each with the names of its stages, whose statistics are missing.
+    The stages are on these machines since ``placed``; what others computed of them before is not counted. ``links`` has
+    the transport of each link: gRPC, or memory that both ends share. ``weight_bytes`` has, by machine, the bytes of
+    weights that its worker counted after loading its stages. ``gone`` has the machines that do not answer, each with
+    the names of its stages, whose statistics are missing.
     """
 
     stages: tuple[StageStatistics, ...]
@@ -55,6 +57,7 @@ class DeploymentStatistics(Shown):
     links: tuple[LinkStatistics, ...] = ()
     weight_bytes: Mapping[str, int] = field(default_factory=dict)
     gone: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    placed: datetime | None = None
 
 
 class Deployment(Closing, Shown):
@@ -70,7 +73,7 @@ class Deployment(Closing, Shown):
         self._log = log
         self._workers = workers
         self._runner = runner
-        self._times = RunTimes()
+        self._times, self._name = log.times, runner.name
         self._last: DeploymentStatistics | None = None
         self._until_closed = contextlib.ExitStack()
         self._recordings: set[Recording] = set()
@@ -99,9 +102,8 @@ class Deployment(Closing, Shown):
         """What happened to the deployment, the latest 1,000 events: ``failure``, ``recovered``, ``gave up``."""
         return self._log.events
 
-    @cached_property
     def _about(self) -> About:
-        return about_of(self.bundle)
+        return about_of(self.bundle, self.program)
 
     def run(self, *inputs: Any, **named: Any) -> Outputs:
         """Run one micro-batch through the pipeline.
@@ -188,16 +190,16 @@ class Deployment(Closing, Shown):
 
     def _statistics(self, timeout_seconds: float | None = None) -> DeploymentStatistics:
         if not self.is_closed:
-            stages = self._runner.statistics(timeout_seconds)
+            runner, program, placed = self._runner, self.program, self._log.placed
+            stages = runner.statistics(timeout_seconds)
             answered = {stage.machine for stage in stages}
             gone = {
-                machine: tuple(stage.name for stage in self.program.stages_on(machine))
-                for machine in self.program.machines
+                machine: tuple(stage.name for stage in program.stages_on(machine))
+                for machine in program.machines
                 if machine not in answered
             }
-            self._last = DeploymentStatistics(
-                stages, self._runner.blob_bytes_sent, self._runner.links(), self._runner.weight_bytes, gone
-            )
+            sent, links, weights = runner.blob_bytes_sent, runner.links(), runner.weight_bytes
+            self._last = DeploymentStatistics(stages, sent, links, weights, gone, placed)
         elif self._last is None:
             raise WorkerError("the workers of this deployment sent no statistics when it was closed")
         return self._last
@@ -225,7 +227,7 @@ class Deployment(Closing, Shown):
             )
         if path is not None:
             writer_for(path)
-        trace = trace_of(self.bundle.model, self._runner.observe({}), self._runner.clocks(), self._about)
+        trace = trace_of(self.bundle.model, self._runner.observe({}), self._runner.clocks(), self._about())
         if path is not None:
             trace.save(path)
         return trace
@@ -263,13 +265,10 @@ class Deployment(Closing, Shown):
         from rpc_runtime.wire.metrics_server import metrics_server  # imported here: few deployments serve metrics
         from tvm_split.observing.metrics import deployment_metrics
 
-        prediction = self.bundle.plan.prediction
-        predicted = None if prediction is None else prediction.period_seconds or None
-
         def periods() -> dict[str, float | None]:
-            return {"predicted": predicted, "measured": self._times.measured().period_seconds}
+            return {"predicted": self._about().period_seconds, "measured": self._times.measured().period_seconds}
 
-        about = self.bundle.model, self._runner.name, self.program.machines
+        about = self.bundle.model, self._name, self.bundle.program.machines
         server = metrics_server(Address.parse(listen), lambda: deployment_metrics(*about, self._runner, periods))
         self._until_closed.callback(server.close)
         return server
@@ -286,18 +285,17 @@ class Deployment(Closing, Shown):
         """
         from tvm_split.dashboard.live import LivePage  # imported here: few deployments are looked at
         from tvm_split.dashboard.page import page_server
+        from tvm_split.dashboard.state import FAILED, RECOVERING
 
-        def failure() -> str:
+        def trouble() -> tuple[str, str]:
             try:
                 self._runner.require_usable()
             except TvmSplitError as error:
-                return str(error)
-            return ""
+                return FAILED, str(error)
+            return (RECOVERING, self.events[-1].text) if self._log.is_recovering else ("", "")
 
-        machines = self.program.machines
-        everywhere = {} if self._workers.launcher.in_process else self._workers.endpoints()
-        endpoints = {name: everywhere[name] for name in machines if name in everywhere}
-        live = LivePage(self.bundle.model, self._runner, self._about, machines, endpoints, failure)
+        endpoints = {} if self._workers.launcher.in_process else self._workers.endpoints()
+        live = LivePage(self.bundle.model, self._runner, self._about, endpoints, trouble)
         server = page_server(listen, live.page)
         self._until_closed.callback(server.close)
         return server
@@ -306,13 +304,18 @@ class Deployment(Closing, Shown):
         """Compare prediction and measurement for every machine, every link and the whole deployment, with advice.
 
         Throughput is measured by `stream` and latency by `run`, if they were used. Runs and streams that began before
-        ``since``, in nanoseconds of `time.monotonic_ns`, are left out. Raises as `trace`, and the error of a
-        deployment that has failed.
+        ``since``, in nanoseconds of `time.monotonic_ns`, are left out. After stages were moved, the report counts from
+        then on and has no prediction, which was for another placement. Raises as `trace`, and the error of a deployment
+        that has failed.
         """
         trace = self.trace()
         self._runner.require_usable()
         carried = {(link.source, link.destination): link.transport for link in self._runner.links()}
-        return report_of(self.bundle.plan, self.program, trace, self._times.measured(since), carried)
+        program, moved = self.program, ""
+        if program != self.bundle.program:
+            where = "; ".join(f"{name} on {', '.join(machines)}" for name, machines in placement_of(program).items())
+            moved = f"since {self._log.placed.astimezone():%H:%M:%S} the stages are elsewhere than planned: {where}"
+        return report_of(self.bundle.plan, program, trace, self._times.measured(since), carried, moved)
 
     def close(self) -> None:
         """Unload the stages; end the worker processes that were started for this deployment."""
@@ -399,7 +402,7 @@ def deploy_on(
                 in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
                 check=partial(check_workers, bundle, program, workers, endpoints),
                 model=bundle.model,
-                about=text_of(about_of(bundle)),
+                about=lambda program: text_of(about_of(bundle, program)),
                 recovery=BundleRecovery(bundle, workers, endpoints) if on_failure == "recover" else None,
                 on_event=log.add,
             )

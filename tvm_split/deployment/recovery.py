@@ -6,6 +6,7 @@ import warnings
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -20,6 +21,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.checks import check_worker, check_workers
+from tvm_split.deployment.run_times import RunTimes
 from tvm_split.errors import OutputError, RecoveryWarning
 
 MOST_EVENTS = 1000
@@ -72,6 +74,9 @@ class EventLog:
         self._lock = threading.Lock()
         self._events: deque[DeploymentEvent] = deque(maxlen=MOST_EVENTS)
         self._unsaid: deque[DeploymentEvent] = deque(maxlen=MOST_EVENTS)
+        self.times = RunTimes()
+        """When results came since the stages were placed as they are now, which was at ``placed``."""
+        self.placed = datetime.now(UTC)
         self._file = None if file is None else _appending(file)
 
     @property
@@ -79,11 +84,18 @@ class EventLog:
         with self._lock:
             return tuple(self._events)
 
+    @property
+    def is_recovering(self) -> bool:
+        return bool(self._events) and self._events[-1].kind == "failure"
+
     def add(self, event: DeploymentEvent) -> None:
         with self._lock:
             self._events.append(event)
             if event.kind == "recovered":
                 self._unsaid.append(event)
+            if event.placement:
+                self.placed = event.time
+                self.times.restart()
             if self._file is not None:
                 self._file.write(json.dumps({**asdict(event), "time": event.time.isoformat()}) + "\n")
                 self._file.flush()
@@ -96,12 +108,7 @@ class EventLog:
             unsaid = tuple(self._unsaid)
             self._unsaid.clear()
         for event in unsaid:
-            warnings.warn(
-                f"the deployment recovered in {event.pause_seconds:.2g} s ({event.replayed} inputs were sent again): "
-                f"{event.cause}",
-                RecoveryWarning,
-                stacklevel=4,
-            )
+            warnings.warn(f"the deployment {event.text}", RecoveryWarning, stacklevel=4)
 
     def close(self) -> None:
         if self._file is not None:
