@@ -65,16 +65,13 @@ class Bystander(Closing):
     """
 
     def __init__(self, endpoints: Mapping[str, WorkerEndpoint], deployment: RunningDeployment) -> None:
+        self.machines = deployment.machines
         self._clients = {machine: WorkerClient(endpoints[machine], deployment.name) for machine in deployment.machines}
         try:
             on_every_machine(self._clients, lambda machine: self._clients[machine].describe(ANSWER_SECONDS))
         except BaseException:
             self.close()
             raise
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        return tuple(self._clients)
 
     def observe(
         self, since: Mapping[str, int] | None = None, *, kernels: int = 0, refused: dict[str, str] | None = None

@@ -84,6 +84,14 @@ class LivePage:
         self.has_ended = False
         self._read_at = self._described_at = -np.inf
 
+    def go_on(self, earlier: LivePage) -> None:
+        """Show after what ``earlier`` has shown until its deployment ended; numbers of micro-batches begin anew."""
+        sequences, spans = earlier._results
+        self._results = Results(sequences - sequences.max(initial=0) - 1, spans)
+        self._noted, self._begin = earlier._noted, earlier._begin
+        why = earlier._page.reason if earlier._page is not None else ""
+        self._noted.append((now(), f"goes on after: {why.partition('. ')[0]}"))
+
     def page(self) -> Page:
         """Return the page at this moment, at most `REFRESH_SECONDS` old."""
         with self._lock:
@@ -108,7 +116,8 @@ class LivePage:
         except TvmSplitError as error:
             state, reason, self.has_ended = ENDED, str(error), True
         trace = trace_of(self._model, self._seen, self._observed.clocks(), self._about())
-        trouble = self._recorded_failure(trace) if self._trouble is None else self._trouble()
+        links = bool(self._gone) and not self.has_ended
+        trouble = _failure_in(trace, links) if self._trouble is None else self._trouble()
         state, reason = trouble if trouble[0] else (state, reason)
         if len(trace) and self._begin is None:
             self._begin = trace.begin
@@ -118,10 +127,6 @@ class LivePage:
             state, reason = IDLE, f"Nothing is streamed now.{last}"
         live = Live(state, reason, self._gone, self._workers, self._processor)
         return page_of(_latest(trace), live, self._results.spans, self._noted, self._begin, REFRESH_SECONDS)
-
-    def _recorded_failure(self, trace: Trace) -> tuple[str, str]:
-        failure = _failure_in(trace, links=bool(self._gone) and not self.has_ended)
-        return FAILED if failure else "", failure
 
     def _take(self, news: Mapping[str, Observation], refused: Mapping[str, str]) -> None:
         machines = self._observed.machines
@@ -185,11 +190,11 @@ def _of_deployment(tracks: Sequence[Track]) -> list[int]:
     return [number for number, track in enumerate(tracks) if track.kind in HAPPENINGS]
 
 
-def _failure_in(trace: Trace, links: bool) -> str:
-    """Return the text of the first event of a failure, or with ``links`` of a link's end; empty if there is none."""
+def _failure_in(trace: Trace, links: bool) -> tuple[str, str]:
+    """Return `FAILED`, and the text of the first event of a failure, or with ``links`` of a link's end."""
     details = [event.detail for event in trace.of_kind(DEPLOYMENT)]
     prefixes = (FAILURE, LINK_ENDED) if links else (FAILURE,)
-    return next((detail for detail in details if detail.startswith(prefixes)), "")
+    return next(((FAILED, detail) for detail in details if detail.startswith(prefixes)), ("", ""))
 
 
 SEARCH_SECONDS = 2.0
@@ -198,6 +203,8 @@ SEARCH_SECONDS = 2.0
 
 class LabPage:
     """The page of a deployment that another process runs. When the deployment has ended, the next one is searched for.
+
+    If that is of the same model and owner, the page goes on: stages were moved, or the model was deployed again.
 
     Args:
         ask: asks all workers of the lab.
@@ -209,6 +216,7 @@ class LabPage:
         self._lock = threading.Lock()
         self._bystander: Bystander | None = None
         self._live: LivePage | None = None
+        self._left: LivePage | None = None
         self._last = Page(deployment or "", WAITING, refresh_seconds=REFRESH_SECONDS)
         self._asked_at = float("-inf")
 
@@ -240,11 +248,16 @@ class LabPage:
                 self._last = _waiting(answers, str(error))
             return
         self._live = LivePage(found.model, self._bystander, lambda: about, endpoints)
+        if self._left is not None and replace(found, name="", machines=()) == self._found:
+            self._live.go_on(self._left)
+        # The stages may be moved under another name.
+        self._deployment, self._found = found.model or found.name, replace(found, name="", machines=())
         self._last = self._live.page()
 
     def _leave(self) -> None:
         if self._bystander is not None:
             self._bystander.close()
+        self._left = self._live or self._left
         self._bystander = self._live = None
 
 
