@@ -44,7 +44,7 @@ class Recovery(Protocol):
     """What knows the machines that could compute stages."""
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
-        """Return the addresses of all machines that may get stages."""
+        """Return the addresses of all machines that may get stages; raise an error if stages cannot move at all."""
 
     def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
         """Return the program on machines of ``workers`` that are not ``lost``.
@@ -191,12 +191,13 @@ class Supervisor:
         attempts: list[TvmSplitError] = []
         while True:
             self._dispatcher.moved()
-            endpoints = self._recovery.endpoints()
-            workers = answering({name: endpoint for name, endpoint in endpoints.items() if name not in lost})
             try:
+                endpoints = self._recovery.endpoints()
+                workers = answering({name: endpoint for name, endpoint in endpoints.items() if name not in lost})
                 program = self._recovery.place({*endpoints} - {*workers}, workers)
-            except WorkerUnavailableError as error:
-                if self._closed.wait(RETURN_SECONDS) or time.monotonic() > began + self._timeout_seconds:
+            except TvmSplitError as error:
+                may_return = isinstance(error, WorkerUnavailableError) and not self._closed.wait(RETURN_SECONDS)
+                if not may_return or time.monotonic() > began + self._timeout_seconds:
                     raise self._hopeless(failure, error) from error
                 lost.clear()  # a machine that returns may be used again
                 continue
@@ -231,7 +232,7 @@ class Supervisor:
     def _hopeless(self, failure: Failure, error: TvmSplitError) -> TvmSplitError:
         return WorkerUnavailableError(
             f"{failure.error}. Its stages could not be moved: {error}. {self._dispatcher.completed} results were "
-            "returned before"
+            "returned before, those of the inputs that were fed first"
         )
 
     def _event(self, kind: EventKind, failure: Failure, cause: str = "", **more: object) -> None:

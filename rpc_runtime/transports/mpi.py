@@ -46,7 +46,7 @@ class Mpi(Transport):
 
     name = "mpi"
     title = "MPI"
-    joins_client = False
+    joins_client = outlives_machines = False
 
     def __init__(self) -> None:
         self.world: World | None = None

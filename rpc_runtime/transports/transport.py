@@ -61,6 +61,8 @@ class Transport(ABC):
     """Where the memory is that both ends share; ``device``: both ends have a GPU."""
     uses_codecs: ClassVar[bool] = True
     joins_client: ClassVar[bool] = True
+    outlives_machines: ClassVar[bool] = True
+    """Whether the links between other machines stay when one has ended."""
     connect_seconds: float = 0.0
     """Time that `connect` may take, added to the time limit for the caller's choice."""
 

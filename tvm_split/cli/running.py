@@ -31,7 +31,7 @@ class DeployOptions:
 
     rename: tuple[str, ...] = option((), "Of a bundle: its machine OLD is NEW of the cluster.", metavar="OLD=NEW")
     timeout: float = options.TIMEOUT
-    on_failure: OnFailure = option("raise", "If a machine fails: end with an error, or move its stages to the others.")
+    on_failure: OnFailure = option("recover", "If a machine fails: move its stages to the others, or raise an error.")
     events: Path | None = option(None, "Append what happens to the deployment, as lines of JSON.", metavar="FILE")
 
     def deploy(

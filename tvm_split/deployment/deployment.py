@@ -190,16 +190,12 @@ class Deployment(Closing, Shown):
 
     def _statistics(self, timeout_seconds: float | None = None) -> DeploymentStatistics:
         if not self.is_closed:
-            runner, program, placed = self._runner, self.program, self._log.placed
+            runner, program = self._runner, self.program
             stages = runner.statistics(timeout_seconds)
-            answered = {stage.machine for stage in stages}
-            gone = {
-                machine: tuple(stage.name for stage in program.stages_on(machine))
-                for machine in program.machines
-                if machine not in answered
-            }
+            lost = {*program.machines} - {stage.machine for stage in stages}
+            gone = {machine: tuple(stage.name for stage in program.stages_on(machine)) for machine in sorted(lost)}
             sent, links, weights = runner.blob_bytes_sent, runner.links(), runner.weight_bytes
-            self._last = DeploymentStatistics(stages, sent, links, weights, gone, placed)
+            self._last = DeploymentStatistics(stages, sent, links, weights, gone, self._log.placed)
         elif self._last is None:
             raise WorkerError("the workers of this deployment sent no statistics when it was closed")
         return self._last
@@ -292,7 +288,8 @@ class Deployment(Closing, Shown):
                 self._runner.require_usable()
             except TvmSplitError as error:
                 return FAILED, str(error)
-            return (RECOVERING, self.events[-1].text) if self._log.is_recovering else ("", "")
+            events = self.events
+            return (RECOVERING, events[-1].text) if events and events[-1].kind == "failure" else ("", "")
 
         endpoints = {} if self._workers.launcher.in_process else self._workers.endpoints()
         live = LivePage(self.bundle.model, self._runner, self._about, endpoints, trouble)
@@ -311,10 +308,8 @@ class Deployment(Closing, Shown):
         trace = self.trace()
         self._runner.require_usable()
         carried = {(link.source, link.destination): link.transport for link in self._runner.links()}
-        program, moved = self.program, ""
-        if program != self.bundle.program:
-            where = "; ".join(f"{name} on {', '.join(machines)}" for name, machines in placement_of(program).items())
-            moved = f"since {self._log.placed.astimezone():%H:%M:%S} the stages are elsewhere than planned: {where}"
+        program, moved = self.program, f"since {self._log.placed.astimezone():%H:%M:%S} stages are not where planned"
+        moved = "" if program == self.bundle.program else moved
         return report_of(self.bundle.plan, program, trace, self._times.measured(since), carried, moved)
 
     def close(self) -> None:
@@ -341,7 +336,7 @@ def deploy(
     timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS,
     on_transfer: TransferProgress | None = None,
     in_flight: Count | None = None,
-    on_failure: OnFailure = "raise",
+    on_failure: OnFailure = "recover",
     events: str | Path | None = None,
 ) -> Deployment:
     """Load a bundle's stages on the machines of a cluster and connect them.
@@ -355,8 +350,8 @@ def deploy(
         in_flight: the most micro-batches of a stream in flight. A lower number gives each result sooner after its
             input, until machines have to wait. By default as many as the queues between stages hold; for a measured
             plan for latency, its ``prediction.in_flight``. In one process there is never more than one.
-        on_failure: ``"raise"`` ends the deployment with an error when a machine fails; ``"recover"`` moves its stages
-            to the machines that are left, without losing a result. Traces, pages and reports then begin anew.
+        on_failure: what happens when a machine fails. ``"recover"`` moves its stages to the machines that are left,
+            without losing a result, or ends the deployment if that is impossible; ``"raise"`` always ends it.
         events: a file to which each of ``Deployment.events`` is appended, as a line of JSON.
 
     Raises:
@@ -375,7 +370,7 @@ def deploy_on(
     timeout_seconds: float,
     on_transfer: TransferProgress | None = None,
     in_flight: int | None = None,
-    on_failure: OnFailure = "raise",
+    on_failure: OnFailure = "recover",
     events: str | Path | None = None,
 ) -> Deployment:
     """`deploy` on a session of workers, which the deployment then owns; the session is closed if this fails."""

@@ -17,12 +17,13 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.placing import place
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.specs import StageSpec
+from rpc_runtime.transports.transport import AUTO, transport_named
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.checks import check_worker, check_workers
 from tvm_split.deployment.run_times import RunTimes
-from tvm_split.errors import OutputError, RecoveryWarning
+from tvm_split.errors import ClusterError, OutputError, RecoveryWarning
 
 MOST_EVENTS = 1000
 """The number of latest events that a deployment keeps."""
@@ -42,6 +43,9 @@ class BundleRecovery:
         }
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
+        for name in {setting.transport for setting in self._workers.link_settings.values()} - {AUTO}:
+            if not (transport := transport_named(name)).outlives_machines:
+                raise ClusterError(f"links over {transport.title} end on all machines with the first: start all again")
         return self._endpoints
 
     def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
@@ -83,10 +87,6 @@ class EventLog:
     def events(self) -> tuple[DeploymentEvent, ...]:
         with self._lock:
             return tuple(self._events)
-
-    @property
-    def is_recovering(self) -> bool:
-        return bool(self._events) and self._events[-1].kind == "failure"
 
     def add(self, event: DeploymentEvent) -> None:
         with self._lock:

@@ -28,7 +28,7 @@ def page_at(url):
 
 
 def test_a_deployment_and_the_loss_of_a_machine(bundle):
-    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster, on_failure="raise") as deployment:
         server = deployment.dashboard()
         assert page_at(server.url)["state"] == "idle"
         for _ in deployment.stream([(X,)] * 50):

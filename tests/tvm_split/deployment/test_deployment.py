@@ -143,7 +143,7 @@ def test_calls_that_wait_for_room_are_sent_without_a_timeout_to_wake_them(
 def test_figures_when_a_worker_has_died_are_those_of_the_others(
     bundle: tvm_split.Bundle, end: signal.Signals, noticed: bool
 ) -> None:
-    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster, on_failure="raise") as deployment:
         for _ in range(3):
             deployment.run(X)
         assert deployment.stats().gone == {}

@@ -15,10 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tvm_split
 from rpc_runtime.client.supervisor import DeploymentEvent
-from rpc_runtime.client.worker_client import describe
+from rpc_runtime.client.worker_client import answering, describe
 from rpc_runtime.program.events import COMPUTE, FLIGHT, PAUSE, RECEIVE, REPLAY, SEND
 from rpc_runtime.program.routes import CLIENT
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
+from tvm_split.cluster.launcher import AskedMachine
+from tvm_split.dashboard import live
+from tvm_split.dashboard.live import LabPage
+from tvm_split.dashboard.state import Page
 from tvm_split.deployment.deployment import DeploymentStatistics
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.errors import RecoveryWarning
@@ -61,10 +65,21 @@ class Run:
     events: tuple[DeploymentEvent, ...]
     scrapes: list[Samples]
     page: dict[str, Any]
+    lab_page: Page
     statistics: DeploymentStatistics
     report: DeploymentReport
     trace: Trace
     recorded: Trace
+
+
+def asked(cluster: tvm_split.Cluster) -> list[AskedMachine]:
+    """Return the machines that answer, as a command of another process sees them."""
+    endpoints = cluster.endpoints()
+    return [AskedMachine(endpoints[name], worker) for name, worker in answering(endpoints).items()]
+
+
+def shown(page: Page) -> list[str]:
+    return [machine.machine for machine in page.machines if machine.answers]
 
 
 def computing(trace: Trace) -> set[str]:
@@ -74,9 +89,11 @@ def computing(trace: Trace) -> set[str]:
 
 @pytest.fixture(scope="module")
 def often() -> Iterator[None]:
-    """Recordings read often."""
+    """Recordings and pages read often."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recording, "POLL_SECONDS", 0.02)
+        patch.setattr(live, "REFRESH_SECONDS", 0.1)
+        patch.setattr(live, "SEARCH_SECONDS", 0.1)
         yield
 
 
@@ -87,24 +104,27 @@ def run(often: None, bundle: tvm_split.Bundle, tmp_path_factory: pytest.TempPath
     events = tmp_path_factory.mktemp("events") / "events.jsonl"
     with (
         tvm_split.Cluster.local(3) as cluster,
-        tvm_split.deploy(bundle, cluster, on_failure="recover", events=events) as deployment,
+        tvm_split.deploy(bundle, cluster, events=events) as deployment,
     ):
         metrics, page = deployment.serve_metrics(), deployment.dashboard()
         scrapes, opened = [scraped(metrics.url)], deployment.stats()
+        lab = LabPage(lambda: asked(cluster), describe(cluster.endpoints()[A]).deployments[0].name)
 
         def batches() -> Iterator[np.ndarray[Any, Any]]:
             for number in range(COUNT):
                 if number in KILLS:
                     scrapes.append(scraped(metrics.url))
                     page_at(page.url)
+                    eventually(lambda: lab.page().results, "another process has its page")
                     eventually(lambda: KILLS[number] in computing(recorder.trace), "what it does is recorded")  # noqa: B023
                     os.kill(describe(cluster.endpoints()[KILLS[number]]).process_id, signal.SIGKILL)
                 yield inputs(number)
 
         with deployment.tracing() as recorder, pytest.warns(RecoveryWarning, match="machine-b.*has gone"):
             outputs = [result[0] for result in deployment.stream(batches())]
-        scrapes.append(scraped(metrics.url))
         eventually(lambda: page_at(page.url)["results"] == COUNT, "all results are shown")
+        eventually(lambda: shown(lab.page()) == [A], "another process has found where the stages are")
+        scrapes.append(scraped(metrics.url))
         yield Run(
             opened,
             outputs,
@@ -112,6 +132,7 @@ def run(often: None, bundle: tvm_split.Bundle, tmp_path_factory: pytest.TempPath
             deployment.events,
             scrapes,
             page_at(page.url),
+            lab.page(),
             deployment.stats(),
             deployment.report(),
             deployment.trace(),
@@ -195,8 +216,8 @@ def test_figures_say_since_when_they_count(run: Run) -> None:
 
 
 def test_the_report_has_no_prediction_of_another_placement(run: Run) -> None:
-    assert "stage_1 on machine-a" in run.report.moved
-    assert run.report.moved.split("stage")[0] in str(run.report).lower()
+    assert run.report.moved
+    assert run.report.moved in str(run.report).lower()
     assert run.report.period.predicted is None
     assert run.report.advice == ()
     assert 0 < run.report.streamed < COUNT
@@ -214,3 +235,9 @@ def test_the_page_goes_on_and_says_what_happened(run: Run) -> None:
     told = [text for _, text in run.page["events"] if "recovered in" in text]
     assert len(told) == 2
     assert all("has gone" in text for text in told)
+
+
+def test_the_page_of_another_process_goes_on_under_the_deployment_s_new_name(run: Run) -> None:
+    assert run.lab_page.state in ("running", "idle")
+    assert run.lab_page.results > COUNT - max(KILLS)
+    assert "goes on after" in " ".join(text for _, text in run.lab_page.events)
