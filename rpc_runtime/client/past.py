@@ -5,7 +5,7 @@ Rows, sequence numbers and totals of each placement count from 0. Here they go o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -26,9 +26,9 @@ class Past:
     clocks: Mapping[str, MachineClock] = field(default_factory=dict)
     first_sequence: int = 0
 
-    def since(self, machine: str, number: int) -> int:
-        """Return the present placement's number of the row with this number."""
-        return max(number - self.seen.get(machine, NOTHING).newest, 0)
+    def numbers(self, machines: Iterable[str], since: Mapping[str, int]) -> dict[str, int | None]:
+        """Return the present placement's numbers of rows with these numbers, by machine."""
+        return {name: max(since.get(name, 0) - self.seen.get(name, NOTHING).newest, 0) for name in machines}
 
     def continued(self, news: Mapping[str, Observation], since: Mapping[str, int] | None) -> dict[str, Observation]:
         """Return what the present placement has recorded as the end of what the deployment has, by machine.

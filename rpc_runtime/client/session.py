@@ -12,8 +12,8 @@ from rpc_runtime.client.past import Past
 from rpc_runtime.client.placement import Placement, PlacementOptions, TransferProgress
 from rpc_runtime.client.supervisor import DeploymentEvent, Recovery, Supervisor
 from rpc_runtime.client.watch import Failure
-from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerDescription
-from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerDescription, answers_of
+from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from rpc_runtime.program.clocks import MachineClock
 from rpc_runtime.program.events import FAILURE, OPENED, PAUSE, Observation, now
 from rpc_runtime.program.measurements import LinkStatistics
@@ -134,8 +134,9 @@ class Session(Runner):
         self._on_event(event)
 
     def _past(self, earlier: Placement, past: Past, lost: str) -> Past:
-        """Return what the placements before the current one have recorded, without asking a machine that was lost."""
-        numbers = {machine: 0 for machine in (*earlier.clients, CLIENT) if machine != lost}
+        """Return what the placements before the current one have recorded; a machine that was ``lost`` is not asked."""
+        machines = [name for name in earlier.clients if name != lost or name in self._placement.clients]
+        numbers = past.numbers((*machines, CLIENT), {})
         seen = past.continued(self._ask(earlier, numbers, LAST_WORD_SECONDS, refused={}), {})
         cycle, submitted = self.program.cycle, past.first_sequence + earlier.links.results.submitted
         # A multiple of the cycle, so that schedules hold for the deployment's numbers too.
@@ -162,11 +163,9 @@ class Session(Runner):
     ) -> dict[str, Observation]:
         self._dispatcher.require_open()
         placement, past = self._observed
-        numbers: dict[str, int | None] = dict.fromkeys((*placement.clients, CLIENT))
-        if since is not None:
-            numbers = {machine: past.since(machine, since.get(machine, 0)) for machine in numbers}
-        seconds = timeout_seconds or (ANSWER_SECONDS if since is None else ROWS_SECONDS)
-        seen = past.continued(self._ask(placement, numbers, seconds, kernels, refused), since)
+        machines, seconds = (*placement.clients, CLIENT), ANSWER_SECONDS if since is None else ROWS_SECONDS
+        numbers = dict.fromkeys(machines) if since is None else past.numbers(machines, since)
+        seen = past.continued(self._ask(placement, numbers, timeout_seconds or seconds, kernels, refused), since)
         self._known.update((machine, replace(observation, rows=b"")) for machine, observation in seen.items())
         return seen
 
@@ -178,30 +177,24 @@ class Session(Runner):
         kernels: int = 0,
         refused: dict[str, str] | None = None,
     ) -> dict[str, Observation]:
-        """Return what those of the placement's machines that answer, and the client, recorded after these numbers."""
+        """Return what these machines of a placement, if they answer, have recorded after the rows of these numbers."""
 
         def is_failing() -> bool:
             return placement is not self._placement or not self._dispatcher.is_running
 
         seconds = min(seconds, LAST_WORD_SECONDS) if is_failing() else seconds
-
-        def ask(machine: str) -> Observation | None:
-            if machine not in numbers:
-                return None
-            try:
-                return placement.observe(machine, seconds, numbers[machine], kernels)
-            except TvmSplitError as error:
-                # A machine that does not answer has failed, even if the watch has not noticed it yet.
-                if is_failing() or isinstance(error, WorkerUnavailableError | DeadlineError):
-                    return None
-                if refused is None:
-                    raise
-                refused[machine] = str(error)
-                return None
-
-        answers = placement.on_every_machine(ask)
-        own = placement.links.recorder.observe(numbers[CLIENT])
-        return {**{machine: seen for machine, seen in answers.items() if seen is not None}, CLIENT: own}
+        seen, errors = answers_of(
+            [machine for machine in numbers if machine != CLIENT],
+            lambda machine: placement.observe(machine, seconds, numbers[machine], kernels),
+        )
+        for machine, error in errors.items():
+            # A machine that does not answer has failed, even if the watch has not noticed it yet.
+            if is_failing() or isinstance(error, WorkerUnavailableError | DeadlineError):
+                continue
+            if refused is None:
+                raise error
+            refused[machine] = str(error)
+        return {**seen, CLIENT: placement.links.recorder.observe(numbers[CLIENT])}
 
     def clocks(self) -> Mapping[str, MachineClock]:
         placement, past = self._observed

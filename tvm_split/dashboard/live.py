@@ -217,6 +217,7 @@ class LabPage:
         self._bystander: Bystander | None = None
         self._live: LivePage | None = None
         self._left: LivePage | None = None
+        self._found = "", ""
         self._last = Page(deployment or "", WAITING, refresh_seconds=REFRESH_SECONDS)
         self._asked_at = float("-inf")
 
@@ -248,10 +249,11 @@ class LabPage:
                 self._last = _waiting(answers, str(error))
             return
         self._live = LivePage(found.model, self._bystander, lambda: about, endpoints)
-        if self._left is not None and replace(found, name="", machines=()) == self._found:
+        if self._left is not None and (found.model, found.owner) == self._found:
             self._live.go_on(self._left)
-        # The stages may be moved under another name.
-        self._deployment, self._found = found.model or found.name, replace(found, name="", machines=())
+        self._found = found.model, found.owner
+        if self._deployment == found.name:  # stages that are moved are deployed under another name
+            self._deployment = found.model or found.name
         self._last = self._live.page()
 
     def _leave(self) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class Run:
     outputs: list[np.ndarray[Any, Any]]
     expected: list[np.ndarray[Any, Any]]
     events: tuple[DeploymentEvent, ...]
+    warned: list[str]
     scrapes: list[Samples]
     page: dict[str, Any]
     lab_page: Page
@@ -70,6 +71,7 @@ class Run:
     report: DeploymentReport
     trace: Trace
     recorded: Trace
+    last_page: dict[str, Any] = field(default_factory=dict)
 
 
 def asked(cluster: tvm_split.Cluster) -> list[AskedMachine]:
@@ -98,7 +100,7 @@ def often() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def run(often: None, bundle: tvm_split.Bundle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(often: None, bundle: tvm_split.Bundle, tmp_path_factory: pytest.TempPathFactory) -> Run:
     with tvm_split.deploy(bundle, tvm_split.Cluster.in_process(2)) as deployment:
         expected = [deployment.run(inputs(number))[0] for number in range(COUNT)]
     events = tmp_path_factory.mktemp("events") / "events.jsonl"
@@ -120,16 +122,17 @@ def run(often: None, bundle: tvm_split.Bundle, tmp_path_factory: pytest.TempPath
                     os.kill(describe(cluster.endpoints()[KILLS[number]]).process_id, signal.SIGKILL)
                 yield inputs(number)
 
-        with deployment.tracing() as recorder, pytest.warns(RecoveryWarning, match="machine-b.*has gone"):
+        with deployment.tracing() as recorder, pytest.warns(RecoveryWarning) as warned:
             outputs = [result[0] for result in deployment.stream(batches())]
         eventually(lambda: page_at(page.url)["results"] == COUNT, "all results are shown")
         eventually(lambda: shown(lab.page()) == [A], "another process has found where the stages are")
         scrapes.append(scraped(metrics.url))
-        yield Run(
+        result = Run(
             opened,
             outputs,
             expected,
             deployment.events,
+            [str(warning.message) for warning in warned],
             scrapes,
             page_at(page.url),
             lab.page(),
@@ -138,7 +141,11 @@ def run(often: None, bundle: tvm_split.Bundle, tmp_path_factory: pytest.TempPath
             deployment.trace(),
             recorder.trace,
         )
+        os.kill(describe(cluster.endpoints()[A]).process_id, signal.SIGKILL)
+        eventually(lambda: page_at(page.url)["state"] == "recovering", "the page says that no machine is left")
+        result.last_page = page_at(page.url)
         assert len(events.read_text().splitlines()) == len(deployment.events)
+    return result
 
 
 def test_all_results_come_in_order(run: Run) -> None:
@@ -147,6 +154,7 @@ def test_all_results_come_in_order(run: Run) -> None:
         *(("failure", B), ("recovered", B)),
         *(("failure", C), ("recovered", C)),
     ]
+    assert [f"the deployment {event.text}" for event in run.events[1::2]] == run.warned
 
 
 def test_the_recording_has_every_result_once_and_the_pauses_with_their_causes(run: Run, tmp_path: Path) -> None:
@@ -235,6 +243,11 @@ def test_the_page_goes_on_and_says_what_happened(run: Run) -> None:
     told = [text for _, text in run.page["events"] if "recovered in" in text]
     assert len(told) == 2
     assert all("has gone" in text for text in told)
+
+
+def test_the_page_says_why_nothing_runs(run: Run) -> None:
+    assert "'machine-a'" in run.last_page["reason"]
+    assert "has gone" in run.last_page["reason"]
 
 
 def test_the_page_of_another_process_goes_on_under_the_deployment_s_new_name(run: Run) -> None:
