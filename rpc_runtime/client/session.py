@@ -1,6 +1,7 @@
 """Runs a program on workers: opens, watches and closes it."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -89,7 +90,9 @@ class Session(Runner):
             return Placement(program, endpoints, self._dispatcher, options, self._failed)
 
         self._placement = placed(program, endpoints)
-        self._observed = self._placement, Past()
+        self._observed, self.machines = (self._placement, Past()), program.machines
+        self._switching = threading.Lock()
+        """Held while the end of a placement is read, and when what was observed is returned."""
         self._known: dict[str, Observation] = {}
         """What each machine was last known to have recorded, without rows."""
         try:
@@ -130,7 +133,9 @@ class Session(Runner):
             recorder, end = self._placement.links.recorder, now()
             track = recorder.track(PAUSE, peer=event.machine, detail=event.text)
             recorder.record(track, 0, end - int(event.pause_seconds * 1e9), end)
-            self._observed = self._placement, self._past(*self._observed, lost=event.machine)
+            with self._switching:
+                self._observed = self._placement, self._past(*self._observed, lost=event.machine)
+                self.machines = self._placement.program.machines
         self._on_event(event)
 
     def _past(self, earlier: Placement, past: Past, lost: str) -> Past:
@@ -162,12 +167,16 @@ class Session(Runner):
         refused: dict[str, str] | None = None,
     ) -> dict[str, Observation]:
         self._dispatcher.require_open()
-        placement, past = self._observed
-        machines, seconds = (*placement.clients, CLIENT), ANSWER_SECONDS if since is None else ROWS_SECONDS
-        numbers = dict.fromkeys(machines) if since is None else past.numbers(machines, since)
-        seen = past.continued(self._ask(placement, numbers, timeout_seconds or seconds, kernels, refused), since)
-        self._known.update((machine, replace(observation, rows=b"")) for machine, observation in seen.items())
-        return seen
+        seconds = timeout_seconds or (ANSWER_SECONDS if since is None else ROWS_SECONDS)
+        while True:
+            placement, past = observed = self._observed
+            machines = (*placement.clients, CLIENT)
+            numbers = dict.fromkeys(machines) if since is None else past.numbers(machines, since)
+            seen = past.continued(self._ask(placement, numbers, seconds, kernels, refused), since)
+            with self._switching:
+                if observed is self._observed:  # else numbers of its last events are used again
+                    self._known.update((machine, replace(own, rows=b"")) for machine, own in seen.items())
+                    return seen
 
     def _ask(
         self,

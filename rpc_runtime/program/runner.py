@@ -68,17 +68,14 @@ class Runner(Closing):
 
     program: Program
     """The program that is loaded."""
+    machines: tuple[str, ...]
+    """The machines that are observed: those that hold stages now."""
     name: str = ""
     """The letters by which workers show the deployment; empty without workers."""
     blob_bytes_sent: int = 0
     """Bytes of libraries and weights that were sent to load the program."""
     weight_bytes: Mapping[str, int]
     """Bytes of the weights on each machine."""
-
-    @property
-    def machines(self) -> tuple[str, ...]:
-        """The machines that hold stages now."""
-        return self.program.machines
 
     def run(self, inputs: Sequence[Any]) -> Outputs:
         """Return the outputs for one micro-batch."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -24,8 +24,7 @@ END_SECONDS = 30.0
 class Observed(Protocol):
     """A deployment that can be observed, by its own client or by another process; ``machines`` hold it now."""
 
-    @property
-    def machines(self) -> Sequence[str]: ...
+    machines: tuple[str, ...]
 
     def observe(
         self, since: Mapping[str, int] | None = None, *, kernels: int = 0, refused: dict[str, str] | None = None
