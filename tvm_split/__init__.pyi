@@ -25,6 +25,7 @@ from tvm_split.errors import (
     ModelImportError as ModelImportError,
     OneMachineWarning as OneMachineWarning,
     PlanError as PlanError,
+    RecoveryWarning as RecoveryWarning,
     TuningError as TuningError,
     UntriedVersionWarning as UntriedVersionWarning,
     VerificationError as VerificationError,

@@ -37,7 +37,7 @@ def compile_and_deploy(
     verify: bool = True,
     timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS,
     in_flight: Count | None = None,
-    on_failure: OnFailure = "raise",
+    on_failure: OnFailure = "recover",
     standby: Natural = 0,
     spares: bool = False,
     failure_timeout_seconds: Seconds | None = None,
@@ -61,7 +61,7 @@ def compile_and_deploy(
         verify: compare the compiled stages with the source before deployment.
         timeout_seconds: the longest wait for a worker's answer or the next result.
         in_flight: the most micro-batches of a stream that are in flight; see `deploy`.
-        on_failure: ``"raise"`` ends with an error if a machine fails, ``"recover"`` moves its stages.
+        on_failure: ``"recover"`` moves the stages of a machine that fails, ``"raise"`` ends with an error.
         standby, spares, failure_timeout_seconds: as of `deploy`; the plan leaves out machines on standby.
         on_progress: called with the current step, the number of steps done and the number of all steps; by default
             they are shown on stderr (not with TVM_SPLIT_PROGRESS=0).

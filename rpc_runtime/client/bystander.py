@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rpc_runtime.client.worker_client import (
     ANSWER_SECONDS,
     Answer,
     WorkerClient,
     WorkerDescription,
+    answers_of,
     on_every_machine,
 )
 from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
@@ -68,6 +68,7 @@ class Bystander(Closing):
     """
 
     def __init__(self, endpoints: Mapping[str, WorkerEndpoint], deployment: RunningDeployment) -> None:
+        self.machines = deployment.machines
         self._clients = {machine: WorkerClient(endpoints[machine], deployment.name) for machine in deployment.machines}
         try:
             on_every_machine(self._clients, lambda machine: self._clients[machine].describe(ANSWER_SECONDS))
@@ -93,18 +94,11 @@ class Bystander(Closing):
     def _ask(
         self, question: Callable[[WorkerClient], Answer], refused: dict[str, str] | None = None
     ) -> dict[str, Answer]:
-        def ask(machine: str) -> Answer | TvmSplitError:
-            try:
-                return question(self._clients[machine])
-            except TvmSplitError as error:
-                return error
-
-        answers = on_every_machine(self._clients, ask)
-        seen = {machine: answer for machine, answer in answers.items() if not isinstance(answer, TvmSplitError)}
+        seen, errors = answers_of(self._clients, lambda machine: question(self._clients[machine]))
         if not seen:
-            raise _nobody(list(answers.values()))
+            raise _nobody(list(errors.values()))
         if refused is not None:
-            refused.update((name, str(answer)) for name, answer in answers.items() if isinstance(answer, ProtocolError))
+            refused.update((name, str(error)) for name, error in errors.items() if isinstance(error, ProtocolError))
         return seen
 
     def about(self) -> dict[str, bytes]:
@@ -123,7 +117,7 @@ class Bystander(Closing):
             client.close()
 
 
-def _nobody(answers: Sequence[Any]) -> TvmSplitError:
+def _nobody(answers: Sequence[TvmSplitError]) -> TvmSplitError:
     """Return the error for a deployment of which every answer is an error: it has ended, or no machine answers."""
     unreachable = [one for one in answers if isinstance(one, WorkerUnavailableError | DeadlineError)]
     if len(unreachable) == len(answers):

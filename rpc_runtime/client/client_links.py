@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rpc_runtime.client.result_queue import ResultQueue, array_slot
-from rpc_runtime.program.events import FLIGHT, SEND, WINDOW, Recorder, now
+from rpc_runtime.program.events import FLIGHT, PAUSE, REPLAY, SEND, WINDOW, Recorder, now
 from rpc_runtime.program.inputs import flat_bytes
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT, Route
@@ -46,7 +46,9 @@ class ClientLinks:
         self.program = program
         self.results = ResultQueue(program)
         self.recorder = Recorder()
-        self.flights = self.recorder.track(FLIGHT)
+        self.flights, self.replays = self.recorder.track(FLIGHT), self.recorder.track(REPLAY)
+        for machine in program.machines:  # counters exist before they count
+            self.recorder.track(PAUSE, peer=machine)
         self.lock = feeder.lock
         self.moved, self.room_locked, self.wake = feeder.moved, feeder.room_locked, feeder.wake
         self._arrived = feeder.arrived

@@ -14,7 +14,7 @@ from rpc_runtime.client.client_links import ClientLinks
 from rpc_runtime.client.streams import Call, MicroBatch, Stream
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError
 from rpc_runtime.processes import OwnProcess
-from rpc_runtime.program.events import FAILURE, now
+from rpc_runtime.program.events import now
 from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.runner import Outputs
@@ -183,9 +183,9 @@ class Dispatcher:
             raise _copy(CLOSED)
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the pipeline has failed and cannot continue."""
-        return self._failure is not None
+    def is_running(self) -> bool:
+        """Whether micro-batches are fed: the pipeline has neither failed nor been closed, and its links are there."""
+        return self._failure is None and self._links is not None
 
     def fail(self, error: TvmSplitError) -> None:
         """End the pipeline: all waiting and later calls raise this error."""
@@ -208,8 +208,6 @@ class Dispatcher:
             if self._emptied is not None:
                 self._emptied.set()
             if self._links is not None:
-                if was_usable and error is not CLOSED:
-                    self._links.recorder.happened(f"{FAILURE}{error}")
                 self._links.close_locked()
             unfinished = (*self._in_flight, *self._replay, *self._waiting)
             for source in {*self._streams, *(batch.source for batch in unfinished)}:
@@ -290,9 +288,12 @@ class Dispatcher:
                     continue
                 if isinstance(batch.source, Stream):
                     batch.since = time.monotonic()
-            batch.fed_nanoseconds = now()
+            moment, is_replay = now(), batch.sequence is not None
+            batch.fed_nanoseconds = batch.fed_nanoseconds or moment
             self._in_flight.append(batch)
             batch.sequence = links.feed_locked(batch.inputs, batch.tensors(links.program))
+            if is_replay:
+                links.recorder.record(links.replays, batch.sequence, moment, moment)
             self._hand_out_locked(links)
 
     def _next_locked(self) -> MicroBatch | None:

@@ -47,7 +47,7 @@ class PlacementOptions:
     timeouts: LinkTimeouts
     watch: WatchTimeouts
     model: str
-    about: bytes
+    about: Callable[[Program], bytes]
     in_flight: int | None = None
 
 
@@ -95,7 +95,7 @@ class Placement:
             self._fail,
             on_activity=feeder.moved,
             model=options.model,
-            about=options.about,
+            about=options.about(program),
             stages={
                 machine: {cleaned(stage.name): stage.micro_batches for stage in own.stages}
                 for machine, own in programs.items()

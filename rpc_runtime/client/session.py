@@ -1,19 +1,22 @@
 """Runs a program on workers: opens, watches and closes it."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rpc_runtime.client.dispatcher import Dispatcher
+from rpc_runtime.client.past import Past
 from rpc_runtime.client.placement import Placement, PlacementOptions, TransferProgress
 from rpc_runtime.client.returns import USUAL_MOVE_TIMES, MoveTimes
 from rpc_runtime.client.supervisor import DeploymentEvent, Opening, Recovery, Supervisor
-from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerDescription
-from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerDescription, answers_of
+from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from rpc_runtime.program.clocks import MachineClock
-from rpc_runtime.program.events import OPENED, Observation
+from rpc_runtime.program.events import OPENED, PAUSE, Observation, now
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
@@ -50,7 +53,7 @@ class Session(Runner):
         watch: after how long a silent worker counts as dead.
         check: called with the description of each worker before anything is sent; what it raises ends the opening.
         model: the name by which workers list the deployment.
-        about: JSON that `Bystander.about` returns, of at most `MAXIMUM_ABOUT_BYTES`.
+        about: returns the JSON for `Bystander.about` of a program as it is placed, of at most `MAXIMUM_ABOUT_BYTES`.
         recovery: where stages go if a machine fails or drains; None: the failure is raised.
         holds: programs that are loaded too, with this recovery, and not connected: their machines may get these stages.
         on_event: called with each event, in any thread.
@@ -74,7 +77,7 @@ class Session(Runner):
         watch: WatchTimeouts = USUAL_WATCH,
         check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None,
         model: str = "",
-        about: bytes = b"",
+        about: Callable[[Program], bytes] = lambda program: b"",
         recovery: Recovery | None = None,
         holds: Sequence[Program] = (),
         on_event: Callable[[DeploymentEvent], None] = lambda event: None,
@@ -85,10 +88,17 @@ class Session(Runner):
         )
         self.opening = Opening(program, endpoints, options, check, recovery, tuple(holds))
         """How the program was opened; `move` takes another one."""
+        self._on_event = on_event
         self._dispatcher = Dispatcher(
             program, timeout_seconds, in_flight, lambda sequence: self._placement.waited_for(sequence)
         )
-        self._supervisor = Supervisor(self.opening, self._dispatcher, self._use, on_event, move_times)
+        self._supervisor = Supervisor(self.opening, self._dispatcher, self._use, self._add, move_times)
+        self._placement = self._supervisor.placement
+        self._observed, self.machines = (self._placement, Past()), program.machines
+        self._switching = threading.Lock()
+        """Held while the end of a placement is read, and when what was observed is returned."""
+        self._known: dict[str, Observation] = {}
+        """What each machine was last known to have recorded, without rows."""
         try:
             self._supervisor.open()
             self.blob_bytes_sent += self._supervisor.blob_bytes_held
@@ -115,6 +125,29 @@ class Session(Runner):
         self._supervisor.move(opening)
         self.opening = opening
 
+    def _add(self, event: DeploymentEvent) -> None:
+        """Take an event of the supervisor: after a new placement, observe that one from now on."""
+        if event.placement:
+            recorder, end = self._placement.links.recorder, now()
+            track = recorder.track(PAUSE, peer=event.machine, detail=event.text)
+            recorder.record(track, 0, end - int(event.pause_seconds * 1e9), end)
+            with self._switching:
+                self._observed = (
+                    self._placement,
+                    self._past(*self._observed, lost=event.machine if event.kind == "recovered" else ""),
+                )
+                self.machines = self._placement.program.machines
+        self._on_event(event)
+
+    def _past(self, earlier: Placement, past: Past, lost: str) -> Past:
+        """Return what the placements before the current one have recorded; a machine that was ``lost`` is not asked."""
+        machines = [name for name in earlier.clients if name != lost or name in self._placement.clients]
+        numbers = past.numbers((*machines, CLIENT), {})
+        seen = past.continued(self._ask(earlier, numbers, LAST_WORD_SECONDS, refused={}), {})
+        cycle, submitted = self.program.cycle, past.first_sequence + earlier.links.results.submitted
+        # A multiple of the cycle, so that schedules hold for the deployment's numbers too.
+        return Past({**self._known, **seen}, self.clocks(), -(-submitted // cycle) * cycle)
+
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         return self._dispatcher.submit(inputs)
 
@@ -135,29 +168,47 @@ class Session(Runner):
         refused: dict[str, str] | None = None,
     ) -> dict[str, Observation]:
         self._dispatcher.require_open()
-        seconds = ANSWER_SECONDS if since is None else ROWS_SECONDS
-        seconds = timeout_seconds or (LAST_WORD_SECONDS if self._dispatcher.has_failed else seconds)
-        machines = (*self._placement.clients, CLIENT)
-        numbers = {machine: None if since is None else since.get(machine, 0) for machine in machines}
+        seconds = timeout_seconds or (ANSWER_SECONDS if since is None else ROWS_SECONDS)
+        while True:
+            placement, past = observed = self._observed
+            machines = (*placement.clients, CLIENT)
+            numbers = dict.fromkeys(machines) if since is None else past.numbers(machines, since)
+            seen = past.continued(self._ask(placement, numbers, seconds, kernels, refused), since)
+            with self._switching:
+                if observed is self._observed:  # else numbers of its last events are used again
+                    self._known.update((machine, replace(own, rows=b"")) for machine, own in seen.items())
+                    return seen
 
-        def ask(machine: str) -> Observation | None:
-            try:
-                return self._placement.observe(machine, seconds, numbers[machine], kernels)
-            except TvmSplitError as error:
-                # A machine that does not answer has failed, even if the watch has not noticed it yet.
-                if self._dispatcher.has_failed or isinstance(error, WorkerUnavailableError | DeadlineError):
-                    return None
-                if refused is None:
-                    raise
-                refused[machine] = str(error)
-                return None
+    def _ask(
+        self,
+        placement: Placement,
+        numbers: Mapping[str, int | None],
+        seconds: float,
+        kernels: int = 0,
+        refused: dict[str, str] | None = None,
+    ) -> dict[str, Observation]:
+        """Return what these machines of a placement, if they answer, have recorded after the rows of these numbers."""
 
-        answers = self._placement.on_every_machine(ask)
-        own = self._placement.links.recorder.observe(numbers[CLIENT])
-        return {**{machine: seen for machine, seen in answers.items() if seen is not None}, CLIENT: own}
+        def is_failing() -> bool:
+            return placement is not self._placement or not self._dispatcher.is_running
+
+        seconds = min(seconds, LAST_WORD_SECONDS) if is_failing() else seconds
+        seen, errors = answers_of(
+            [machine for machine in numbers if machine != CLIENT],
+            lambda machine: placement.observe(machine, seconds, numbers[machine], kernels),
+        )
+        for machine, error in errors.items():
+            # A machine that does not answer has failed, even if the watch has not noticed it yet.
+            if is_failing() or isinstance(error, WorkerUnavailableError | DeadlineError):
+                continue
+            if refused is None:
+                raise error
+            refused[machine] = str(error)
+        return {**seen, CLIENT: placement.links.recorder.observe(numbers[CLIENT])}
 
     def clocks(self) -> Mapping[str, MachineClock]:
-        return {machine: client.clock for machine, client in self._placement.clients.items()}
+        placement, past = self._observed
+        return {**past.clocks, **{machine: client.clock for machine, client in placement.clients.items()}}
 
     def links(self) -> tuple[LinkStatistics, ...]:
         """Return the transport of each link; also after a failure."""

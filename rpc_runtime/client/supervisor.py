@@ -30,6 +30,7 @@ from rpc_runtime.client.returns import MoveTimes, Returns
 from rpc_runtime.client.watch import Failure, ReportKind
 from rpc_runtime.client.worker_client import SIGN_OF_LIFE_SECONDS, WorkerDescription, answering, describe
 from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.program.events import FAILURE
 from rpc_runtime.program.program import Program
 from rpc_runtime.transports.transport import TRANSPORTS, transport_named
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -53,7 +54,7 @@ class Recovery(Protocol):
     """What knows the machines that could compute stages."""
 
     def endpoints(self) -> Mapping[str, WorkerEndpoint]:
-        """Return the addresses of all machines that may get stages."""
+        """Return the addresses of all machines that may get stages; raise an error if stages cannot move at all."""
 
     def refresh(self) -> None:
         """Find the machines again, and start those that ended, as far as the cluster can; may take long."""
@@ -102,6 +103,12 @@ class DeploymentEvent:
     placement: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     time: datetime = field(default_factory=lambda: datetime.now(UTC))
 
+    @property
+    def text(self) -> str:
+        """What happened, and why: of an error's text its first sentence, since the others say what to do."""
+        again = f" in {self.pause_seconds:.2g} s ({self.replayed} inputs were sent again)" if self.placement else ""
+        return f"{self.kind}{again}: {self.cause.partition('. ')[0]}"
+
 
 def placement_of(program: Program) -> dict[str, tuple[str, ...]]:
     """Return the machines of each stage, by its name."""
@@ -125,7 +132,7 @@ class Supervisor:
     ) -> None:
         self._wanted = wanted
         self._dispatcher, self._on_placed, self._on_event, self._times = dispatcher, on_placed, on_event, times
-        self._placement = self._new(wanted)
+        self.placement = self._new(wanted)
         self._epoch = 1
         self._steps: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._switching = threading.RLock()
@@ -149,9 +156,9 @@ class Supervisor:
     def open(self) -> None:
         """Open the first placement, and feed it. Raises as `Placement.prepare`."""
         with self._switching:
-            self._opened(self._placement, self._wanted.check)
-            self._on_placed(self._placement)
-            self._dispatcher.attach(self._placement.links)
+            self._opened(self.placement, self._wanted.check)
+            self._on_placed(self.placement)
+            self._dispatcher.attach(self.placement.links)
             self._holds = self._held(self._wanted)
             self.blob_bytes_held = sum(hold.blob_bytes_sent for hold in self._holds)
 
@@ -171,7 +178,7 @@ class Supervisor:
 
     def _held(self, wanted: Opening) -> list[Placement]:
         """Return placements that are loaded and not connected, on machines that may get their stages."""
-        options = replace(wanted.options, model=f"{wanted.options.model}{HELD}", about=b"")
+        options = replace(wanted.options, model=f"{wanted.options.model}{HELD}", about=lambda program: b"")
         holds: list[Placement] = []
         try:
             for program in wanted.holds:
@@ -202,7 +209,7 @@ class Supervisor:
     def _failed(self, placement: Placement, failure: Failure) -> None:
         """Handle the failure of a placement; that of an earlier one is ignored."""
         self._steps.put(partial(self._handle, placement, failure))
-        if placement is self._placement is not self._opening:  # what is being opened may need it, or take long
+        if placement is self.placement is not self._opening:  # what is being opened may need it, or take long
             self._failure = failure
             self._emptied.set()
             self._end_opening()
@@ -210,7 +217,7 @@ class Supervisor:
     def _draining(self, placement: Placement, machine: str) -> None:
         """Look after a machine that drains; called again and again."""
         now = time.monotonic()
-        if placement is self._placement and now >= self._drained.get(machine, 0.0):
+        if placement is self.placement and now >= self._drained.get(machine, 0.0):
             self._steps.put(partial(self._leave, machine, machine not in self._drained))
             self._drained[machine] = now + self._times.ask_seconds
 
@@ -223,7 +230,7 @@ class Supervisor:
         if self._thread is not threading.current_thread():
             self._thread.join()
         with self._switching:  # its owner may be moving it
-            for placement in (*self._holds, self._placement):
+            for placement in (*self._holds, self.placement):
                 placement.close(unload=unload)
 
     def _end_opening(self) -> None:
@@ -237,10 +244,10 @@ class Supervisor:
                     step()
 
     def _handle(self, placement: Placement, failure: Failure) -> None:
-        if placement is not self._placement:
+        if placement is not self.placement:
             return
         if self._wanted.recovery is None:
-            self._dispatcher.fail(failure.error)
+            self._end(failure.error)
             return
         try:
             self._recover(failure, self._wanted.recovery)
@@ -253,19 +260,21 @@ class Supervisor:
     def _give_up(self, failure: Failure, error: TvmSplitError) -> None:
         if not self._closed.is_set():
             self._event("gave up", failure.machine, str(error))
-            self._dispatcher.fail(error)
+            self._end(error)
+
+    def _end(self, error: TvmSplitError) -> None:
+        self.placement.links.recorder.happened(f"{FAILURE}{error}")
+        self._dispatcher.fail(error)
 
     def _recover(self, failure: Failure, recovery: Recovery) -> None:
         began = time.monotonic()
         self._event("failure", failure.machine, str(failure.error))
         if failure.kind not in RECOVERABLE:
             raise failure.error
-        carried = {link.transport for link in self._placement.link_statistics()}
+        carried = {link.transport for link in self.placement.link_statistics()}
         if ending := [name for name in carried if name in TRANSPORTS and not transport_named(name).survives]:
-            raise WorkerUnavailableError(
-                f"{failure.error}. Its stages could not be moved: links by {', '.join(ending)} end with their job. "
-                "Start that again, or leave the transport of links auto"
-            )
+            why = f"links by {', '.join(ending)} end with their job; start that again, or leave the transport auto"
+            raise self._hopeless(failure, WorkerUnavailableError(why))
         self._require_progress(failure)
         self._dispatcher.detach()
         self._failure = None
@@ -278,7 +287,7 @@ class Supervisor:
 
     def _leave(self, machine: str, is_new: bool) -> None:
         """Move the stages of a machine that drains to others."""
-        if machine in self._placement.program.machines:
+        if machine in self.placement.program.machines:
             if is_new:
                 self._event("draining", machine)
             self._rearrange(machine, f"machine {machine!r} drains", says_why=is_new)
@@ -289,7 +298,7 @@ class Supervisor:
         if machine in self._wanted.program.machines:
             self._event("returned", machine)
             self._rearrange(machine, f"machine {machine!r} has returned", says_why=True)
-            if machine not in self._placement.program.machines:
+            if machine not in self.placement.program.machines:
                 self._returns.failed(machine)
                 self._returns.expect([machine])
 
@@ -301,11 +310,11 @@ class Supervisor:
         try:
             endpoints = recovery.endpoints()
             workers = answering({name: endpoint for name, endpoint in endpoints.items() if name not in away})
-            if silent := {*self._placement.program.machines} - {*workers} - away:
+            if silent := {*self.placement.program.machines} - {*workers} - away:
                 raise WorkerUnavailableError(f"{', '.join(sorted(silent))} did not answer in time")
             workers = _taking(workers)
             program = recovery.place({*endpoints} - {*workers}, workers)
-            if program != self._placement.program:
+            if program != self.placement.program:
                 opening = self._new(replace(self._wanted, program=program, endpoints=endpoints))
                 self._change_to(self._opened(opening, partial(recovery.check, program)), machine, cause)
         except Exception as error:
@@ -325,7 +334,7 @@ class Supervisor:
             self._require_running()  # or it was closed, by `_end_opening`
         except BaseException:
             self._opening = None
-            if placement is self._placement:  # the first one: there is nothing to recover
+            if placement is self.placement:  # the first one: there is nothing to recover
                 self._closed.set()
                 raise
             placement.close(unload=False)
@@ -348,18 +357,18 @@ class Supervisor:
 
     def _switch_to(self, placement: Placement, kind: EventKind, machine: str, cause: str, began: float) -> None:
         replayed = self._dispatcher.detach()
-        earlier, self._placement, self._failure = self._placement, placement, None
+        earlier, self.placement, self._failure = self.placement, placement, None
         self._epoch += 1
         self._on_placed(placement)
         # A frozen machine delays the end of its placement, which nothing waits for.
         ending = threading.Thread(target=earlier.close, kwargs={"unload": False}, name="end-placement", daemon=True)
         try:
             self._dispatcher.attach(placement.links)
+            self._returns.expect({*self._wanted.program.machines} - {*placement.program.machines})
+            pause_seconds, where = time.monotonic() - began, placement_of(placement.program)
+            self._event(kind, machine, cause, pause_seconds=pause_seconds, replayed=replayed, placement=where)
         finally:
             ending.start()
-        self._returns.expect({*self._wanted.program.machines} - {*placement.program.machines})
-        pause_seconds, where = time.monotonic() - began, placement_of(placement.program)
-        self._event(kind, machine, cause, pause_seconds=pause_seconds, replayed=replayed, placement=where)
 
     def _require_progress(self, failure: Failure) -> None:
         """Raise an error if failures follow each other without a result: an input may end each worker that gets it."""
@@ -412,7 +421,7 @@ class Supervisor:
     def _hopeless(self, failure: Failure, error: TvmSplitError) -> TvmSplitError:
         return WorkerUnavailableError(
             f"{failure.error}. Its stages could not be moved: {error}. {self._dispatcher.completed} results were "
-            "returned before"
+            "returned before, those of the inputs that were fed first"
         )
 
     def _ask(self, machine: str) -> WorkerDescription | None:

@@ -183,17 +183,25 @@ def on_every_machine(machines: Iterable[Key], step: Callable[[Key], Answer]) -> 
     return {machine: future.result() for machine, future in futures.items()}
 
 
+def answers_of(
+    machines: Iterable[Key], step: Callable[[Key], Answer]
+) -> tuple[dict[Key, Answer], dict[Key, TvmSplitError]]:
+    """Run a step for all machines at the same time; return its results by machine, and its errors."""
+
+    def attempt(machine: Key) -> Answer | TvmSplitError:
+        try:
+            return step(machine)
+        except TvmSplitError as error:
+            return error
+
+    both = on_every_machine(machines, attempt)
+    errors = {machine: answer for machine, answer in both.items() if isinstance(answer, TvmSplitError)}
+    return {key: answer for key, answer in both.items() if not isinstance(answer, TvmSplitError)}, errors
+
+
 def answering(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
     """Return the descriptions of the workers that answer within `SIGN_OF_LIFE_SECONDS`, by machine."""
-
-    def ask(machine: str) -> WorkerDescription | None:
-        try:
-            return describe(endpoints[machine], SIGN_OF_LIFE_SECONDS)
-        except TvmSplitError:
-            return None
-
-    answers = on_every_machine(endpoints, ask)
-    return {machine: worker for machine, worker in answers.items() if worker is not None}
+    return answers_of(endpoints, lambda machine: describe(endpoints[machine], SIGN_OF_LIFE_SECONDS))[0]
 
 
 def raise_errors(errors: Sequence[BaseException]) -> None:

@@ -90,7 +90,7 @@ class InProcessRunner(Runner):
         on_transfer: OnTransfer | None = None,
     ) -> None:
         self._on_transfer = on_transfer
-        self.program = program
+        self.program, self.machines = program, program.machines
         # What each machine would hold if it were a separate process.
         self.weight_bytes = {machine: weight_bytes(program.stages_on(machine)) for machine in program.machines}
         self._thread = ComputingThread(threads)

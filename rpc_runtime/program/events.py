@@ -20,11 +20,15 @@ from rpc_runtime.program.clocks import MachineClock
 
 RECEIVE, SEND, COMPUTE, WAIT, BLOCK = "receive", "send", "compute", "wait", "block"
 KERNEL, FLIGHT, WINDOW, DEPLOYMENT = "kernel", "flight", "window", "deployment"
-KINDS = (RECEIVE, SEND, COMPUTE, WAIT, BLOCK, KERNEL, FLIGHT, WINDOW, DEPLOYMENT)
+PAUSE, REPLAY = "pause", "replay"
+KINDS = (RECEIVE, SEND, COMPUTE, WAIT, BLOCK, KERNEL, FLIGHT, WINDOW, DEPLOYMENT, PAUSE, REPLAY)
 """receive, send: a tensor over a link. compute: a stage. wait: idle until an input arrived. block: idle until an output
 had room. kernel, if asked for: a compiled function of a stage. flight, of the client: a micro-batch from its input to
 its result. window: a moment at which a link's receiver allowed more micro-batches under way. deployment: a moment at
-which it opened, failed or closed."""
+which it opened, failed or closed. pause, of the client: from the failure of a machine, the peer, until inputs were fed
+to others. replay, of the client: a moment at which a micro-batch was fed again."""
+HAPPENINGS = (DEPLOYMENT, PAUSE)
+"""Kinds of the rare events of a deployment as a whole; their tracks have a detail for people."""
 OPENED = "opened"
 """The detail of the first event of kind `DEPLOYMENT`."""
 FAILURE, LINK_ENDED = "failed: ", "its link ended: "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from rpc_runtime.program.events import BLOCK, COMPUTE, FLIGHT, RECEIVE, SEND, WAIT, WINDOW, Measured, Track
+from rpc_runtime.program.events import BLOCK, COMPUTE, FLIGHT, PAUSE, RECEIVE, REPLAY, SEND, WAIT, WINDOW, Measured
 
 DEPLOYMENT_LABELS = ("model", "deployment", "machine")
 
@@ -50,6 +50,9 @@ FAMILIES = (
     ),
     Family("tvm_split_results", "Results that the client has got.", FLIGHT, "events", ()),
     Family("tvm_split_flight_seconds", "Seconds from input to result, summed over results.", FLIGHT, "seconds", ()),
+    Family("tvm_split_recoveries", "Times that stages went to other machines.", PAUSE, "events", ("peer",)),
+    Family("tvm_split_pause_seconds", "Seconds until inputs were fed to other machines.", PAUSE, "seconds", ("peer",)),
+    Family("tvm_split_replayed_micro_batches", "Micro-batches that were fed again.", REPLAY, "events", ()),
 )  # fmt: skip
 """All metrics of tracks. The documentation lists them."""
 
@@ -65,17 +68,17 @@ def families(measured: Iterable[Measured]) -> list[Metric]:
         kind = GaugeMetricFamily if family.is_gauge else CounterMetricFamily
         metric = kind(family.name, family.help, labels=[*DEPLOYMENT_LABELS, *family.labels])
         for one in listed:
-            for labels, value in _values(family, one.tracks).items():
+            for labels, value in _values(family, one).items():
                 metric.add_metric([one.model, one.deployment, one.machine, *labels], value)
         if metric.samples:
             metrics.append(metric)
     return metrics
 
 
-def _values(family: Family, tracks: Iterable[Track]) -> Mapping[tuple[str, ...], float]:
+def _values(family: Family, one: Measured) -> Mapping[tuple[str, ...], float]:
     """Return a metric's values by the values of its labels; tracks with equal labels are summed."""
     values: dict[tuple[str, ...], float] = {}
-    for track in tracks:
+    for track in one.tracks:
         if track.kind == family.kind:
             labels = tuple(getattr(track, label) for label in family.labels)
             values[labels] = values.get(labels, 0.0) + getattr(track, family.field)

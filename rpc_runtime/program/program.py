@@ -67,8 +67,13 @@ class Program:
             _check_slice(part, self.inputs)
         for replicas in self.replicas.values():
             _check_replicas(replicas)
-        cycle_of(len(replicas[0].replica_schedule) for replicas in self.replicas.values())
+        _ = self.cycle  # raises `ValueError` if it is too long
         self._check_tensors()
+
+    @cached_property
+    def cycle(self) -> int:
+        """The number of micro-batches after which the schedules of all stages repeat together."""
+        return cycle_of(len(replicas[0].replica_schedule) for replicas in self.replicas.values())
 
     @property
     def client_tensors(self) -> tuple[TensorSpec, ...]:

@@ -68,6 +68,8 @@ class Runner(Closing):
 
     program: Program
     """The program that is loaded."""
+    machines: tuple[str, ...]
+    """The machines that are observed: those that hold stages now."""
     name: str = ""
     """The letters by which workers show the deployment; empty without workers."""
     blob_bytes_sent: int = 0
@@ -119,12 +121,10 @@ class Runner(Closing):
 
     def statistics(self, timeout_seconds: float | None = None) -> tuple[StageStatistics, ...]:
         """Return the statistics of each stage and replica whose machine answers in time, in the program's order."""
-        seen = self.observe(timeout_seconds=timeout_seconds)
-        names = {machine: [stage.name for stage in self.program.stages_on(machine)] for machine in seen}
+        seen, program = self.observe(timeout_seconds=timeout_seconds), self.program
+        names = {machine: [stage.name for stage in program.stages_on(machine)] for machine in seen}
         by_machine = {machine: statistics_of(machine, names[machine], seen[machine].tracks) for machine in seen}
-        return tuple(
-            by_machine[stage.machine][stage.name] for stage in self.program.stages if stage.machine in by_machine
-        )
+        return tuple(by_machine[stage.machine][stage.name] for stage in program.stages if stage.machine in by_machine)
 
     @abstractmethod
     def links(self) -> tuple[LinkStatistics, ...]:

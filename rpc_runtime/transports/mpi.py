@@ -46,8 +46,7 @@ class Mpi(Transport):
 
     name = "mpi"
     title = "MPI"
-    joins_client = False
-    survives = False  # a rank that ends, ends the job
+    joins_client = survives = False
 
     def __init__(self) -> None:
         self.world: World | None = None

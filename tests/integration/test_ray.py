@@ -128,8 +128,10 @@ def test_three_nodes_one_of_which_dies(three_nodes: Any, tmp_path: Path) -> None
             assert {stage.machine for stage in deployment.stages} == set(split)
             np.testing.assert_allclose(deployment.run(x)[0], network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
             ray.kill(actor_of("machine-b"), no_restart=False)
-            with pytest.raises(WorkerUnavailableError, match="machine-b"):
-                eventually(lambda: deployment.run(x) is None, "the dead worker is noticed")
+            eventually(lambda: "machine-b" not in deployment.placement["stage_1"], "its stage is elsewhere")
+            with pytest.warns(tvm_split.RecoveryWarning, match="machine-b"):
+                y = deployment.run(x)[0]
+            np.testing.assert_allclose(y, network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
         with tvm_split.compile_and_deploy(network, (x,), cluster, split=split) as deployment:
             np.testing.assert_allclose(deployment.run(x)[0], network(x).detach().numpy(), rtol=1e-4, atol=1e-5)
         assert hosts(cluster) == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]

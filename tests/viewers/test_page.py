@@ -100,7 +100,10 @@ def picture(page: Page, name: str) -> None:
 
 
 def test_a_stream_and_the_loss_of_a_machine(browser: Browser, bundle: tvm_split.Bundle) -> None:
-    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+    with (
+        tvm_split.Cluster.local(2) as cluster,
+        tvm_split.deploy(bundle, cluster, on_failure="raise") as deployment,
+    ):
         server = deployment.dashboard()
         with opened(browser, server.url) as page, streaming(deployment):
             page.wait_for_selector("body[data-state=running]")

@@ -31,7 +31,7 @@ class DeployOptions:
 
     rename: tuple[str, ...] = option((), "Of a bundle: its machine OLD is NEW of the cluster.", metavar="OLD=NEW")
     timeout: float = options.TIMEOUT
-    on_failure: OnFailure = option("raise", "If a machine fails: end with an error, or move its stages to the others.")
+    on_failure: OnFailure = option("recover", "If a machine fails: move its stages to the others, or raise an error.")
     standby: int = option(0, "So many machines only wait, with the stages loaded.", metavar="N", minimum=0)
     spares: bool = option(False, "Each stage is loaded a second time, where it would move to.")
     failure_timeout: float | None = option(None, "Silence before a machine is asked.", metavar="SECONDS", minimum=0.05)

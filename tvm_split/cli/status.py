@@ -175,7 +175,8 @@ def trace(
         raise ClusterError(f"no worker at {machines.location} answers{f': {reasons}' if reasons else ''}")
     found = chosen(running_on(workers), deployment)
     with Bystander({answer.name: answer.endpoint for answer in answers}, found) as bystander:
-        recording = Recording(found.model, bystander, about_in(bystander.about().values()), kernels)
+        about = about_in(bystander.about().values())
+        recording = Recording(found.model, bystander, lambda: about, kernels)
         recording.start()
         try:
             with step_progress("recording") as report:

@@ -13,7 +13,8 @@ import numpy as np
 from rpc_runtime.client.bystander import Bystander, RunningDeployment, chosen, running_on
 from rpc_runtime.client.worker_client import WorkerDescription, answering
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerUnavailableError
-from rpc_runtime.program.events import DEPLOYMENT, FAILURE, LINK_ENDED, Observation, Track, now
+from rpc_runtime.program.events import DEPLOYMENT, FAILURE, HAPPENINGS, LINK_ENDED, Observation, Track, now
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tvm_split.cluster.launcher import AskedMachine
 from tvm_split.dashboard.state import (
@@ -54,7 +55,8 @@ class LivePage:
 
     Args:
         endpoints: the workers, which are asked for their descriptions; empty if all stages run in this process.
-        failure: returns why the deployment has failed; empty while it has not.
+        trouble: returns `FAILED` or `RECOVERING`, and the reason; two empty texts while all is well. None: what the
+            machines have recorded says it.
 
     Attributes:
         has_ended: whether no machine holds the deployment any more; `page` finds out.
@@ -64,13 +66,12 @@ class LivePage:
         self,
         model: str,
         observed: Observed,
-        about: About,
-        machines: Sequence[str],
+        about: Callable[[], About],
         endpoints: Mapping[str, WorkerEndpoint],
-        failure: Callable[[], str] = str,
+        trouble: Callable[[], tuple[str, str]] | None = None,
     ) -> None:
         self._model, self._observed, self._about = model, observed, about
-        self._machines, self._endpoints, self._failure = machines, endpoints, failure
+        self._endpoints, self._trouble = endpoints, trouble
         self._lock = threading.Lock()
         self._seen: dict[str, Observation] = {}
         self._results = Results(np.zeros(0, np.int64), np.zeros((0, 2), np.int64))
@@ -82,6 +83,14 @@ class LivePage:
         self._page: Page | None = None
         self.has_ended = False
         self._read_at = self._described_at = -np.inf
+
+    def go_on(self, earlier: LivePage) -> None:
+        """Show after what ``earlier`` has shown until its deployment ended; numbers of micro-batches begin anew."""
+        sequences, spans = earlier._results
+        self._results = Results(sequences - sequences.max(initial=0) - 1, spans)
+        self._noted, self._begin = earlier._noted, earlier._begin
+        why = earlier._page.reason if earlier._page is not None else ""
+        self._noted.append((now(), f"goes on after: {why.partition('. ')[0]}"))
 
     def page(self) -> Page:
         """Return the page at this moment, at most `REFRESH_SECONDS` old."""
@@ -98,16 +107,18 @@ class LivePage:
             known = {machine: seen.newest for machine, seen in self._seen.items()}
             self._take(self._observed.observe(known, refused=refused), refused)
             if time.monotonic() - self._described_at > DESCRIBE_SECONDS:
-                self._workers = answering(self._endpoints)
+                own = self._observed.machines
+                self._workers = answering({name: end for name, end in self._endpoints.items() if name in own})
                 self._described_at = time.monotonic()
         except (WorkerUnavailableError, DeadlineError) as error:  # they may answer again
             state, reason = LOST, str(error)
             self._take({}, {})
         except TvmSplitError as error:
             state, reason, self.has_ended = ENDED, str(error), True
-        trace = trace_of(self._model, self._seen, self._observed.clocks(), self._about)
-        if failure := self._failure() or _failure_in(trace, links=bool(self._gone) and not self.has_ended):
-            state, reason = FAILED, failure
+        trace = trace_of(self._model, self._seen, self._observed.clocks(), self._about())
+        links = bool(self._gone) and not self.has_ended
+        trouble = _failure_in(trace, links) if self._trouble is None else self._trouble()
+        state, reason = trouble if trouble[0] else (state, reason)
         if len(trace) and self._begin is None:
             self._begin = trace.begin
         self._add_results(results_of(trace))
@@ -118,18 +129,23 @@ class LivePage:
         return page_of(_latest(trace), live, self._results.spans, self._noted, self._begin, REFRESH_SECONDS)
 
     def _take(self, news: Mapping[str, Observation], refused: Mapping[str, str]) -> None:
-        for machine in self._machines:
+        machines = self._observed.machines
+        for machine in machines:
             if machine not in news and machine not in self._gone:
                 self._noted.append((now(), f"{machine}: {refused.get(machine, 'does not answer')}"))
                 self._gone.add(machine)
             elif machine in news and machine in self._gone:
                 self._noted.append((now(), f"{machine}: answers again"))
                 self._gone.discard(machine)
+        self._gone.intersection_update(machines)  # others have left the deployment
+        self._seen = {machine: seen for machine, seen in self._seen.items() if machine in (*machines, CLIENT)}
         for machine, new in news.items():
+            if machine not in (*machines, CLIENT):
+                continue
             before = self._seen.get(machine)
             if before is not None:
                 passed = max(new.clock_nanoseconds - before.clock_nanoseconds, 1)
-                self._processor[machine] = (new.processor_seconds - before.processor_seconds) / (passed * 1e-9)
+                self._processor[machine] = max(new.processor_seconds - before.processor_seconds, 0.0) / (passed * 1e-9)
                 new = joined([before, new])
             self._seen[machine] = _shortened(new)
 
@@ -171,14 +187,14 @@ def _latest(trace: Trace) -> Trace:
 
 
 def _of_deployment(tracks: Sequence[Track]) -> list[int]:
-    return [number for number, track in enumerate(tracks) if track.kind == DEPLOYMENT]
+    return [number for number, track in enumerate(tracks) if track.kind in HAPPENINGS]
 
 
-def _failure_in(trace: Trace, links: bool) -> str:
-    """Return the text of the first event of a failure, or with ``links`` of a link's end; empty if there is none."""
+def _failure_in(trace: Trace, links: bool) -> tuple[str, str]:
+    """Return `FAILED`, and the text of the first event of a failure, or with ``links`` of a link's end."""
     details = [event.detail for event in trace.of_kind(DEPLOYMENT)]
     prefixes = (FAILURE, LINK_ENDED) if links else (FAILURE,)
-    return next((detail for detail in details if detail.startswith(prefixes)), "")
+    return next(((FAILED, detail) for detail in details if detail.startswith(prefixes)), ("", ""))
 
 
 SEARCH_SECONDS = 2.0
@@ -187,6 +203,8 @@ SEARCH_SECONDS = 2.0
 
 class LabPage:
     """The page of a deployment that another process runs. When the deployment has ended, the next one is searched for.
+
+    If that is of the same model and owner, the page goes on: stages were moved, or the model was deployed again.
 
     Args:
         ask: asks all workers of the lab.
@@ -198,6 +216,8 @@ class LabPage:
         self._lock = threading.Lock()
         self._bystander: Bystander | None = None
         self._live: LivePage | None = None
+        self._left: LivePage | None = None
+        self._found = "", ""
         self._last = Page(deployment or "", WAITING, refresh_seconds=REFRESH_SECONDS)
         self._asked_at = float("-inf")
 
@@ -228,12 +248,18 @@ class LabPage:
             if self._last.state not in (ENDED, FAILED) or running:
                 self._last = _waiting(answers, str(error))
             return
-        self._live = LivePage(found.model, self._bystander, about, found.machines, endpoints)
+        self._live = LivePage(found.model, self._bystander, lambda: about, endpoints)
+        if self._left is not None and (found.model, found.owner) == self._found:
+            self._live.go_on(self._left)
+        self._found = found.model, found.owner
+        if self._deployment == found.name:  # stages that are moved are deployed under another name
+            self._deployment = found.model or found.name
         self._last = self._live.page()
 
     def _leave(self) -> None:
         if self._bystander is not None:
             self._bystander.close()
+        self._left = self._live or self._left
         self._bystander = self._live = None
 
 

@@ -190,7 +190,7 @@
     element("events").replaceChildren(...(items.length ? items : [node("li", "none yet")]));
   }
 
-  const TROUBLE = ["failed", "ended", "lost"];
+  const TROUBLE = ["failed", "ended", "lost", "recovering"];
   function headline(page) {
     if (!["failed", "ended"].includes(page.state)) return page.limit;
     const gone = page.machines.filter((machine) => !machine.answers).map((machine) => machine.machine);

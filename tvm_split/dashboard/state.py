@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from rpc_runtime.client.worker_client import WorkerDescription
-from rpc_runtime.program.events import BLOCK, COMPUTE, DEPLOYMENT, RECEIVE, ROWS, SEND, WAIT
+from rpc_runtime.program.events import BLOCK, COMPUTE, HAPPENINGS, RECEIVE, ROWS, SEND, WAIT
 from tvm_split.observing.about import About
 from tvm_split.observing.summary import (
     LinkSummary,
@@ -33,9 +33,9 @@ LEAST_RESULTS = 16
 LANES = {RECEIVE: "receive", COMPUTE: "compute", WAIT: "compute", BLOCK: "compute", SEND: "send"}
 """The lane of each kind of event in the timeline."""
 RECORDED, WAITING, RUNNING, IDLE = "recorded", "waiting", "running", "idle"
-LOST, FAILED, ENDED = "lost", "failed", "ended"
-"""States of a page: of a saved trace; before there is a deployment; with and without micro-batches; while no machine
-answers; after a deployment has failed, or ended."""
+RECOVERING, LOST, FAILED, ENDED = "recovering", "lost", "failed", "ended"
+"""States of a page: of a saved trace; before there is a deployment; with and without micro-batches; while stages go to
+other machines; while no machine answers; after a deployment has failed, or ended."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def page_of(
     happened = [
         # The first sentence of a message; the others say what to do.
         (event.start_nanoseconds, f"{event.machine}: {event.detail.partition('. ')[0]}")
-        for event in trace.of_kind(DEPLOYMENT)
+        for event in trace.of_kind(*HAPPENINGS)
     ]
     seconds = (results[:, 1] - results[:, 0]) * 1e-9
     percentiles = {f"p{n}": float(np.percentile(seconds, n)) if len(results) else None for n in (50, 90, 99)}

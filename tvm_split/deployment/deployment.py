@@ -5,7 +5,8 @@ import contextlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,7 +35,7 @@ from tvm_split.deployment.checks import (
 )
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.recovery import BundleRecovery, EventLog, watch_timeouts
-from tvm_split.deployment.run_times import RunTimes, StreamEvents
+from tvm_split.deployment.run_times import StreamEvents
 from tvm_split.observing.about import About, about_of, text_of
 from tvm_split.observing.recording import Recording
 from tvm_split.observing.trace import Trace, trace_of, writer_for
@@ -51,9 +52,10 @@ DEFAULT_TIMEOUT_SECONDS = 60.0
 class DeploymentStatistics(Shown):
     """Statistics of a deployment since it was opened, per stage; ``blob_bytes_sent`` counts bytes sent by opening it.
 
-    ``links`` has the transport of each link: gRPC, or memory that both ends share. ``weight_bytes`` has, by machine,
-    the bytes of weights that its worker counted after loading its stages. ``gone`` has the machines that do not
-    answer, each with the names of its stages, whose statistics are missing.
+    The stages are on these machines since ``placed``; what others computed of them before is not counted. ``links`` has
+    the transport of each link: gRPC, or memory that both ends share. ``weight_bytes`` has, by machine, the bytes of
+    weights that its worker counted after loading its stages. ``gone`` has the machines that do not answer, each with
+    the names of its stages, whose statistics are missing.
     """
 
     stages: tuple[StageStatistics, ...]
@@ -61,6 +63,7 @@ class DeploymentStatistics(Shown):
     links: tuple[LinkStatistics, ...] = ()
     weight_bytes: Mapping[str, int] = field(default_factory=dict)
     gone: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    placed: datetime | None = None
 
 
 class Deployment(Closing, Shown):
@@ -79,7 +82,7 @@ class Deployment(Closing, Shown):
         self._log = log
         self._workers = workers
         self._runner = runner
-        self._times = RunTimes()
+        self._times, self._name = log.times, runner.name
         self._last: DeploymentStatistics | None = None
         self._until_closed = contextlib.ExitStack()
         self._recordings: set[Recording] = set()
@@ -108,9 +111,8 @@ class Deployment(Closing, Shown):
         """What happened to the deployment, the latest 1,000 events; their ``kind`` says what."""
         return self._log.events
 
-    @cached_property
     def _about(self) -> About:
-        return about_of(self.bundle)
+        return about_of(self.bundle, self.program)
 
     def run(self, *inputs: Any, **named: Any) -> Outputs:
         """Run one micro-batch through the pipeline.
@@ -197,16 +199,12 @@ class Deployment(Closing, Shown):
 
     def _statistics(self, timeout_seconds: float | None = None) -> DeploymentStatistics:
         if not self.is_closed:
-            stages = self._runner.statistics(timeout_seconds)
-            answered = {stage.machine for stage in stages}
-            gone = {
-                machine: tuple(stage.name for stage in self.program.stages_on(machine))
-                for machine in self.program.machines
-                if machine not in answered
-            }
-            self._last = DeploymentStatistics(
-                stages, self._runner.blob_bytes_sent, self._runner.links(), self._runner.weight_bytes, gone
-            )
+            runner, program = self._runner, self.program
+            stages = runner.statistics(timeout_seconds)
+            lost = {*program.machines} - {stage.machine for stage in stages}
+            gone = {machine: tuple(stage.name for stage in program.stages_on(machine)) for machine in sorted(lost)}
+            sent, links, weights = runner.blob_bytes_sent, runner.links(), runner.weight_bytes
+            self._last = DeploymentStatistics(stages, sent, links, weights, gone, self._log.placed)
         elif self._last is None:
             raise WorkerError("the workers of this deployment sent no statistics when it was closed")
         return self._last
@@ -234,7 +232,7 @@ class Deployment(Closing, Shown):
             )
         if path is not None:
             writer_for(path)
-        trace = trace_of(self.bundle.model, self._runner.observe({}), self._runner.clocks(), self._about)
+        trace = trace_of(self.bundle.model, self._runner.observe({}), self._runner.clocks(), self._about())
         if path is not None:
             trace.save(path)
         return trace
@@ -272,13 +270,10 @@ class Deployment(Closing, Shown):
         from rpc_runtime.wire.metrics_server import metrics_server  # imported here: few deployments serve metrics
         from tvm_split.observing.metrics import deployment_metrics
 
-        prediction = self.bundle.plan.prediction
-        predicted = None if prediction is None else prediction.period_seconds or None
-
         def periods() -> dict[str, float | None]:
-            return {"predicted": predicted, "measured": self._times.measured().period_seconds}
+            return {"predicted": self._about().period_seconds, "measured": self._times.measured().period_seconds}
 
-        about = self.bundle.model, self._runner.name, self.program.machines
+        about = self.bundle.model, self._name, self.bundle.program.machines
         server = metrics_server(Address.parse(listen), lambda: deployment_metrics(*about, self._runner, periods))
         self._until_closed.callback(server.close)
         return server
@@ -295,18 +290,18 @@ class Deployment(Closing, Shown):
         """
         from tvm_split.dashboard.live import LivePage  # imported here: few deployments are looked at
         from tvm_split.dashboard.page import page_server
+        from tvm_split.dashboard.state import FAILED, RECOVERING
 
-        def failure() -> str:
+        def trouble() -> tuple[str, str]:
             try:
                 self._runner.require_usable()
             except TvmSplitError as error:
-                return str(error)
-            return ""
+                return FAILED, str(error)
+            events = self.events
+            return (RECOVERING, events[-1].text) if events and events[-1].kind == "failure" else ("", "")
 
-        machines = self.program.machines
-        everywhere = {} if self._workers.launcher.in_process else self._workers.endpoints()
-        endpoints = {name: everywhere[name] for name in machines if name in everywhere}
-        live = LivePage(self.bundle.model, self._runner, self._about, machines, endpoints, failure)
+        endpoints = {} if self._workers.launcher.in_process else self._workers.endpoints()
+        live = LivePage(self.bundle.model, self._runner, self._about, endpoints, trouble)
         server = page_server(listen, live.page)
         self._until_closed.callback(server.close)
         return server
@@ -315,13 +310,16 @@ class Deployment(Closing, Shown):
         """Compare prediction and measurement for every machine, every link and the whole deployment, with advice.
 
         Throughput is measured by `stream` and latency by `run`, if they were used. Runs and streams that began before
-        ``since``, in nanoseconds of `time.monotonic_ns`, are left out. Raises as `trace`, and the error of a
-        deployment that has failed.
+        ``since``, in nanoseconds of `time.monotonic_ns`, are left out. After stages were moved, the report counts from
+        then on and has no prediction, which was for another placement. Raises as `trace`, and the error of a deployment
+        that has failed.
         """
         trace = self.trace()
         self._runner.require_usable()
         carried = {(link.source, link.destination): link.transport for link in self._runner.links()}
-        return report_of(self.bundle.plan, self.program, trace, self._times.measured(since), carried)
+        program, moved = self.program, f"since {self._log.placed.astimezone():%H:%M:%S} stages are not where planned"
+        moved = "" if program == self.bundle.program else moved
+        return report_of(self.bundle.plan, program, trace, self._times.measured(since), carried, moved)
 
     def move(self, bundle: BundleLike) -> None:
         """Change to another plan of the same model, also while inputs are streamed: each result comes once, in order.
@@ -345,7 +343,10 @@ class Deployment(Closing, Shown):
         opening = self._runner.opening
         in_flight = bundle.plan.in_flight if self._in_flight is None else self._in_flight
         options = replace(
-            opening.options, blob_path=bundle.blob_path, about=text_of(about_of(bundle)), in_flight=in_flight
+            opening.options,
+            blob_path=bundle.blob_path,
+            about=lambda program: text_of(about_of(bundle, program)),
+            in_flight=in_flight,
         )
         check = partial(check_workers, bundle, program, self._workers, endpoints)
         wanted = Opening(program, endpoints, options, check, None)
@@ -354,7 +355,6 @@ class Deployment(Closing, Shown):
             wanted = replace(wanted, recovery=recovery, holds=recovery.holds())
         self._runner.move(wanted)
         self.bundle = bundle
-        self.__dict__.pop("_about", None)
 
     def close(self) -> None:
         """Unload the stages; end the worker processes that were started for this deployment."""
@@ -380,7 +380,7 @@ def deploy(
     timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS,
     on_transfer: TransferProgress | None = None,
     in_flight: Count | None = None,
-    on_failure: OnFailure = "raise",
+    on_failure: OnFailure = "recover",
     standby: Natural = 0,
     spares: bool = False,
     failure_timeout_seconds: Seconds | None = None,
@@ -397,8 +397,8 @@ def deploy(
         in_flight: the most micro-batches of a stream in flight. A lower number gives each result sooner after its
             input, until machines have to wait. By default as many as the queues between stages hold; for a measured
             plan for latency, its ``prediction.in_flight``. In one process there is never more than one.
-        on_failure: ``"raise"`` ends the deployment with an error when a machine fails; ``"recover"`` moves its stages
-            to the machines that are left, without losing a result. Traces, pages and reports then begin anew.
+        on_failure: what happens when a machine fails. ``"recover"`` moves its stages to the machines that are left,
+            without losing a result, or ends the deployment if that is impossible; ``"raise"`` always ends it.
         standby: so many machines without stages hold all stages that they can, first those that the cluster says are on
             standby; a cluster of this host gets so many workers more. With ``spares``, machines with stages hold those
             that would move to them. A recovery then sends and reads no weights.
@@ -425,7 +425,7 @@ def deploy_on(
     timeout_seconds: float,
     on_transfer: TransferProgress | None = None,
     in_flight: int | None = None,
-    on_failure: OnFailure = "raise",
+    on_failure: OnFailure = "recover",
     events: str | Path | None = None,
     spares: bool = False,
     failure_timeout_seconds: float | None = None,
@@ -455,7 +455,7 @@ def deploy_on(
                 in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
                 check=partial(check_workers, bundle, program, workers, endpoints),
                 model=bundle.model,
-                about=text_of(about_of(bundle)),
+                about=lambda program: text_of(about_of(bundle, program)),
                 watch=watch_timeouts(bundle.plan.prediction, workers, failure_timeout_seconds),
                 recovery=recovery,
                 holds=() if recovery is None else recovery.holds(),

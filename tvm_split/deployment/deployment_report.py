@@ -53,6 +53,7 @@ class DeploymentReport(Shown):
     ``latency`` is the time of a single run. ``runs`` and ``streamed`` count the single runs and the results of streams
     that were measured. ``limiting`` is the predicted bottleneck, which sets the period; empty without a prediction.
     ``measured_limiting`` is the measured one; empty without a stream.
+    ``moved`` says since when the stages are elsewhere than planned: only what came later counts, and no prediction.
     ``profiled_at`` and ``corrections`` are those of the prediction, for planning again. In JSON the names of values in
     seconds end in ``_seconds``.
     """
@@ -70,6 +71,7 @@ class DeploymentReport(Shown):
     profiled_at: float | None = None
     corrections: Corrections = field(default_factory=Corrections)
     measured_limiting: str = ""
+    moved: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The report as values for JSON; each comparison also has its ratio, measured by predicted."""
@@ -83,13 +85,16 @@ def report_of(
     trace: Iterable[TraceEvent],
     measured: MeasuredRuns,
     carried: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    moved: str = "",
 ) -> DeploymentReport:
     """Compare the prediction of ``plan`` with ``trace`` and ``measured``; ``carried`` has the transport of each link.
+
+    There is no prediction for stages that were ``moved``.
 
     Machines and links are measured in the steady part of streams, where every machine is busy, and compared with the
     prediction for streams. Without streams, single runs are compared with the prediction for one input alone.
     """
-    prediction = plan.prediction
+    prediction = None if moved else plan.prediction
     times = _Times(_begun_in(measured.streams or _around(measured.runs), trace))
     predicted_links = {(link.source, link.destination): link for link in prediction.links} if prediction else {}
     links = tuple(
@@ -121,6 +126,7 @@ def report_of(
         profiled_at=prediction.profiled_at if prediction else None,
         corrections=prediction.corrections if prediction else Corrections(),
         measured_limiting=limit_of(period, machines, links),
+        moved=moved,
     )
 
 
@@ -303,4 +309,6 @@ def _read_report(path: Path, model: str) -> DeploymentReport:
         raise PlanError(f"{path} is not a report of `tvm-split bench --json`: {error}") from error
     if report.model != model:
         raise PlanError(f"{path} is of model {report.model!r}, the model is {model!r}")
+    if report.moved:
+        raise PlanError(f"{path} says nothing about its plan ({report.moved}): measure a deployment that stays")
     return report

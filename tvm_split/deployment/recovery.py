@@ -9,6 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -25,6 +26,7 @@ from rpc_runtime.wire.framing import CHUNK_BYTES
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.bundle import Bundle
 from tvm_split.deployment.checks import check_worker, check_workers
+from tvm_split.deployment.run_times import RunTimes
 from tvm_split.errors import ClusterError, OutputError, RecoveryWarning
 from tvm_split.placement.by_hand import covers
 from tvm_split.placement.prediction import Prediction
@@ -41,7 +43,9 @@ class BundleRecovery:
     With ``spares``, also machines with stages hold those that would move to them.
     """
 
-    def __init__(self, bundle: Bundle, workers: Workers, endpoints: Mapping[str, WorkerEndpoint], spares: bool) -> None:
+    def __init__(
+        self, bundle: Bundle, workers: Workers, endpoints: Mapping[str, WorkerEndpoint], spares: bool = False
+    ) -> None:
         self._bundle, self._workers, self._endpoints, self.spares = bundle, workers, endpoints, spares
         expected = bundle.plan.prediction
         fallbacks, steps = ((), ()) if expected is None else (expected.fallbacks, expected.steps)
@@ -139,6 +143,9 @@ class EventLog:
         self._lock = threading.Lock()
         self._events: deque[DeploymentEvent] = deque(maxlen=MOST_EVENTS)
         self._unsaid: deque[DeploymentEvent] = deque(maxlen=MOST_EVENTS)
+        self.times = RunTimes()
+        """When results came since the stages were placed as they are now, which was at ``placed``."""
+        self.placed = datetime.now(UTC)
         self._file = None if file is None else _appending(file)
 
     @property
@@ -151,6 +158,9 @@ class EventLog:
             self._events.append(event)
             if event.kind == "recovered":
                 self._unsaid.append(event)
+            if event.placement:
+                self.placed = event.time
+                self.times.restart()
             if self._file is not None:
                 try:
                     self._file.write(json.dumps({**asdict(event), "time": event.time.isoformat()}) + "\n")
@@ -167,12 +177,7 @@ class EventLog:
             unsaid = tuple(self._unsaid)
             self._unsaid.clear()
         for event in unsaid:
-            warnings.warn(
-                f"the deployment recovered in {event.pause_seconds:.2g} s ({event.replayed} inputs were sent again): "
-                f"{event.cause}",
-                RecoveryWarning,
-                stacklevel=4,
-            )
+            warnings.warn(f"the deployment {event.text}", RecoveryWarning, stacklevel=4)
 
     def close(self) -> None:
         if self._file is not None:

@@ -68,6 +68,11 @@ class StreamEvents:
             self._moments.append(moment)
             self.count += 1
 
+    def restart(self) -> None:
+        with self._lock:
+            self._moments.clear()
+            self.count = 0
+
     def steady(self) -> Window | None:
         """The window from the first kept result after the fill to the last result before the input ended.
 
@@ -96,6 +101,14 @@ class RunTimes:
         self._lock = threading.Lock()
         self._runs: deque[Window] = deque(maxlen=RUNS_KEPT)
         self._streams: deque[StreamEvents] = deque(maxlen=STREAMS_KEPT)
+        self._restarted = 0
+
+    def restart(self) -> None:
+        """Forget the results so far, and the runs that have begun: other machines compute from now on."""
+        with self._lock:
+            self._restarted = now()
+            for stream in self._streams:
+                stream.restart()
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -132,7 +145,7 @@ class RunTimes:
     def measured(self, since: int = 0) -> MeasuredRuns:
         """The runs and streams that began at ``since`` (nanoseconds of the monotonic clock) or later."""
         with self._lock:
-            runs = tuple(run for run in self._runs if run.start >= since)
+            runs = tuple(run for run in self._runs if run.start >= max(since, self._restarted))
             streams = [stream for stream in self._streams if stream.began >= since]
         windows = tuple(window for stream in streams if (window := stream.steady()) is not None)
         return MeasuredRuns(runs, windows, sum(stream.count for stream in streams))

@@ -34,9 +34,10 @@ def view_of_deployment(deployment: Deployment, *, details: bool = False) -> View
 def view_of_statistics(statistics: DeploymentStatistics, *, details: bool = False) -> View:
     """Return the times of each stage, and what carries the links."""
     links = ((link.source, link.destination, link.transport) for link in statistics.links)
+    since = f", placed at {statistics.placed.astimezone():%H:%M:%S}" if statistics.placed else ""
     gone = [f"{machine} does not answer; missing: {short_list(names)}" for machine, names in statistics.gone.items()]
     return [
-        statistics_table(statistics.stages, count_text(len(statistics.stages), "stage")),
+        statistics_table(statistics.stages, count_text(len(statistics.stages), "stage") + since),
         *transport_lines(links),
         *gone,
     ]
@@ -84,7 +85,9 @@ def summary(report: DeploymentReport) -> list[str]:
         predicted_limit = f"; predicted: {report.limiting}" if report.limiting else ""
         lines.append(f"Limited by {report.measured_limiting}{predicted_limit}")
     lines.append(f"Medians over {report.streamed} streamed micro-batches, and over single runs: {report.runs}")
-    if report.period.predicted is None:
+    if report.moved:
+        lines.append(f"{report.moved.capitalize()}. The plan's prediction is not for these places.")
+    elif report.period.predicted is None:
         lines.append("The plan has no prediction to compare with.")
     elif not report.advice:
         lines.append("Nothing that matters differs from its prediction by more than 15 %.")

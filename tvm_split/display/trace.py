@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rpc_runtime.program.events import DEPLOYMENT, OPENED, TraceEvent
+from rpc_runtime.program.events import HAPPENINGS, OPENED, TraceEvent
 from rpc_runtime.program.routes import CLIENT
 from tvm_split.display.view import Table, View, as_json, view
 from tvm_split.observing.summary import TraceSummary, summary_of
@@ -49,7 +49,7 @@ def _machines(trace: Trace, summary: TraceSummary) -> Table:
 
 def _moments(trace: Trace) -> Iterator[tuple[TraceEvent, float]]:
     """Yield the events of the deployment itself after it opened, with the seconds since the trace's first event."""
-    for event in trace.of_kind(DEPLOYMENT):
+    for event in trace.of_kind(*HAPPENINGS):
         if event.detail != OPENED:
             yield event, (event.start_nanoseconds - trace.begin) * 1e-9
 

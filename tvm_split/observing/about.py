@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import AfterValidator
 
 from rpc_runtime.errors import ProtocolError
+from rpc_runtime.program.program import Program
 from rpc_runtime.wire.messages import MAXIMUM_ABOUT_BYTES
 from rpc_runtime.wire.text import cleaned
 from tvm_split import values
@@ -67,15 +68,17 @@ class About:
         }
 
 
-def about_of(bundle: Bundle) -> About:
+def about_of(bundle: Bundle, program: Program) -> About:
+    """Return what a bundle is whose stages are placed as in ``program``, and what was predicted of just this."""
     from tvm_split.compiler.bundle import kernels_key  # imported here, since it loads TVM
 
+    kernels = {(stage.name, stage.library): bundle.kernels[kernels_key(stage)] for stage in bundle.program.stages}
     stages = tuple(
-        AboutStage(stage.name, stage.machine, stage.layers, _layers_by_function(bundle.kernels[kernels_key(stage)]))
-        for stage in bundle.program.stages
+        AboutStage(stage.name, stage.machine, stage.layers, _layers_by_function(kernels[stage.name, stage.library]))
+        for stage in program.stages
     )
     prediction = bundle.plan.prediction
-    if prediction is None:
+    if prediction is None or program != bundle.program:
         return About(stages)
     return About(
         stages,

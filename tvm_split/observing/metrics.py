@@ -20,9 +20,9 @@ UP = "tvm_split_machine_up"
 
 
 def deployment_metrics(
-    model: str, name: str, machines: tuple[str, ...], observed: Observed, periods: Callable[[], dict[str, float | None]]
+    model: str, name: str, planned: tuple[str, ...], observed: Observed, periods: Callable[[], dict[str, float | None]]
 ) -> Iterator[Metric]:
-    """Yield the metrics of a deployment at this moment; once it has ended, all machines are reported as down.
+    """Yield the metrics of a deployment at this moment. Machines without it, ``planned`` or not, are reported as down.
 
     ``periods`` returns the seconds between two results of a stream: ``predicted`` and ``measured``, if they are known.
     """
@@ -47,7 +47,7 @@ def deployment_metrics(
     for machine, own in observed.clocks().items():
         latest = own.samples[-1].error_nanoseconds if own.samples else 0
         clock.add_metric([model, name, machine], latest * 1e-9)
-    alive = GaugeMetricFamily(UP, "1 if the machine answers, else 0.", labels=[*labels, "machine"])
-    for machine in machines:
+    alive = GaugeMetricFamily(UP, "1 if the machine of the deployment answers, else 0.", labels=[*labels, "machine"])
+    for machine in dict.fromkeys((*planned, *observed.machines)):
         alive.add_metric([model, name, machine], float(machine in seen))
     yield from (period, clock, alive)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.program.clocks import MachineClock
 from rpc_runtime.program.events import Observation
 from tvm_split.observing.about import About
-from tvm_split.observing.trace import NOTHING_ABOUT, Trace, joined, trace_of
+from tvm_split.observing.trace import Trace, joined, trace_of
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,9 @@ END_SECONDS = 30.0
 
 
 class Observed(Protocol):
-    """A deployment that can be observed, by its own client or by another process."""
+    """A deployment that can be observed, by its own client or by another process; ``machines`` hold it now."""
+
+    machines: tuple[str, ...]
 
     def observe(
         self, since: Mapping[str, int] | None = None, *, kernels: int = 0, refused: dict[str, str] | None = None
@@ -38,7 +40,7 @@ class Recording:
     ``kernels`` micro-batches, the kernels are recorded too.
     """
 
-    def __init__(self, model: str, observed: Observed, about: About = NOTHING_ABOUT, kernels: int = 0) -> None:
+    def __init__(self, model: str, observed: Observed, about: Callable[[], About] = About, kernels: int = 0) -> None:
         self._model = model
         self._about = about
         self._kernels = kernels
@@ -65,7 +67,7 @@ class Recording:
         """The trace of all events that were read so far."""
         with self._reading:
             seen = {machine: joined(parts) for machine, parts in self._parts.items()}
-            return trace_of(self._model, seen, self._observed.clocks(), self._about)
+            return trace_of(self._model, seen, self._observed.clocks(), self._about())
 
     def _follow(self) -> None:
         while not self._stopped.wait(POLL_SECONDS):

@@ -160,8 +160,10 @@ def trace_of(
 
 
 def joined(parts: Sequence[Observation]) -> Observation:
-    """Return consecutive observations of one machine as a single one."""
-    return replace(parts[-1], rows=b"".join(part.rows for part in parts), lost=sum(part.lost for part in parts))
+    """Return consecutive observations of one machine as a single one, since its host was started for the last time."""
+    last = parts[-1]
+    parts = [part for part in parts if part.clock_nanoseconds <= last.clock_nanoseconds]
+    return replace(last, rows=b"".join(part.rows for part in parts), lost=sum(part.lost for part in parts))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ import simpy
 from pydantic import Field, InstanceOf
 
 from rpc_runtime.client.dispatcher import default_in_flight
-from rpc_runtime.program.program import Program
-from rpc_runtime.program.round_robin import cycle_of
 from rpc_runtime.program.routes import CLIENT, MachineProgram, Route
 from tvm_split.errors import PlanError, required
 from tvm_split.observing.trace import Trace, trace_of
@@ -122,7 +120,7 @@ def simulate(
     scenario = scenario_of_plan(scenario) if isinstance(scenario, Plan) else scenario
     required(Scenario, scenario, PlanError, "give a plan with a prediction, or its file")
     what_if.require_known(scenario)
-    cycle = _cycle(scenario.program)
+    cycle = scenario.program.cycle
     if micro_batches is None:
         # Fast replicas run ahead until the limit in flight is reached; only then do they wait for the slowest one.
         ahead = (in_flight or default_in_flight(scenario.program)) if cycle > 1 else 0
@@ -235,7 +233,7 @@ class _Run:
         done = self._client.done[: self._last]  # more results may come at the same time
         half = len(done) // 2
         # With replicas, only whole cycles of the round-robin schedules have a constant duration.
-        cycle = _cycle(self._client.program)
+        cycle = self._client.program.cycle
         whole = (len(done) - max(half, 1)) // cycle * cycle
         first = len(done) - 1 - whole
         return Simulation(
@@ -289,11 +287,6 @@ class _Run:
             )
 
         return at
-
-
-def _cycle(program: Program) -> int:
-    """The number of micro-batches after which the round-robin schedules of all stages repeat together."""
-    return cycle_of({len(stage.replica_schedule) for stage in program.stages})
 
 
 def _latencies(seconds: list[float]) -> Latencies | None:

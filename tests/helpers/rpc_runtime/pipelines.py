@@ -29,7 +29,7 @@ def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **opti
 def placed_on(workers: LocalWorkers, program: Program, maker: ProgramMaker) -> Iterator[Placement]:
     """Open a program without a session, for tests of how a client may end."""
     options = PlacementOptions(
-        maker.blob_path, PATIENCE_SECONDS, None, NO_SETTINGS, USUAL_TIMEOUTS, USUAL_WATCH, "", b""
+        maker.blob_path, PATIENCE_SECONDS, None, NO_SETTINGS, USUAL_TIMEOUTS, USUAL_WATCH, "", lambda program: b""
     )
     dispatcher = Dispatcher(program, PATIENCE_SECONDS, None, lambda sequence: "a result")
     placement = Placement(program, workers.endpoints, dispatcher, options, lambda opened, failure: None)

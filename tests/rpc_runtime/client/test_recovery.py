@@ -17,6 +17,7 @@ from rpc_runtime.client.session import Session
 from rpc_runtime.client.supervisor import DeploymentEvent
 from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.errors import WorkerUnavailableError
+from rpc_runtime.program.events import COMPUTE, FLIGHT, events_of
 from rpc_runtime.program.program import Program
 from rpc_runtime.transports.transport import NO_SETTINGS, TRANSPORTS, transport_named
 from tests.helpers.rpc_runtime.pipelines import deployments_left, over_grpc, same
@@ -64,6 +65,40 @@ def test_calls_of_several_threads_survive_two_deaths(workers: LocalWorkers, make
             os.kill(workers.process_ids[victim], signal.SIGKILL)
             assert all(same(call.result(), right) for call, right in zip(calls, expected, strict=True))
         assert session.program.machines == (B,)
+
+
+def test_readers_that_look_all_the_time_see_each_result_once(workers: LocalWorkers, maker: ProgramMaker) -> None:
+    program, ended = chain(maker), threading.Event()
+    batches = batches_for(program, 120)
+
+    def follow(session: Session) -> tuple[list[int], list[int], bool]:
+        """Return the numbers of results and of the first stage's micro-batches on A, and whether rows ascend."""
+        cursors, results, computed, ascend = dict[str, int](), list[int](), list[int](), True
+        is_last = False
+        while not is_last:
+            is_last = ended.is_set()
+            for machine, seen in session.observe(cursors).items():
+                rows = seen.table()
+                ascend = ascend and bool((rows["number"][1:] > rows["number"][:-1]).all())
+                cursors[machine] = seen.newest
+                for event in events_of(machine, seen.tracks, rows):
+                    if event.kind == FLIGHT:
+                        results.append(event.sequence)
+                    elif event.kind == COMPUTE and event.machine == A and event.stage == program.stages[0].name:
+                        computed.append(event.sequence)
+        return results, computed, ascend
+
+    with open_on(workers, program, maker) as session, ThreadPoolExecutor(3) as threads:
+        readers = [threads.submit(follow, session) for _ in range(3)]
+        for victim, middle in ((B, 20), (C, 60)):
+            kill = partial(os.kill, workers.process_ids[victim], signal.SIGKILL)
+            assert sum(1 for _ in session.stream(in_the_middle(batches, middle, kill))) == len(batches)
+            eventually(lambda: session.machines == session.program.machines, "the recovery has ended")
+        ended.set()
+        for results, computed, ascend in (reader.result() for reader in readers):
+            assert ascend
+            assert len(results) == len({*results}) == 2 * len(batches)
+            assert len(computed) == len({*computed}) >= 2 * len(batches)
 
 
 def test_a_worker_that_hangs_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:

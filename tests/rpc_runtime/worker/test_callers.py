@@ -155,7 +155,7 @@ def test_a_bystander_with_the_token_observes_by_the_letters_that_are_shown(start
     endpoint = WorkerEndpoint(A, ready(start("--json", "--name", A, TVM_SPLIT_TOKEN="open-sesame")), "open-sesame")
     program = one_stage(maker)
     said = b'{"stages": []}'
-    with Session(program, {A: endpoint}, maker.blob_path, about=said) as pipeline:
+    with Session(program, {A: endpoint}, maker.blob_path, about=lambda program: said) as pipeline:
         list(pipeline.stream(batches_for(program, 5)))
         (held,) = describe(endpoint, PATIENCE_SECONDS).deployments
         bystander = WorkerClient(endpoint, held.name)
@@ -173,4 +173,4 @@ def test_a_bystander_with_the_token_observes_by_the_letters_that_are_shown(start
         stranger.close()
     for wrong, reason in ((b" " * 65537, "65537 bytes"), (b"[]", "no JSON object"), (b"[" * 65536, "no JSON object")):
         with pytest.raises(TvmSplitError, match=reason):
-            Session(program, {A: endpoint}, maker.blob_path, about=wrong)
+            Session(program, {A: endpoint}, maker.blob_path, about=lambda program, wrong=wrong: wrong)

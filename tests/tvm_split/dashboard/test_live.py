@@ -28,7 +28,7 @@ def page_at(url):
 
 
 def test_a_deployment_and_the_loss_of_a_machine(bundle):
-    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster, on_failure="raise") as deployment:
         server = deployment.dashboard()
         assert page_at(server.url)["state"] == "idle"
         for _ in deployment.stream([(X,)] * 50):
@@ -67,6 +67,10 @@ class Recorded:
         self.error: tvm_split.TvmSplitError | None = None
         self.refusing: dict[str, str] = {}
 
+    @property
+    def machines(self):
+        return tuple(self.recorders)
+
     def observe(self, since=None, refused=None):
         since = since or {}
         refused.update(self.refusing)
@@ -100,7 +104,7 @@ def asked_anew(monkeypatch):
 def test_a_machine_that_is_gone_does_not_hide_what_the_others_do(asked_anew):
     lab = Recorded("a", "b")
     begin = now() - 100 * 10**9
-    page = LivePage("net", lab, About(), ("a", "b"), {})
+    page = LivePage("net", lab, About, {})
     lab.compute("a", 0, 50, begin)
     lab.compute("b", 0, 50, begin)
     page.page()
@@ -115,7 +119,7 @@ def test_a_machine_that_is_gone_does_not_hide_what_the_others_do(asked_anew):
 def test_a_result_counts_once_when_a_clock_is_known_better(asked_anew):
     lab = Recorded("a")
     begin = now() - 10**9
-    page = LivePage("net", lab, About(), ("a",), {})
+    page = LivePage("net", lab, About, {})
     lab.compute("a", 0, 10, begin)
     assert page.page().results == 10
     for offset in (100, -300):
@@ -128,7 +132,7 @@ def test_a_result_counts_once_when_a_clock_is_known_better(asked_anew):
 def test_times_count_from_the_first_look(asked_anew):
     lab = Recorded("a")
     begin = now() - 60 * 10**9
-    page = LivePage("net", lab, About(), ("a",), {})
+    page = LivePage("net", lab, About, {})
     lab.compute("a", 0, 10, begin)
     page.page()
     lab.silent.add("a")
@@ -143,7 +147,7 @@ def test_times_count_from_the_first_look(asked_anew):
 
 def test_a_bystander_is_told_of_a_failure(asked_anew):
     lab = Recorded("a")
-    page = LivePage("net", lab, About(), ("a",), {})
+    page = LivePage("net", lab, About, {})
     lab.compute("a", 0, 10, now() - 10**9)
     assert page.page().state != "failed"
     lab.recorders["a"].happened("failed: machine 'b' has gone")
@@ -153,7 +157,7 @@ def test_a_bystander_is_told_of_a_failure(asked_anew):
 
 def test_links_end_by_a_lost_machine_or_by_closing(asked_anew):
     lab = Recorded("a", "b")
-    page = LivePage("net", lab, About(), ("a", "b"), {})
+    page = LivePage("net", lab, About, {})
     for name in ("a", "b"):
         lab.compute(name, 0, 10, now() - 10**9)
     lab.recorders["a"].happened(f"{LINK_ENDED}machine 'b' cannot be reached")
@@ -167,7 +171,7 @@ def test_links_end_by_a_lost_machine_or_by_closing(asked_anew):
 
 def test_nonsense_of_a_machine_is_told_and_the_page_goes_on(asked_anew):
     lab = Recorded("a", "b")
-    page = LivePage("net", lab, About(), ("a", "b"), {})
+    page = LivePage("net", lab, About, {})
     for name in ("a", "b"):
         lab.compute(name, 0, 10, now() - 10**9)
     page.page()

@@ -205,7 +205,7 @@ def test_a_worker_of_a_local_cluster_is_started_again_and_gets_its_stage_back(bu
 def test_figures_when_a_worker_has_died_are_those_of_the_others(
     bundle: tvm_split.Bundle, end: signal.Signals, noticed: bool
 ) -> None:
-    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster, on_failure="raise") as deployment:
         for _ in range(3):
             deployment.run(X)
         assert deployment.stats().gone == {}

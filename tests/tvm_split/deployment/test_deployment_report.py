@@ -296,6 +296,10 @@ def test_files_that_say_nothing(path, content, tmp_path):
     path.write_text(json.dumps(unpredicted(CHAIN).to_dict()))
     with pytest.raises(PlanError, match="nothing to compare"):
         read_measured(path, "net")
+    path.write_text(json.dumps({**content, "moved": "since 12:00:00 stages are elsewhere"}))
+    for read in (read_measured, read_computing):
+        with pytest.raises(PlanError, match=r"says nothing about its plan.*since 12:00:00"):
+            read(path, "net")
     content["machines"][1]["compute_seconds"]["measured"] = -0.01
     path.write_text(json.dumps(content))
     with pytest.raises(PlanError, match=r"machines\.1\.compute_seconds\.measured: .* greater than or equal to 0"):

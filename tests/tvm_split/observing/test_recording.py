@@ -69,7 +69,7 @@ def test_kernels_of_the_first_micro_batches(bundle: tvm_split.Bundle, three_work
 
 
 def test_the_trace_of_a_deployment_that_has_failed(bundle: tvm_split.Bundle):
-    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster) as deployment:
+    with tvm_split.Cluster.local(2) as cluster, tvm_split.deploy(bundle, cluster, on_failure="raise") as deployment:
         with deployment.tracing() as recording:
             deployment.run(X)
             os.kill(describe(cluster.endpoints()["machine-b"]).process_id, signal.SIGKILL)
