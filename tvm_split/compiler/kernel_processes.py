@@ -42,7 +42,7 @@ def compiled_objects(
     """
     objects: dict[str, bytes] = {}
     texts: dict[str, bytes] = {}
-    waiting = [*kernels][::-1]
+    waiting = list(kernels)[::-1]
     most = min(own_cores().count, MOST_PROCESSES) - 1
     built_for, begin = tvm_target(target), time.monotonic()
 

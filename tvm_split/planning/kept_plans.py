@@ -11,6 +11,7 @@ from tvm_split.placement.plan import Plan
 from tvm_split.placement.profile import ClusterProfile
 from tvm_split.placement.strategy import STRATEGIES
 from tvm_split.planning.planner import Planner
+from tvm_split.profiling.cluster_profile import LINKS
 from tvm_split.values import content_of
 
 logger = logging.getLogger(__name__)
@@ -23,15 +24,19 @@ def kept_plan(planner: Planner) -> Plan | None:
     """Return the plan that `keep_plan` kept, if the machines and all kept measurements are as then; else None.
 
     One kernel of each machine and the client's links are measured as a check. If the plan uses estimates, it says so.
+    If all kept times of kernels hold, ``planner`` plans with these and times no others.
     """
     if planner.request.refresh or not _can_be_kept(planner) or (record := recall(_key(planner))) is None:
         return None
     try:
         plan, made_from, known = Plan.from_dict(record["plan"], "the kept plan"), record["from"], planner.known_profile
-        if not (made_from.items() <= known.kept.items() and _fits(plan, known, planner)):
-            return None
+        changed = {key for key, _ in made_from.items() - known.kept.items()}
     except (LookupError, TypeError, AttributeError, PlanError, ProfileError) as error:
         logger.debug("the plan of %s that was kept cannot be used: %s", planner.model.name, error)
+        return None
+    if changed <= {LINKS}:
+        planner.profile = known
+    if changed or not _fits(plan, known, planner):
         return None
     remarks = tuple(_remarks(plan))
     logger.info("%s: %s", plan.model, " ".join(remarks) or "the plan was kept")

@@ -62,8 +62,8 @@ def plan(
         split: layers by machine, or a list of layers for each machine, in the cluster's order.
         request: how to plan; ``fields`` are fields of a `PlanRequest` that change it or create one.
         reuse: return the plan that was made from measurements before, if model, machines, links, request and the known
-            measurements are unchanged. Otherwise, or with ``refresh``, planning again times kernels that were only
-            estimated.
+            measurements are unchanged. Planning again times kernels that were only estimated, unless all that changed
+            are links and free memory.
         described: descriptions of the workers, by machine, if they have been asked already.
         on_progress: called with the current step, the number of steps done and the number of all steps; by default they
             are shown on stderr.

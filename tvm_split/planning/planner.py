@@ -78,7 +78,7 @@ class Planner:
     @property
     def known_profile(self) -> ClusterProfile:
         """The profile from kernels that were timed before; the others are estimated. Errors as of `profile_model`."""
-        return self._profiled(measures=False)
+        return with_identical_averaged(self._profiled(measures=False))
 
     def _profiled(self, **how: Any) -> ClusterProfile:
         request, on_progress = self.request, self.on_progress

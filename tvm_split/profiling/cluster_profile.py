@@ -31,6 +31,9 @@ from tvm_split.profiling.store import default_folder, entry_key
 from tvm_split.progress import StepProgress, Steps
 from tvm_split.units import Shown
 
+LINKS = "links"
+"""The key of what identifies the links in `ClusterProfile.kept`."""
+
 
 def profile_model(
     model: Model,
@@ -60,7 +63,7 @@ def profile_model(
         probe = probe_links(workers, sorted({int(edge.bytes) for edge in edges}), **how)
     machines = tuple(replace(machine, streaming=probe.streaming[machine.machine]) for machine in profile.machines)
     links = entry_key(links=[asdict(replace(link, measured_at=0.0)) for link in probe.links])
-    return replace(profile, machines=machines, links=probe.links, kept={**profile.kept, "links": links}), reports
+    return replace(profile, machines=machines, links=probe.links, kept={**profile.kept, LINKS: links}), reports
 
 
 @dataclass(frozen=True)
