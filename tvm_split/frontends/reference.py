@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rpc_runtime.processes import reap
 from rpc_runtime.program.specs import Array
 from tvm_split.errors import ReferenceFailedError, last_line
 
@@ -169,6 +170,7 @@ def _started(memory_bytes: int | None) -> _Child:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     child_connection.close()
+    reap(process)
     return _Child(process, connection, memory_bytes)
 
 

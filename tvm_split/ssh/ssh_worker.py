@@ -20,7 +20,7 @@ from typing import Any
 from rpc_runtime import private_folder
 from rpc_runtime.errors import DeadlineError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.files import file_bytes, state_folder
-from rpc_runtime.processes import Closing
+from rpc_runtime.processes import Closing, reap
 from rpc_runtime.scratch import ScratchFolder
 from rpc_runtime.wire.addresses import Address
 from rpc_runtime.wire.text import cleaned
@@ -199,6 +199,7 @@ class SshWorker(Closing):
                 )
             except OSError as error:
                 raise WorkerUnavailableError(f"cannot run {command[0]}: {error.strerror}") from error
+        reap(self._process)
         threading.Thread(target=self._read_events, args=(self._process.stdout,), daemon=True).start()
         self._write(f"{_script()!a}\n".encode())
 

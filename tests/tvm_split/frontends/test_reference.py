@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
+from tests.helpers.waiting import eventually
 from tvm_split.errors import ReferenceFailedError
 from tvm_split.frontends.reference import Arranged, InChildProcess
 
@@ -80,6 +82,12 @@ def test_an_idle_child_that_is_killed_at_that_moment_is_replaced() -> None:
     (process,) = InChildProcess(Reference("process")).outputs([X])
     (output,) = InChildProcess(EndsTheIdleChild(process=int(process))).outputs([X])
     np.testing.assert_array_equal(output, 2 * X)
+
+
+def test_an_idle_child_that_ends_leaves_no_zombie() -> None:
+    (process,) = InChildProcess(Reference("process")).outputs([X])
+    os.kill(int(process), signal.SIGKILL)
+    eventually(lambda: not psutil.pid_exists(int(process)), "the child is reaped, though no other request comes")
 
 
 def test_threads_get_their_own_answers() -> None:
