@@ -203,7 +203,7 @@ class _Play:
         self._story = Story()
         self._running, self._over = scenario.streams + scenario.callers, 0
         self._is_open = self._is_enough = False
-        self._last_act = time.monotonic()
+        self._last_act, self._lingers_seconds = time.monotonic(), scenario.lingers_seconds
 
     def played(self) -> Story:
         end = time.monotonic() + HUNG_SECONDS
@@ -282,4 +282,5 @@ class _Play:
         if not self._is_open:
             return self._over > 0
         early = [hit for hit in self._waiting if hit.phase != LAST]
-        return not early or self._over == self._running or now > self._last_act + LINGER_SECONDS
+        seconds = LINGER_SECONDS if early else self._lingers_seconds
+        return self._over == self._running or now >= self._last_act + seconds

@@ -56,7 +56,7 @@ class Fault:
     """``hit`` does it, ``undo`` ends it: after a time between ``seconds``, or at the end of the scenario.
 
     Args:
-        loses: stages of this machine cannot stay there.
+        loses: stages of this machine cannot go on there, not even for a moment, as on one that ends in good order.
         is_lost: the machine can hold no stages until the scenario is over.
         ends: the worker's process ends.
         needs: whether this lab can do it; the reason, if it cannot.
@@ -130,7 +130,7 @@ FAULTS: Mapping[str, Fault] = {
     "killed": Fault(_signal(signal.SIGKILL), ends=True),
     "stopped": Fault(_signal(signal.SIGSTOP), _signal(signal.SIGCONT)),
     "paused": Fault(_signal(signal.SIGSTOP), _signal(signal.SIGCONT), seconds=(0.5, 6.0), loses=False, is_lost=False),
-    "terminated": Fault(_signal(signal.SIGTERM), ends=True),
+    "terminated": Fault(_signal(signal.SIGTERM), loses=False, ends=True),
     "restarted": Fault(_restart, is_lost=False),
     "packets dropped": Fault(_unplug, _plug, needs=_no_switch, at_switch=True),
     "link frozen": Fault(_relay(Relay.freeze), _relay(Relay.thaw), has_relay=True),

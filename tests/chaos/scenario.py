@@ -32,7 +32,10 @@ class Hit:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A subject on machines with faults; ``by_grpc``: no link uses shared memory."""
+    """A subject on machines with faults; ``by_grpc``: no link uses shared memory.
+
+    The client runs on for ``lingers_seconds`` after the last fault, in which a machine may return.
+    """
 
     number: int
     subject: Subject
@@ -41,6 +44,7 @@ class Scenario:
     streams: int
     callers: int
     hits: tuple[Hit, ...]
+    lingers_seconds: float = 0.0
 
     @property
     def title(self) -> str:
@@ -69,7 +73,8 @@ def scenario_of(seed: int, number: int, subjects: Subjects, faults: Collection[s
     streams, callers = source.choice(((1, 0), (2, 0), (0, 4), (1, 2)))
     by_grpc = source.random() < 0.5
     hits = _hits(source, machines, sorted(faults))
-    return Scenario(number, subject, machines, by_grpc, streams, callers, hits)
+    lingers_seconds = source.choice((0.0, 0.0, 1.5))
+    return Scenario(number, subject, machines, by_grpc, streams, callers, hits, lingers_seconds)
 
 
 def _hits(source: random.Random, machines: tuple[str, ...], faults: list[str]) -> tuple[Hit, ...]:
