@@ -305,15 +305,15 @@ class Supervisor:
         earlier, self._placement, self._failure = self._placement, placement, None
         self._epoch += 1
         self._on_placed(placement)
-        # A frozen machine delays the end of its placement, which nothing waits for.
-        ending = threading.Thread(target=earlier.close, kwargs={"unload": False}, name="end-placement", daemon=True)
         try:
             self._dispatcher.attach(placement.links)
+            self._returns.expect({*self._wanted.program.machines} - {*placement.program.machines})
+            pause_seconds, where = time.monotonic() - began, placement_of(placement.program)
+            self._event(kind, machine, cause, pause_seconds=pause_seconds, replayed=replayed, placement=where)
         finally:
-            ending.start()
-        self._returns.expect({*self._wanted.program.machines} - {*placement.program.machines})
-        pause_seconds, where = time.monotonic() - began, placement_of(placement.program)
-        self._event(kind, machine, cause, pause_seconds=pause_seconds, replayed=replayed, placement=where)
+            # A frozen machine delays the end of its placement, which nothing waits for.
+            ending = partial(earlier.close, unload=False)
+            threading.Thread(target=ending, name="end-placement", daemon=True).start()
 
     def _require_progress(self, failure: Failure) -> None:
         """Raise an error if failures follow each other without a result: an input may end each worker that gets it."""
