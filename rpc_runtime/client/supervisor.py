@@ -30,6 +30,7 @@ from rpc_runtime.client.watch import Failure, ReportKind
 from rpc_runtime.client.worker_client import SIGN_OF_LIFE_SECONDS, WorkerDescription, answering, describe
 from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.channels import WorkerEndpoint
 
 logger = logging.getLogger(__name__)
@@ -223,7 +224,7 @@ class Supervisor:
         self._require_progress(failure)
         self._dispatcher.detach()
         self._failure = None
-        lost = {machine for machine in self._lost(failure) if machine in recovery.endpoints()}
+        lost = {*self._lost(failure)} - {CLIENT}
         for machine in lost:
             self._returns.failed(machine)
         self._returns.expect(lost)
