@@ -32,6 +32,7 @@ from rpc_runtime.client.worker_client import SIGN_OF_LIFE_SECONDS, WorkerDescrip
 from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.events import FAILURE
 from rpc_runtime.program.program import Program
+from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import TRANSPORTS, transport_named
 from rpc_runtime.wire.channels import WorkerEndpoint
 
@@ -278,7 +279,7 @@ class Supervisor:
         self._require_progress(failure)
         self._dispatcher.detach()
         self._failure = None
-        lost = {machine for machine in self._lost(failure) if machine in recovery.endpoints()}
+        lost = {*self._lost(failure)} - {CLIENT}
         for machine in lost:
             self._returns.failed(machine)
         self._returns.expect(lost)
@@ -360,15 +361,15 @@ class Supervisor:
         earlier, self.placement, self._failure = self.placement, placement, None
         self._epoch += 1
         self._on_placed(placement)
-        # A frozen machine delays the end of its placement, which nothing waits for.
-        ending = threading.Thread(target=earlier.close, kwargs={"unload": False}, name="end-placement", daemon=True)
         try:
             self._dispatcher.attach(placement.links)
             self._returns.expect({*self._wanted.program.machines} - {*placement.program.machines})
             pause_seconds, where = time.monotonic() - began, placement_of(placement.program)
             self._event(kind, machine, cause, pause_seconds=pause_seconds, replayed=replayed, placement=where)
         finally:
-            ending.start()
+            # A frozen machine delays the end of its placement, which nothing waits for.
+            ending = partial(earlier.close, unload=False)
+            threading.Thread(target=ending, name="end-placement", daemon=True).start()
 
     def _require_progress(self, failure: Failure) -> None:
         """Raise an error if failures follow each other without a result: an input may end each worker that gets it."""
