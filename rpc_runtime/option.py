@@ -63,7 +63,9 @@ def takes_options(group: type) -> Callable[[Function], Function]:
         ]
         function.__signature__ = signature.replace(parameters=[*parameters, *named])  # type: ignore[attr-defined]
         listed = [f"    {field.name}: {field.metadata['description']}" for field in options(group)]
-        function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Fields of the request:", *listed])
+        function.__doc__ = "\n".join(
+            [inspect.cleandoc(function.__doc__ or ""), "", f"Fields of `{group.__name__}`:", *listed]
+        )
         return function
 
     return shown

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rpc_runtime.option import takes_options
+from rpc_runtime.option import options as options_of, takes_options
 from tvm_split.arguments import ClusterLike, as_cluster
 from tvm_split.cluster.cluster import Cluster
 from tvm_split.compiling import compile
-from tvm_split.deployment.deployment import DEFAULT_TIMEOUT_SECONDS, Deployment, deploy_on
+from tvm_split.deployment.deployment import Deployment, deploy_on
+from tvm_split.deployment.options import DeployOptions
 from tvm_split.errors import OneMachineWarning
 from tvm_split.frontends import load_model
-from tvm_split.parameters import Count, Natural, OnFailure, Seconds, Size
+from tvm_split.parameters import Size
 from tvm_split.placement.problem import Objective
 from tvm_split.placement.request import PlanRequest
 from tvm_split.planning.advice import one_machine_advice
@@ -23,6 +24,7 @@ from tvm_split.progress import StepProgress, step_progress
 from tvm_split.reached_workers import reached_workers
 
 
+@takes_options(DeployOptions)
 @takes_options(PlanRequest)
 def compile_and_deploy(
     source: Any,
@@ -35,12 +37,6 @@ def compile_and_deploy(
     request: PlanRequest | None = None,
     batch: Size | None = None,
     verify: bool = True,
-    timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS,
-    in_flight: Count | None = None,
-    on_failure: OnFailure = "recover",
-    standby: Natural = 0,
-    spares: bool = False,
-    failure_timeout_seconds: Seconds | None = None,
     on_progress: StepProgress | None = None,
     **fields: Any,
 ) -> Deployment:
@@ -56,19 +52,19 @@ def compile_and_deploy(
         example_inputs: a tuple of the model's inputs; needed for modules and functions.
         cluster: the machines, a session of their workers, or a location as for `Cluster.at`, such as a cluster file; by
             default two worker processes on this host. It may be the second argument if there are no example inputs.
-        request: how to plan; ``fields`` are fields of a `PlanRequest` that change it or create one.
+        request: how to plan; ``fields`` are fields of a `PlanRequest` that change it or create one, and options of
+            `deploy`. The plan leaves out machines on standby.
         batch: the size of a dynamic batch dimension.
         verify: compare the compiled stages with the source before deployment.
-        timeout_seconds: the longest wait for a worker's answer or the next result.
-        in_flight: the most micro-batches of a stream that are in flight; see `deploy`.
-        on_failure: ``"recover"`` moves the stages of a machine that fails, ``"raise"`` ends with an error.
-        standby, spares, failure_timeout_seconds: as of `deploy`; the plan leaves out machines on standby.
         on_progress: called with the current step, the number of steps done and the number of all steps; by default
             they are shown on stderr (not with TVM_SPLIT_PROGRESS=0).
     """
     if cluster is None and isinstance(example_inputs, ClusterLike):
         example_inputs, cluster = None, example_inputs
-    cluster = (Cluster.local() if cluster is None else as_cluster(cluster)).with_standby(standby)
+    options = DeployOptions(
+        **{field.name: fields.pop(field.name) for field in options_of(DeployOptions) if field.name in fields}
+    )
+    cluster = (Cluster.local() if cluster is None else as_cluster(cluster)).with_standby(options.standby)
     request = request_for(cluster.planned, request, fields, split=split, stages=stages, objective=objective)
     with (
         contextlib.ExitStack() as undo,
@@ -89,9 +85,7 @@ def compile_and_deploy(
         bundle = compile(model, planned, verify=verify, database=request.database, on_progress=report)
         undo.pop_all()
         with step_progress("deploying"):
-            return deploy_on(
-                workers, bundle, timeout_seconds, None, in_flight, on_failure, None, spares, failure_timeout_seconds
-            )
+            return deploy_on(workers, bundle, options)
 
 
 @contextlib.contextmanager

@@ -6,49 +6,29 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 
 from rpc_runtime.client.client_links import ClientLinks, Feeder
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.watch import Failure, WorkerWatch
-from rpc_runtime.client.worker_client import ANSWER_SECONDS, Answer, WorkerClient, WorkerDescription, on_every_machine
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, Answer, WorkerClient, on_every_machine
 from rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, out_of_files
 from rpc_runtime.program.events import SHOWN_LETTERS, Observation
 from rpc_runtime.program.measurements import LinkStatistics
-from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.link_end import LinkEnd
-from rpc_runtime.transports.liveness import LinkTimeouts, WatchTimeouts
 from rpc_runtime.transports.opening import LinkCall
-from rpc_runtime.transports.transport import DEFAULT, LinkSettings
-from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.transports.transport import DEFAULT
 from rpc_runtime.wire.messages import LINK_SECRET_BYTES, MAXIMUM_CONNECT_SECONDS, hello_of
 from rpc_runtime.wire.text import cleaned
 
 logger = logging.getLogger(__name__)
 
-TransferProgress = Callable[[str, int, int], None]
-"""Called while blobs are sent, with (machine, bytes sent, total bytes)."""
 UNLOAD_SECONDS = 5.0
 """Timeout of a worker's answer to Unload."""
-
-
-@dataclass(frozen=True)
-class PlacementOptions:
-    """How a program is opened; the fields are arguments of `session.Session`."""
-
-    blob_path: Callable[[str], Path]
-    timeout_seconds: float
-    on_transfer: TransferProgress | None
-    links: LinkSettings
-    timeouts: LinkTimeouts
-    watch: WatchTimeouts
-    model: str
-    about: Callable[[Program], bytes]
-    in_flight: int | None = None
 
 
 class Placement:
@@ -60,33 +40,30 @@ class Placement:
 
     def __init__(
         self,
-        program: Program,
-        endpoints: Mapping[str, WorkerEndpoint],
+        opening: Opening,
         feeder: Feeder,
-        options: PlacementOptions,
         on_failure: Callable[[Placement, Failure], None],
         on_draining: Callable[[Placement, str], None] | None = None,
     ) -> None:
-        missing = [machine for machine in program.machines if machine not in endpoints]
+        program, ends = opening.program, opening.endpoints
+        missing = [machine for machine in program.machines if machine not in ends]
         if missing:
-            raise InputError(f"the program needs the machines {missing}, and only {sorted(endpoints)} have an address")
-        self.program = program
-        self.links = ClientLinks(feeder, program, options.timeouts)
+            raise InputError(f"the program needs the machines {missing}, and only {sorted(ends)} have an address")
+        self.opening, self.program = opening, program
+        self.links = ClientLinks(feeder, program, opening.timeouts)
         self.deployment = secrets.token_hex(16)
         self.name = self.deployment[:SHOWN_LETTERS]
-        self.endpoints = {machine: endpoints[machine] for machine in program.machines}
+        self.endpoints = {machine: ends[machine] for machine in program.machines}
         self.clients = {name: WorkerClient(endpoint, self.deployment) for name, endpoint in self.endpoints.items()}
         self.blob_bytes_sent = 0
         self.weight_bytes: dict[str, int] = {}
-        self.in_flight = options.in_flight
         self.culprits: set[str] = set()
         """The machines on which a step of opening failed."""
-        self._options = options
         self._on_failure = on_failure
         programs = {machine: program.on(machine) for machine in program.machines}
         # The two ends of a link share a secret, so that no worker needs another worker's token.
-        ends = dict.fromkeys(chain.from_iterable(own.links for own in programs.values()))
-        self.link_secrets = {link: secrets.token_bytes(LINK_SECRET_BYTES) for link in ends}
+        links = dict.fromkeys(chain.from_iterable(own.links for own in programs.values()))
+        self.link_secrets = {link: secrets.token_bytes(LINK_SECRET_BYTES) for link in links}
         self._calls: list[LinkCall] = []
         self._links_of_workers: tuple[LinkStatistics, ...] = ()
         self._is_watched = self._is_joined = False
@@ -94,29 +71,26 @@ class Placement:
             self.clients,
             self._fail,
             on_activity=feeder.moved,
-            model=options.model,
-            about=options.about(program),
+            model=opening.model,
+            about=opening.about(program),
             stages={
                 machine: {cleaned(stage.name): stage.micro_batches for stage in own.stages}
                 for machine, own in programs.items()
             },
             results=lambda: self.links.results.taken,
-            timeouts=options.watch,
+            timeouts=opening.watch,
             on_draining=None if on_draining is None else partial(on_draining, self),
         )
 
-    def prepare(self, check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None) -> None:
+    def prepare(self) -> None:
         """Describe the workers, watch them, send what they lack, and load the stages; nothing is connected yet.
-
-        Args:
-            check: called with the description of each worker before anything is sent; what it raises ends the opening.
 
         Raises:
             TvmSplitError: a worker cannot be reached, refuses, or cannot run its stages.
         """
-        seconds = min(self._options.timeout_seconds, ANSWER_SECONDS)
+        seconds = min(self.opening.timeout_seconds, ANSWER_SECONDS)
         workers = self.on_every_machine(lambda machine: self.clients[machine].describe(seconds))
-        check(workers)
+        self.opening.check(self.program, self.endpoints, workers)
         self._watch.start()
         self._is_watched = True
         with self._naming_causes():
@@ -143,20 +117,20 @@ class Placement:
 
     def _load(self) -> dict[str, int]:
         """Send missing blobs and load the stages; return the bytes of the weights by machine."""
-        progress_lock, options = threading.Lock(), self._options
+        progress_lock, opening = threading.Lock(), self.opening
 
         def load(machine: str) -> int:
             def progress(sent: int, total: int) -> None:
                 self.links.moved()
-                if options.on_transfer is not None:
+                if opening.on_transfer is not None:
                     with progress_lock:
-                        options.on_transfer(machine, sent, total)
+                        opening.on_transfer(machine, sent, total)
 
             client = self.clients[machine]
             blobs = [blob for stage in self.program.stages_on(machine) for blob in stage.blobs]
             secrets = {link: secret for link, secret in self.link_secrets.items() if machine in link}
-            step = partial(client.load, self.program, secrets, options.timeout_seconds)
-            sent, weights = client.with_blobs(blobs, options.blob_path, options.timeout_seconds, step, progress)
+            step = partial(client.load, self.program, secrets, opening.timeout_seconds)
+            sent, weights = client.with_blobs(blobs, opening.blob_path, opening.timeout_seconds, step, progress)
             with progress_lock:
                 self.blob_bytes_sent += sent
             return weights
@@ -169,9 +143,9 @@ class Placement:
         def connect(machine: str) -> tuple[LinkStatistics, ...]:
             peers = {}
             for name, peer in self.endpoints.items():
-                setting = self._options.links.get((machine, name), DEFAULT)
+                setting = self.opening.links.get((machine, name), DEFAULT)
                 peers[name] = replace(peer, address=setting.address or peer.address, transport=setting.wanted)
-            seconds = min(self._options.timeout_seconds, MAXIMUM_CONNECT_SECONDS)
+            seconds = min(self.opening.timeout_seconds, MAXIMUM_CONNECT_SECONDS)
             return self.clients[machine].connect(peers, seconds)
 
         return tuple(chain.from_iterable(self.on_every_machine(connect).values()))
@@ -184,10 +158,10 @@ class Placement:
             self._call(machine, machine, CLIENT, incoming)
         self._watch.require_usable()  # `_fail` ends the calls made so far
         for call in self._calls:
-            call.wait_accepted(self._options.timeout_seconds)
+            call.wait_accepted(self.opening.timeout_seconds)
 
     def _call(self, machine: str, source: str, destination: str, link: LinkEnd) -> None:
-        setting = self._options.links.get((source, destination), DEFAULT)
+        setting = self.opening.links.get((source, destination), DEFAULT)
         endpoint = replace(self.endpoints[machine], transport=setting.wanted)
         hello = hello_of(self.deployment, source, destination)
         self._calls.append(LinkCall(endpoint, self.clients[machine].token, hello, link, self._watch.link_broken))

@@ -5,25 +5,22 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+from rpc_runtime.client.deployment_event import DeploymentEvent
 from rpc_runtime.client.dispatcher import Dispatcher
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.past import Past
-from rpc_runtime.client.placement import Placement, PlacementOptions, TransferProgress
+from rpc_runtime.client.placement import Placement
 from rpc_runtime.client.returns import USUAL_MOVE_TIMES, MoveTimes
-from rpc_runtime.client.supervisor import DeploymentEvent, Opening, Recovery, Supervisor
-from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerDescription, answers_of
+from rpc_runtime.client.supervisor import Supervisor
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, answers_of
 from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from rpc_runtime.program.clocks import MachineClock
 from rpc_runtime.program.events import OPENED, PAUSE, Observation, now
 from rpc_runtime.program.measurements import LinkStatistics
-from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.program.runner import Outputs, Runner
-from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, USUAL_WATCH, LinkTimeouts, WatchTimeouts
-from rpc_runtime.transports.transport import NO_SETTINGS, LinkSettings
-from rpc_runtime.wire.channels import WorkerEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -44,18 +41,6 @@ class Session(Runner):
         DeadlineError: there was no progress for ``timeout_seconds`` while a result was due.
 
     Args:
-        blob_path: returns the file of a blob by its SHA-256.
-        timeout_seconds: how long a step of opening, and later a result, may take without progress.
-        on_transfer: called while blobs are sent, from one thread at a time.
-        links: settings of links that differ from the default.
-        in_flight: limit of micro-batches fed whose results are not taken; default: only the queues limit them.
-        timeouts: after how long a silent link counts as dead.
-        watch: after how long a silent worker counts as dead.
-        check: called with the description of each worker before anything is sent; what it raises ends the opening.
-        model: the name by which workers list the deployment.
-        about: returns the JSON for `Bystander.about` of a program as it is placed, of at most `MAXIMUM_ABOUT_BYTES`.
-        recovery: where stages go if a machine fails or drains; None: the failure is raised.
-        holds: programs that are loaded too, with this recovery, and not connected: their machines may get these stages.
         on_event: called with each event, in any thread.
         move_times: how long moves and returns of machines take.
 
@@ -65,36 +50,22 @@ class Session(Runner):
 
     def __init__(
         self,
-        program: Program,
-        endpoints: Mapping[str, WorkerEndpoint],
-        blob_path: Callable[[str], Path],
-        *,
-        timeout_seconds: float = 60.0,
-        on_transfer: TransferProgress | None = None,
-        links: LinkSettings = NO_SETTINGS,
-        in_flight: int | None = None,
-        timeouts: LinkTimeouts = USUAL_TIMEOUTS,
-        watch: WatchTimeouts = USUAL_WATCH,
-        check: Callable[[Mapping[str, WorkerDescription]], None] = lambda workers: None,
-        model: str = "",
-        about: Callable[[Program], bytes] = lambda program: b"",
-        recovery: Recovery | None = None,
-        holds: Sequence[Program] = (),
+        opening: Opening,
         on_event: Callable[[DeploymentEvent], None] = lambda event: None,
         move_times: MoveTimes = USUAL_MOVE_TIMES,
     ) -> None:
-        options = PlacementOptions(
-            blob_path, timeout_seconds, on_transfer, links, timeouts, watch, model, about, in_flight
-        )
-        self.opening = Opening(program, endpoints, options, check, recovery, tuple(holds))
+        self.opening = opening
         """How the program was opened; `move` takes another one."""
         self._on_event = on_event
         self._dispatcher = Dispatcher(
-            program, timeout_seconds, in_flight, lambda sequence: self._placement.waited_for(sequence)
+            opening.program,
+            opening.timeout_seconds,
+            opening.in_flight,
+            lambda number: self._placement.waited_for(number),
         )
-        self._supervisor = Supervisor(self.opening, self._dispatcher, self._use, self._add, move_times)
+        self._supervisor = Supervisor(opening, self._dispatcher, self._use, self._add, move_times)
         self._placement = self._supervisor.placement
-        self._observed, self.machines = (self._placement, Past()), program.machines
+        self._observed, self.machines = (self._placement, Past()), opening.program.machines
         self._switching = threading.Lock()
         """Held while the end of a placement is read, and when what was observed is returned."""
         self._known: dict[str, Observation] = {}
@@ -112,7 +83,7 @@ class Session(Runner):
     def _use(self, placement: Placement) -> None:
         """Take a placement that is connected as the current one."""
         self._placement = placement
-        self._dispatcher.in_flight = placement.in_flight
+        self._dispatcher.in_flight = placement.opening.in_flight
         self.program, self.name, self.deployment = placement.program, placement.name, placement.deployment
         self.link_secrets, self.weight_bytes = placement.link_secrets, placement.weight_bytes
         self.blob_bytes_sent += placement.blob_bytes_sent

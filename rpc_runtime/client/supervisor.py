@@ -13,28 +13,27 @@ decides: it has the inputs, and whether a machine answers it is what counts.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Literal, Protocol
 
 from rpc_runtime.client.bystander import HELD
+from rpc_runtime.client.deployment_event import DeploymentEvent, EventKind, placement_of
 from rpc_runtime.client.dispatcher import Dispatcher
-from rpc_runtime.client.placement import Placement, PlacementOptions
+from rpc_runtime.client.opening import Opening, Recovery, accept_all
+from rpc_runtime.client.placement import Placement
 from rpc_runtime.client.returns import MoveTimes, Returns
 from rpc_runtime.client.watch import Failure, ReportKind
 from rpc_runtime.client.worker_client import SIGN_OF_LIFE_SECONDS, WorkerDescription, answering, describe
 from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.events import FAILURE
-from rpc_runtime.program.program import Program
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.transport import TRANSPORTS, transport_named
-from rpc_runtime.wire.channels import WorkerEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -46,74 +45,6 @@ SAME_LINK_SECONDS = 60.0
 """A link that breaks twice within this time counts as a failure of the machine that receives."""
 RECOVERABLE = (ReportKind.GONE, ReportKind.LINK)
 """Failures of machines and links. A stage that raised would do it again with the same inputs."""
-
-
-Check = Callable[[Mapping[str, WorkerDescription]], None]
-
-
-class Recovery(Protocol):
-    """What knows the machines that could compute stages."""
-
-    def endpoints(self) -> Mapping[str, WorkerEndpoint]:
-        """Return the addresses of all machines that may get stages; raise an error if stages cannot move at all."""
-
-    def refresh(self) -> None:
-        """Find the machines again, and start those that ended, as far as the cluster can; may take long."""
-
-    def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
-        """Return the program on machines of ``workers`` that are not ``lost``.
-
-        Raises:
-            WorkerUnavailableError: a stage fits on none of them.
-        """
-
-    def check(self, program: Program, workers: Mapping[str, WorkerDescription]) -> None:
-        """Raise an error if a worker cannot run its stages."""
-
-
-@dataclass(frozen=True)
-class Opening:
-    """A program, and how it is opened; the fields are arguments of `session.Session`."""
-
-    program: Program
-    endpoints: Mapping[str, WorkerEndpoint]
-    options: PlacementOptions
-    check: Check
-    recovery: Recovery | None
-    holds: Sequence[Program] = ()
-
-
-EventKind = Literal["failure", "recovered", "gave up", "standby lost", "draining", "returned", "moved", "not moved"]
-
-
-@dataclass(frozen=True)
-class DeploymentEvent:
-    """Something that happened to a running deployment.
-
-    ``epoch`` counts placements from 1. Of a recovery or a move, ``pause_seconds`` is the time from the failure, or from
-    when no more inputs were fed, until inputs were fed again, ``replayed`` the number of micro-batches that were sent
-    again, and ``placement`` has the machines of each stage from then on.
-    """
-
-    kind: EventKind
-    epoch: int
-    machine: str = ""
-    cause: str = ""
-    pause_seconds: float = 0.0
-    replayed: int = 0
-    placement: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    time: datetime = field(default_factory=lambda: datetime.now(UTC))
-
-    @property
-    def text(self) -> str:
-        """What happened, and why: of an error's text its first sentence, since the others say what to do."""
-        again = f" in {self.pause_seconds:.2g} s ({self.replayed} inputs were sent again)" if self.placement else ""
-        return f"{self.kind}{again}: {self.cause.partition('. ')[0]}"
-
-
-def placement_of(program: Program) -> dict[str, tuple[str, ...]]:
-    """Return the machines of each stage, by its name."""
-    return {name: tuple(stage.machine for stage in replicas) for name, replicas in program.replicas.items()}
 
 
 class Supervisor:
@@ -157,7 +88,7 @@ class Supervisor:
     def open(self) -> None:
         """Open the first placement, and feed it. Raises as `Placement.prepare`."""
         with self._switching:
-            self._opened(self.placement, self._wanted.check)
+            self._opened(self.placement)
             self._on_placed(self.placement)
             self._dispatcher.attach(self.placement.links)
             self._holds = self._held(self._wanted)
@@ -166,7 +97,7 @@ class Supervisor:
     def move(self, wanted: Opening) -> None:
         """Change to another program; if it cannot be opened, raise the error, and the current one runs on."""
         with self._switching:
-            placement = self._opened(self._new(wanted), wanted.check)
+            placement = self._opened(self._new(wanted))
             holds = self._held(wanted)
             earlier, self._wanted, self._holds = self._holds, wanted, holds
             self._change_to(placement, "", "its owner changed the plan")
@@ -175,23 +106,20 @@ class Supervisor:
 
     def _new(self, wanted: Opening) -> Placement:
         draining = None if wanted.recovery is None else self._draining
-        return Placement(wanted.program, wanted.endpoints, self._dispatcher, wanted.options, self._failed, draining)
+        return Placement(wanted, self._dispatcher, self._failed, draining)
 
     def _held(self, wanted: Opening) -> list[Placement]:
         """Return placements that are loaded and not connected, on machines that may get their stages."""
-        options = replace(wanted.options, model=f"{wanted.options.model}{HELD}", about=lambda program: b"")
+        model = f"{wanted.model}{HELD}"
+        opening = replace(wanted, model=model, about=lambda program: b"", check=accept_all)
         holds: list[Placement] = []
-        try:
+        with contextlib.ExitStack() as undo:
             for program in wanted.holds:
-                hold = Placement(
-                    program, wanted.endpoints, self._dispatcher, options, self._hold_failed, self._hold_drains
-                )
-                holds.append(hold)
-                hold.prepare()
-        except BaseException:
-            for hold in holds:
-                hold.close(unload=False)
-            raise
+                held = replace(opening, program=program)
+                holds.append(Placement(held, self._dispatcher, self._hold_failed, self._hold_drains))
+                undo.callback(holds[-1].close, unload=False)
+                holds[-1].prepare()
+            undo.pop_all()
         return holds
 
     def _hold_failed(self, hold: Placement, failure: Failure) -> None:
@@ -309,27 +237,35 @@ class Supervisor:
         if recovery is None:
             return
         try:
-            endpoints = recovery.endpoints()
-            workers = answering({name: endpoint for name, endpoint in endpoints.items() if name not in away})
-            if silent := {*self.placement.program.machines} - {*workers} - away:
-                raise WorkerUnavailableError(f"{', '.join(sorted(silent))} did not answer in time")
-            workers = _taking(workers)
-            program = recovery.place({*endpoints} - {*workers}, workers)
-            if program != self.placement.program:
-                opening = self._new(replace(self._wanted, program=program, endpoints=endpoints))
-                self._change_to(self._opened(opening, partial(recovery.check, program)), machine, cause)
+            wanted = self._placed(recovery, away, self.placement.program.machines)
+            if wanted.program != self.placement.program:
+                self._change_to(self._opened(self._new(wanted)), machine, cause)
         except Exception as error:
             if not isinstance(error, TvmSplitError):
                 logger.exception("moving stages failed unexpectedly")
             if says_why and not self._closed.is_set():
                 self._event("not moved", machine, str(error))
 
-    def _opened(self, placement: Placement, check: Check) -> Placement:
+    def _placed(self, recovery: Recovery, avoided: Collection[str], required: Collection[str] = ()) -> Opening:
+        """Return the planned stages on machines that answer, take deployments, and are not avoided.
+
+        Raises:
+            WorkerUnavailableError: a stage fits on none of them, or one that is ``required`` does not answer.
+        """
+        endpoints = recovery.endpoints()
+        workers = answering({name: endpoint for name, endpoint in endpoints.items() if name not in avoided})
+        if silent := {*required} - {*workers} - {*avoided}:
+            raise WorkerUnavailableError(f"{', '.join(sorted(silent))} did not answer in time")
+        workers = {name: worker for name, worker in workers.items() if not worker.draining}
+        program = recovery.place({*endpoints} - {*workers}, workers)
+        return replace(self._wanted, program=program, endpoints=endpoints)
+
+    def _opened(self, placement: Placement) -> Placement:
         """Return a placement when it is connected; raise an error also if the current one fails meanwhile."""
         self._opening = placement
         try:
             self._require_running()
-            placement.prepare(check)
+            placement.prepare()
             placement.join()
             self._opening = None
             self._require_running()  # or it was closed, by `_end_opening`
@@ -353,7 +289,7 @@ class Supervisor:
         began = time.monotonic()
         self._emptied = self._dispatcher.pause()
         if self._failure is None:
-            self._emptied.wait(min(self._times.empty_seconds, self._wanted.options.timeout_seconds / 2))
+            self._emptied.wait(min(self._times.empty_seconds, self._wanted.timeout_seconds / 2))
         self._switch_to(placement, "moved", machine, cause, began)
 
     def _switch_to(self, placement: Placement, kind: EventKind, machine: str, cause: str, began: float) -> None:
@@ -388,18 +324,15 @@ class Supervisor:
         attempts: list[TvmSplitError] = []
         while True:
             self._dispatcher.moved()
-            endpoints = recovery.endpoints()
-            workers = _taking(answering({name: end for name, end in endpoints.items() if name not in lost}))
             try:
-                program = recovery.place({*endpoints} - {*workers}, workers)
+                placement = self._new(self._placed(recovery, lost))
             except WorkerUnavailableError as error:
-                if self._closed.wait(RETURN_SECONDS) or time.monotonic() > began + self._wanted.options.timeout_seconds:
+                if self._closed.wait(RETURN_SECONDS) or time.monotonic() > began + self._wanted.timeout_seconds:
                     raise self._hopeless(failure, error) from error
                 lost.clear()  # a machine that returns may be used again
                 continue
-            placement = self._new(replace(self._wanted, program=program, endpoints=endpoints))
             try:
-                return self._opened(placement, partial(recovery.check, program))
+                return self._opened(placement)
             except TvmSplitError as error:
                 attempts.append(error)
                 lost.update(placement.culprits)
@@ -439,8 +372,3 @@ class Supervisor:
         event = DeploymentEvent(kind, self._epoch, machine, cause, **more)  # type: ignore[arg-type]
         logger.info("%s", event)
         self._on_event(event)
-
-
-def _taking(workers: Mapping[str, WorkerDescription]) -> dict[str, WorkerDescription]:
-    """Return the workers that take new deployments."""
-    return {machine: worker for machine, worker in workers.items() if not worker.draining}

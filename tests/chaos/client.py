@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import TvmSplitError
@@ -45,9 +46,6 @@ class AnyMachine:
     def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
         return place(self._task.program, lost, list(workers), lambda machine, stages: "", lambda stage, machine: 1.0)
 
-    def check(self, program: Program, workers: Mapping[str, WorkerDescription]) -> None:
-        pass
-
 
 class Client:
     """Carries out one task after the other; ``say`` sends a message."""
@@ -64,12 +62,14 @@ class Client:
         self._say("opening")
         try:
             session = Session(
-                task.program,
-                task.endpoints,
-                lambda digest: task.blobs / digest,
-                timeout_seconds=task.timeout_seconds,
-                links=task.links,
-                recovery=AnyMachine(task),
+                Opening(
+                    task.program,
+                    task.endpoints,
+                    lambda digest: task.blobs / digest,
+                    timeout_seconds=task.timeout_seconds,
+                    links=task.links,
+                    recovery=AnyMachine(task),
+                ),
                 on_event=partial(self._say, "event"),
             )
         except TvmSplitError as error:

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rpc_runtime.client.supervisor import DeploymentEvent
+from rpc_runtime.client.deployment_event import DeploymentEvent
 from rpc_runtime.processes import Closing
 from rpc_runtime.scratch import PREFIX, remove_orphans
 from tests.chaos.faults import CLIENT_KILLED, FAULTS, LAST, PHASES, Target

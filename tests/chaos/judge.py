@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from rpc_runtime.client.supervisor import DeploymentEvent
+from rpc_runtime.client.deployment_event import DeploymentEvent
 from rpc_runtime.program.program import Program
 from tests.chaos.director import Story
 from tests.chaos.faults import CLIENT_KILLED, FAULTS

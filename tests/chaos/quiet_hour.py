@@ -21,8 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rpc_runtime.client.deployment_event import DeploymentEvent
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
-from rpc_runtime.client.supervisor import DeploymentEvent
 from rpc_runtime.errors import TvmSplitError
 from tests.chaos.client import AnyMachine
 from tests.chaos.faults import SLOW_BYTES_PER_SECOND
@@ -73,12 +74,14 @@ def client(way: str, seconds: float) -> None:
 
     try:
         with Session(
-            task.program,
-            task.endpoints,
-            lambda digest: task.blobs / digest,
-            timeout_seconds=task.timeout_seconds,
-            links=task.links,
-            recovery=AnyMachine(task),
+            Opening(
+                task.program,
+                task.endpoints,
+                lambda digest: task.blobs / digest,
+                timeout_seconds=task.timeout_seconds,
+                links=task.links,
+                recovery=AnyMachine(task),
+            ),
             on_event=events.append,
         ) as session:
             for result in WAYS[way](session, batches()):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rpc_runtime.client.supervisor import DeploymentEvent
+from rpc_runtime.client.deployment_event import DeploymentEvent
 from rpc_runtime.program.program import Program
 from tests.chaos.director import Story
 from tests.chaos.judge import FAULTY, machines_needed, verdict_of

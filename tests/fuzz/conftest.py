@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
 from tests.helpers.rpc_runtime.pipelines import same
@@ -46,7 +47,7 @@ def standing(workers: LocalWorkers, tmp_path: Path) -> Iterator[Standing]:
     tensor = maker.stage("one", A, [maker.input("x")], double)
     program = maker.program([maker.stage("two", B, [tensor], double)])
     batch = batches_for(program, 1)[0]
-    with Session(program, workers.endpoints, maker.blob_path) as honest:
+    with Session(Opening(program, workers.endpoints, maker.blob_path)) as honest:
         attacked = Standing(workers.endpoints[A], workers.process_ids[A], maker, honest)
         expected = honest.run(batch)
         process = psutil.Process(attacked.process)

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.remote_kernels import RemoteKernels
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
@@ -116,7 +117,7 @@ def test_a_pipeline_on_a_hostile_worker(maker: ProgramMaker, trials: Trials) -> 
 
         def use() -> None:
             options = {"timeout_seconds": TIMEOUT_SECONDS}
-            with Session(program, {A: worker.endpoint}, maker.blob_path, **options) as pipeline:
+            with Session(Opening(program, {A: worker.endpoint}, maker.blob_path, **options)) as pipeline:
                 for _ in pipeline.stream([batch] * 3):
                     pass
                 pipeline.statistics()

@@ -10,57 +10,40 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tvm_split
-from rpc_runtime.option import option
+from rpc_runtime.option import option, options as options_in
 from rpc_runtime.program.runner import Outputs
 from rpc_runtime.program.specs import TensorSpec
 from tvm_split.cli import options
 from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_on_machines, planned_once
+from tvm_split.deployment import options as deployment_options
 from tvm_split.display.console import print_json, print_note, transfer_progress
 from tvm_split.display.view import Table, print_parts, show
-from tvm_split.parameters import OnFailure
 from tvm_split.placement.request import PlanRequest
 from tvm_split.progress import step_progress
 from tvm_split.units import bytes_text, count_text
 
 
 @dataclasses.dataclass(frozen=True)
-class DeployOptions:
+class DeployOptions(deployment_options.DeployOptions):
     """The options of commands that deploy a bundle."""
 
     rename: tuple[str, ...] = option((), "Of a bundle: its machine OLD is NEW of the cluster.", metavar="OLD=NEW")
-    timeout: float = options.TIMEOUT
-    on_failure: OnFailure = option("recover", "If a machine fails: move its stages to the others, or raise an error.")
-    standby: int = option(0, "So many machines only wait, with the stages loaded.", metavar="N", minimum=0)
-    spares: bool = option(False, "Each stage is loaded a second time, where it would move to.")
-    failure_timeout: float | None = option(None, "Silence before a machine is asked.", metavar="SECONDS", minimum=0.05)
-    events: Path | None = option(None, "Append what happens to the deployment, as lines of JSON.", metavar="FILE")
 
     def deploy(
-        self, bundle: tvm_split.Bundle, cluster: tvm_split.Cluster, in_flight: int | None = None
+        self, bundle: tvm_split.Bundle, cluster: tvm_split.Cluster
     ) -> tuple[tvm_split.Deployment, dict[str, int]]:
         """Return the deployment, and the bytes sent to each machine; show a progress bar per machine meanwhile."""
         sent: dict[str, int] = {}
+        named = {field.name: getattr(self, field.name) for field in options_in(deployment_options.DeployOptions)}
         with transfer_progress() as bars:
 
             def report(machine: str, done: int, total: int) -> None:
                 sent[machine] = done
                 bars(machine, done, total)
 
-            deployment = tvm_split.deploy(
-                bundle,
-                cluster,
-                timeout_seconds=self.timeout,
-                on_transfer=report,
-                in_flight=in_flight,
-                on_failure=self.on_failure,
-                standby=self.standby,
-                spares=self.spares,
-                failure_timeout_seconds=self.failure_timeout,
-                events=self.events,
-            )
-        return deployment, sent
+            return tvm_split.deploy(bundle, cluster, on_transfer=report, **named), sent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +58,11 @@ class RunOptions(DeployOptions):
         dir_okay=False,
     )
     random: int | None = option(None, "N random micro-batches (default: 1; of bench: 8).", metavar="N", minimum=1)
-    in_flight: int | None = options.IN_FLIGHT
     trace: Path | None = options.TRACE
     kernels: int = options.KERNELS
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.inputs is not None and self.random is not None:
             raise WrongUseError("give one of them", "--inputs, --random")
         if self.kernels and self.trace is None:
@@ -141,7 +124,7 @@ def run(
     Example: tvm-split run bundle --cluster lab.yaml --inputs images.npz --output scores.npz
     """
     bundle, cluster, batches = running.prepared(source, shapes, request, machines, 1)
-    with running.deploy(bundle, cluster, running.in_flight)[0] as deployment:
+    with running.deploy(bundle, cluster)[0] as deployment:
         with running.tracing(deployment):
             results, seconds = _stream(deployment, batches, repeat, keep=output is not None)
         statistics, limit = deployment.stats(), deployment.report().measured_limiting
@@ -205,7 +188,7 @@ def bench(
     """
     bundle, cluster, inputs = running.prepared(source, shapes, request, machines, 8)
     with (
-        running.deploy(bundle, cluster, running.in_flight)[0] as deployment,
+        running.deploy(bundle, cluster)[0] as deployment,
         step_progress("warming up") as bar,
         running.tracing(deployment),
     ):

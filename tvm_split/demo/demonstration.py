@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rpc_runtime.client.supervisor import DeploymentEvent
+from rpc_runtime.client.deployment_event import DeploymentEvent
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.program.events import StageStatistics, TraceEvent
 from tvm_split.cluster.cluster import Cluster

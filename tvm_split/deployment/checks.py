@@ -65,8 +65,8 @@ def check_runnable_here(bundle: Bundle) -> None:
 
 def check_workers(
     bundle: Bundle,
-    program: Program,
     cluster: Cluster,
+    program: Program,
     endpoints: Mapping[str, WorkerEndpoint],
     workers: Mapping[str, WorkerDescription],
 ) -> None:

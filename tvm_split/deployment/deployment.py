@@ -4,17 +4,18 @@ import asyncio
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from rpc_runtime.client.placement import TransferProgress
+from rpc_runtime.client.deployment_event import DeploymentEvent, placement_of
+from rpc_runtime.client.opening import Opening, TransferProgress
 from rpc_runtime.client.session import LAST_WORD_SECONDS, Session
-from rpc_runtime.client.supervisor import DeploymentEvent, Opening, placement_of
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
+from rpc_runtime.option import takes_options
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.events import StageStatistics
 from rpc_runtime.program.inputs import checked_inputs
@@ -34,18 +35,17 @@ from tvm_split.deployment.checks import (
     check_workers,
 )
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
+from tvm_split.deployment.options import DeployOptions
 from tvm_split.deployment.recovery import BundleRecovery, EventLog, watch_timeouts
 from tvm_split.deployment.run_times import StreamEvents
 from tvm_split.observing.about import About, about_of, text_of
 from tvm_split.observing.recording import Recording
 from tvm_split.observing.trace import Trace, trace_of, writer_for
-from tvm_split.parameters import Count, Natural, OnFailure, Seconds, fitting
+from tvm_split.parameters import Natural, fitting
 from tvm_split.units import Shown
 
 if TYPE_CHECKING:
     from rpc_runtime.wire.http_server import HttpServer
-
-DEFAULT_TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,11 +74,9 @@ class Deployment(Closing, Shown):
     deployment is closed, every caller that waits for a result gets the error.
     """
 
-    def __init__(
-        self, bundle: Bundle, workers: Workers, runner: Runner, log: EventLog, in_flight: int | None = None
-    ) -> None:
+    def __init__(self, bundle: Bundle, workers: Workers, runner: Runner, log: EventLog, options: DeployOptions) -> None:
         self.bundle = bundle
-        self._in_flight = in_flight
+        self._options = options
         self._log = log
         self._workers = workers
         self._runner = runner
@@ -335,25 +333,10 @@ class Deployment(Closing, Shown):
         if not isinstance(self._runner, Session):
             raise InputError("stages in this process cannot be moved: close the deployment, and deploy the bundle")
         bundle = as_bundle(bundle)
-        program = bundle.program
         check_same_model(self.bundle, bundle)
-        check_machines(program, self._workers)
-        check_codecs(program, self._workers)
-        endpoints = self._workers.endpoints()
-        opening = self._runner.opening
-        in_flight = bundle.plan.in_flight if self._in_flight is None else self._in_flight
-        options = replace(
-            opening.options,
-            blob_path=bundle.blob_path,
-            about=lambda program: text_of(about_of(bundle, program)),
-            in_flight=in_flight,
-        )
-        check = partial(check_workers, bundle, program, self._workers, endpoints)
-        wanted = Opening(program, endpoints, options, check, None)
-        if isinstance(opening.recovery, BundleRecovery):
-            recovery = BundleRecovery(bundle, self._workers, endpoints, opening.recovery.spares)
-            wanted = replace(wanted, recovery=recovery, holds=recovery.holds())
-        self._runner.move(wanted)
+        check_machines(bundle.program, self._workers)
+        on_transfer = self._runner.opening.on_transfer
+        self._runner.move(opening_of(bundle, self._workers, self._options, on_transfer))
         self.bundle = bundle
 
     def close(self) -> None:
@@ -373,18 +356,9 @@ class Deployment(Closing, Shown):
                 self._log.close()
 
 
+@takes_options(DeployOptions)
 def deploy(
-    bundle: BundleLike,
-    cluster: ClusterLike,
-    *,
-    timeout_seconds: Seconds = DEFAULT_TIMEOUT_SECONDS,
-    on_transfer: TransferProgress | None = None,
-    in_flight: Count | None = None,
-    on_failure: OnFailure = "recover",
-    standby: Natural = 0,
-    spares: bool = False,
-    failure_timeout_seconds: Seconds | None = None,
-    events: str | Path | None = None,
+    bundle: BundleLike, cluster: ClusterLike, *, on_transfer: TransferProgress | None = None, **options: Any
 ) -> Deployment:
     """Load a bundle's stages on the machines of a cluster and connect them.
 
@@ -392,19 +366,8 @@ def deploy(
         bundle: what `compile` returned, or the folder in which it was saved.
         cluster: the machines, a session of their workers, or a location as for `Cluster.at`. Workers that a plain
             cluster starts end with the deployment.
-        timeout_seconds: timeout of every wait: for a worker to answer, and for the next result.
         on_transfer: called while libraries and weights are sent, with machine, bytes sent, and total bytes.
-        in_flight: the most micro-batches of a stream in flight. A lower number gives each result sooner after its
-            input, until machines have to wait. By default as many as the queues between stages hold; for a measured
-            plan for latency, its ``prediction.in_flight``. In one process there is never more than one.
-        on_failure: what happens when a machine fails. ``"recover"`` moves its stages to the machines that are left,
-            without losing a result, or ends the deployment if that is impossible; ``"raise"`` always ends it.
-        standby: so many machines without stages hold all stages that they can, first those that the cluster says are on
-            standby; a cluster of this host gets so many workers more. With ``spares``, machines with stages hold those
-            that would move to them. A recovery then sends and reads no weights.
-        failure_timeout_seconds: the silence after which a machine is asked whether it is there. Default: 1, or the
-            time of 1 MiB on its slowest known link if that is longer.
-        events: a file to which each of ``Deployment.events`` is appended, as a line of JSON.
+        options: fields of `DeployOptions`, which says more about them.
 
     Raises:
         ClusterError: the bundle needs a machine that the cluster does not have, or one that cannot run its stages; or a
@@ -412,54 +375,50 @@ def deploy(
         BundleError: a worker has another version of TVM than the one with which the bundle was compiled.
         WorkerUnavailableError: a worker cannot be reached; names machine, address and stages.
     """
-    bundle = as_bundle(bundle)
-    workers = as_cluster(cluster).with_standby(standby, bundle.program.machines).start()
-    return deploy_on(
-        workers, bundle, timeout_seconds, on_transfer, in_flight, on_failure, events, spares, failure_timeout_seconds
-    )
+    wanted, bundle = DeployOptions(**options), as_bundle(bundle)
+    workers = as_cluster(cluster).with_standby(wanted.standby, bundle.program.machines).start()
+    return deploy_on(workers, bundle, wanted, on_transfer)
 
 
 def deploy_on(
-    workers: Workers,
-    bundle: Bundle,
-    timeout_seconds: float,
-    on_transfer: TransferProgress | None = None,
-    in_flight: int | None = None,
-    on_failure: OnFailure = "recover",
-    events: str | Path | None = None,
-    spares: bool = False,
-    failure_timeout_seconds: float | None = None,
+    workers: Workers, bundle: Bundle, options: DeployOptions, on_transfer: TransferProgress | None = None
 ) -> Deployment:
     """`deploy` on a session of workers, which the deployment then owns; the session is closed if this fails."""
     program = bundle.program
     with contextlib.ExitStack() as undo:
         undo.enter_context(workers)
         check_machines(program, workers)
-        log = EventLog(None if events is None else Path(events))
+        log = EventLog(options.events)
         undo.callback(log.close)
         runner: Runner
         if workers.launcher.in_process:
             check_runnable_here(bundle)
             runner = InProcessRunner(program, bundle.blob_path, max(machine.threads for machine in workers.machines))
         else:
-            check_codecs(program, workers)
-            endpoints = workers.endpoints()
-            recovery = BundleRecovery(bundle, workers, endpoints, spares) if on_failure == "recover" else None
-            runner = Session(
-                program,
-                endpoints,
-                bundle.blob_path,
-                timeout_seconds=timeout_seconds,
-                on_transfer=on_transfer,
-                links=workers.link_settings,
-                in_flight=bundle.plan.in_flight if in_flight is None else in_flight,
-                check=partial(check_workers, bundle, program, workers, endpoints),
-                model=bundle.model,
-                about=lambda program: text_of(about_of(bundle, program)),
-                watch=watch_timeouts(bundle.plan.prediction, workers, failure_timeout_seconds),
-                recovery=recovery,
-                holds=() if recovery is None else recovery.holds(),
-                on_event=log.add,
-            )
+            runner = Session(opening_of(bundle, workers, options, on_transfer), log.add)
         undo.pop_all()
-    return Deployment(bundle, workers, runner, log, in_flight)
+    return Deployment(bundle, workers, runner, log, options)
+
+
+def opening_of(
+    bundle: Bundle, workers: Workers, options: DeployOptions, on_transfer: TransferProgress | None
+) -> Opening:
+    """Return how a bundle is opened on workers; the session's workers start."""
+    check_codecs(bundle.program, workers)
+    endpoints = workers.endpoints()
+    recovery = BundleRecovery(bundle, workers, endpoints, options.spares) if options.on_failure == "recover" else None
+    return Opening(
+        bundle.program,
+        endpoints,
+        bundle.blob_path,
+        timeout_seconds=options.timeout_seconds,
+        on_transfer=on_transfer,
+        links=workers.link_settings,
+        in_flight=bundle.plan.in_flight if options.in_flight is None else options.in_flight,
+        watch=watch_timeouts(bundle.plan.prediction, workers, options.failure_timeout_seconds),
+        check=partial(check_workers, bundle, workers),
+        model=bundle.model,
+        about=lambda program: text_of(about_of(bundle, program)),
+        recovery=recovery,
+        holds=() if recovery is None else recovery.holds(),
+    )

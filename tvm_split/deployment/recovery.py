@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from rpc_runtime.client.supervisor import DeploymentEvent
+from rpc_runtime.client.deployment_event import DeploymentEvent
 from rpc_runtime.client.worker_client import WorkerDescription, describe_all
 from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.placing import held, place
@@ -25,7 +25,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from rpc_runtime.wire.framing import CHUNK_BYTES
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.compiler.bundle import Bundle
-from tvm_split.deployment.checks import check_worker, check_workers
+from tvm_split.deployment.checks import check_worker
 from tvm_split.deployment.run_times import RunTimes
 from tvm_split.errors import ClusterError, OutputError, RecoveryWarning
 from tvm_split.placement.by_hand import covers
@@ -93,9 +93,6 @@ class BundleRecovery:
             if programs[name] is None:
                 raise ClusterError(f"{name!r} on standby can hold no stage: {unfit(name, program.stages[:1])}")
         return list(filter(None, programs.values()))
-
-    def check(self, program: Program, workers: Mapping[str, WorkerDescription]) -> None:
-        check_workers(self._bundle, program, self._workers, self._endpoints, workers)
 
     def _unfit(
         self, workers: Mapping[str, WorkerDescription], name: str, stages: Sequence[StageSpec], is_new: bool = False

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import WorkerDescription, describe_all
 from rpc_runtime.errors import TvmSplitError
@@ -296,12 +297,14 @@ class _Probing:
         program = self._programs.chain(machines, sizes, on_gpus=on_gpus)
         try:
             with Session(
-                program,
-                self._endpoints,
-                self._programs.blob_path,
-                timeout_seconds=self.timeout_seconds,
-                links=self._settings,
-                model="links to measure",
+                Opening(
+                    program,
+                    self._endpoints,
+                    self._programs.blob_path,
+                    timeout_seconds=self.timeout_seconds,
+                    links=self._settings,
+                    model="links to measure",
+                )
             ) as pipeline:
                 sample = measured_passage(pipeline, [np.zeros(sizes[0], np.uint8)], size_bytes)
                 return sample, {(link.source, link.destination): link.transport for link in pipeline.links()}[ends]

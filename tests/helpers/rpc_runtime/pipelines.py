@@ -2,37 +2,42 @@
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from rpc_runtime.client.deployment_event import DeploymentEvent
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.local_workers import LocalWorkers
-from rpc_runtime.client.placement import Placement, PlacementOptions
+from rpc_runtime.client.opening import Opening
+from rpc_runtime.client.placement import Placement
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import WorkerClient, describe
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.specs import BlobSpec
-from rpc_runtime.transports.liveness import USUAL_TIMEOUTS, USUAL_WATCH
-from rpc_runtime.transports.transport import NO_SETTINGS, LinkSetting, LinkSettings
+from rpc_runtime.transports.transport import LinkSetting, LinkSettings
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
 
-def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Session:
-    return Session(program, workers.endpoints, maker.blob_path, **options)
+def open_on(
+    workers: LocalWorkers,
+    program: Program,
+    maker: ProgramMaker,
+    on_event: Callable[[DeploymentEvent], None] = lambda event: None,
+    **options: Any,
+) -> Session:
+    return Session(Opening(program, workers.endpoints, maker.blob_path, **options), on_event)
 
 
 @contextlib.contextmanager
 def placed_on(workers: LocalWorkers, program: Program, maker: ProgramMaker) -> Iterator[Placement]:
     """Open a program without a session, for tests of how a client may end."""
-    options = PlacementOptions(
-        maker.blob_path, PATIENCE_SECONDS, None, NO_SETTINGS, USUAL_TIMEOUTS, USUAL_WATCH, "", lambda program: b""
-    )
+    opening = Opening(program, workers.endpoints, maker.blob_path, PATIENCE_SECONDS)
     dispatcher = Dispatcher(program, PATIENCE_SECONDS, None, lambda sequence: "a result")
-    placement = Placement(program, workers.endpoints, dispatcher, options, lambda opened, failure: None)
+    placement = Placement(opening, dispatcher, lambda opened, failure: None)
     try:
         placement.prepare()
         placement.join()

@@ -25,9 +25,6 @@ class AnyMachine:
     def place(self, lost: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
         return place(self._program, lost, list(workers), lambda machine, stages: "", lambda stage, machine: 1.0)
 
-    def check(self, program: Program, workers: Mapping[str, WorkerDescription]) -> None:
-        pass
-
 
 def in_the_middle(batches: Iterable[Any], middle: int, act: Callable[[], object]) -> Iterator[Any]:
     for number, batch in enumerate(batches):

@@ -20,6 +20,7 @@ from tvm.relax import op
 
 from rpc_runtime.client import placement
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, StageError, WorkerError, WorkerUnavailableError
@@ -145,6 +146,7 @@ _CLIENT = """
 import sys
 from pathlib import Path
 from rpc_runtime.wire.channels import WorkerEndpoint
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import batches_for, chain
@@ -152,7 +154,7 @@ from tests.helpers.rpc_runtime.programs import batches_for, chain
 maker = ProgramMaker(Path(sys.argv[1]))
 program = chain(maker)
 endpoints = {name: WorkerEndpoint(name, address, token) for name, address, token in map(str.split, sys.argv[2:])}
-pipeline = Session(program, endpoints, maker.blob_path)
+pipeline = Session(Opening(program, endpoints, maker.blob_path))
 pipeline.run(batches_for(program, 1)[0])
 print("running", flush=True)
 sys.stdin.read()
@@ -296,7 +298,7 @@ def test_a_machine_that_freezes_while_it_is_deployed_to(workers: LocalWorkers, m
                 workers,
                 program,
                 maker,
-                check=lambda described: freeze("watched"),
+                check=lambda *described: freeze("watched"),
                 on_transfer=lambda machine, sent, total: freeze("sent") if (machine, sent) == (B, 0) else None,
                 timeout_seconds=4 * PATIENCE_SECONDS,
             )
@@ -347,4 +349,4 @@ def test_a_worker_that_answers_without_a_reply(maker: ProgramMaker) -> None:
     with HostileWorker(A, {METHODS["MissingBlobs"].path: lambda requests, context: iter(())}) as worker:
         endpoints = {name: replace(worker.endpoint, machine=name) for name in program.machines}
         with pytest.raises(ProtocolError, match=f"machine '{A}'.*MissingBlobs without a reply"):
-            Session(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)
+            Session(Opening(program, endpoints, maker.blob_path, timeout_seconds=PATIENCE_SECONDS))

@@ -40,6 +40,7 @@ from tests.helpers.rpc_runtime.programs import batches_for
 from tests.helpers.rpc_runtime.programs import chain
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
@@ -49,7 +50,7 @@ program = chain(maker)
 batch = batches_for(program, 1)[0]
 with (
     LocalWorkers(program.machines) as workers,
-    Session(program, workers.endpoints, maker.blob_path) as pipeline,
+    Session(Opening(program, workers.endpoints, maker.blob_path)) as pipeline,
     InProcessRunner(program, maker.blob_path, 2) as here,
 ):
     stream = pipeline.stream([batch] * 100)

@@ -15,11 +15,12 @@ import psutil
 import pytest
 from tvm.relax import op
 
+from rpc_runtime.client.deployment_event import DeploymentEvent
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.placement import Placement
 from rpc_runtime.client.returns import MoveTimes, Returns
 from rpc_runtime.client.session import Session
-from rpc_runtime.client.supervisor import DeploymentEvent
 from rpc_runtime.client.worker_client import WorkerClient, WorkerDescription, describe
 from rpc_runtime.errors import TvmSplitError, WorkerError
 from rpc_runtime.program.program import InputSlice, Program
@@ -66,17 +67,16 @@ class Opened:
         self.events: list[DeploymentEvent] = []
         self.on: dict[str, Callable[[], object]] = {}
         recovery = options.pop("recovery", AnyMachine(program, workers))
-        self.session = Session(
+        opening = Opening(
             program,
             workers.endpoints,
             maker.blob_path,
             timeout_seconds=PATIENCE_SECONDS,
             recovery=recovery,  # type: ignore[arg-type]
-            on_event=self._take,
-            move_times=SOON,
             watch=WatchTimeouts(silence_seconds=PATIENCE_SECONDS),  # no false alarm on a busy machine
             **options,  # type: ignore[arg-type]
         )
+        self.session = Session(opening, self._take, SOON)
 
     def _take(self, event: DeploymentEvent) -> None:
         self.events.append(event)
@@ -95,8 +95,7 @@ class Opened:
 
 
 def move_to(session: Session, program: Program, maker: ProgramMaker, **more: Any) -> None:
-    options = replace(session.opening.options, blob_path=maker.blob_path)
-    session.move(replace(session.opening, program=program, options=options, **more))
+    session.move(replace(session.opening, program=program, blob_path=maker.blob_path, **more))
 
 
 def drain(endpoint: WorkerEndpoint, draining: bool = True) -> None:
@@ -124,7 +123,7 @@ def test_a_machine_is_drained_and_comes_back(undrained: LocalWorkers, maker: Pro
         assert deployments_left(undrained.endpoints[B]) == ()
         assert describe(undrained.endpoints[B], PATIENCE_SECONDS).draining
         with pytest.raises(WorkerError, match=f"'{B}' is drained for maintenance .* `tvm-split drain {B} --undo`"):
-            Session(program, undrained.endpoints, maker.blob_path)
+            Session(Opening(program, undrained.endpoints, maker.blob_path))
         drain(undrained.endpoints[B], False)
         eventually(lambda: session.program == program, "its stages are back")
         assert same(session.run(batches[0]), expected[0])

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from rpc_runtime.client.deployment_event import DeploymentEvent
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.session import Session
-from rpc_runtime.client.supervisor import DeploymentEvent
 from rpc_runtime.client.worker_client import WorkerClient
 from rpc_runtime.errors import WorkerUnavailableError
 from rpc_runtime.program.events import COMPUTE, FLIGHT, events_of
 from rpc_runtime.program.program import Program
 from rpc_runtime.transports.transport import NO_SETTINGS, TRANSPORTS, transport_named
-from tests.helpers.rpc_runtime.pipelines import deployments_left, over_grpc, same
+from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on as open_with, over_grpc, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain
 from tests.helpers.rpc_runtime.recoveries import AnyMachine, in_the_middle
@@ -36,7 +36,7 @@ def workers() -> Iterator[LocalWorkers]:
 def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Session:
     recovery = AnyMachine(program, workers)
     options = {"timeout_seconds": PATIENCE_SECONDS, "recovery": recovery, **options}
-    return Session(program, workers.endpoints, maker.blob_path, **options)
+    return open_with(workers, program, maker, **options)
 
 
 @pytest.mark.parametrize("transport", ["auto", "grpc"])

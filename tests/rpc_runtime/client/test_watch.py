@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.watch import Report, ReportKind, root_cause
 from rpc_runtime.errors import WorkerUnavailableError
@@ -66,7 +67,7 @@ def test_what_a_dead_worker_had_done_is_what_it_told(
     program = one_stage(maker)
     with (
         HostileWorker(A, {METHODS["Watch"].path: watch}) as worker,
-        Session(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS) as pipeline,
+        Session(Opening(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS)) as pipeline,
     ):
         running.set()
         with pytest.raises(WorkerUnavailableError, match=message):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import WorkerClient, describe
 from rpc_runtime.errors import (
@@ -86,7 +87,7 @@ def test_who_is_refused_while_the_deployment_of_somebody_else_goes_on(
     batches = batches_for(program, 12)
 
     def deploy(name: str) -> Session:
-        return Session(program, {A: ends[name]}, maker.blob_path, model=f"net of {name}")
+        return Session(Opening(program, {A: ends[name]}, maker.blob_path, model=f"net of {name}"))
 
     with deploy("alice") as pipeline:
         results = pipeline.stream(batches)
@@ -178,7 +179,7 @@ def test_certificates_and_tokens_that_change_while_the_worker_runs(start: Start,
     address, people = ready(process), lab.files("person")
     end = WorkerEndpoint(A, address, lab.secrets["alice"], people)
     program = one_stage(maker)
-    with Session(program, {A: end}, maker.blob_path) as pipeline:
+    with Session(Opening(program, {A: end}, maker.blob_path)) as pipeline:
         first = describe(end, PATIENCE_SECONDS).certificate_expires
         lab.files(A, "localhost", "127.0.0.1")
         eventually(lambda: describe(end, PATIENCE_SECONDS).certificate_expires > first, "the new certificate is shown")

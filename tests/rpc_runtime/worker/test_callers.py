@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import WorkerClient, describe
 from rpc_runtime.errors import ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
@@ -34,7 +35,7 @@ def test_a_pipeline_over_tls(start: Start, tmp_path: Path, maker: ProgramMaker) 
         process = start(*arguments, "--name", name, TVM_SPLIT_TOKEN=f"token-{name}")
         endpoints[name] = WorkerEndpoint(name, ready(process), f"token-{name}", client_files)
     program = skips(maker)
-    with Session(program, endpoints, maker.blob_path) as pipeline:
+    with Session(Opening(program, endpoints, maker.blob_path)) as pipeline:
         assert len(list(pipeline.stream(batches_for(program, 10)))) == 10
     for tls in (None, TlsFiles(authority=lab.certificate)):
         with pytest.raises(WorkerUnavailableError):
@@ -155,7 +156,7 @@ def test_a_bystander_with_the_token_observes_by_the_letters_that_are_shown(start
     endpoint = WorkerEndpoint(A, ready(start("--json", "--name", A, TVM_SPLIT_TOKEN="open-sesame")), "open-sesame")
     program = one_stage(maker)
     said = b'{"stages": []}'
-    with Session(program, {A: endpoint}, maker.blob_path, about=lambda program: said) as pipeline:
+    with Session(Opening(program, {A: endpoint}, maker.blob_path, about=lambda program: said)) as pipeline:
         list(pipeline.stream(batches_for(program, 5)))
         (held,) = describe(endpoint, PATIENCE_SECONDS).deployments
         bystander = WorkerClient(endpoint, held.name)
@@ -173,4 +174,4 @@ def test_a_bystander_with_the_token_observes_by_the_letters_that_are_shown(start
         stranger.close()
     for wrong, reason in ((b" " * 65537, "65537 bytes"), (b"[]", "no JSON object"), (b"[" * 65536, "no JSON object")):
         with pytest.raises(TvmSplitError, match=reason):
-            Session(program, {A: endpoint}, maker.blob_path, about=lambda program, wrong=wrong: wrong)
+            Session(Opening(program, {A: endpoint}, maker.blob_path, about=lambda program, wrong=wrong: wrong))

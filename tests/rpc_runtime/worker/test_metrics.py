@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.program.metrics import FAMILIES
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -49,7 +50,7 @@ def test_metrics_are_the_statistics(start: Start, maker: ProgramMaker) -> None:
     x = maker.input("x")
     first = maker.stage("first", A, [x], double)
     program = maker.program([maker.stage("second", B, [first], double)])
-    with Session(program, endpoints, maker.blob_path, links=over_grpc(program), model=NASTY) as pipeline:
+    with Session(Opening(program, endpoints, maker.blob_path, links=over_grpc(program), model=NASTY)) as pipeline:
         list(pipeline.stream(batches_for(program, COUNT)))
         eventually(lambda: sum(stage.bytes_sent for stage in pipeline.statistics()) == 2 * COUNT * 64, "all is sent")
         stages = {stage.machine: stage for stage in pipeline.statistics()}

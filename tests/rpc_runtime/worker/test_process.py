@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import describe
 from rpc_runtime.wire import worker_pb2 as pb
@@ -154,7 +155,7 @@ def test_with_too_little_memory_it_answers_or_says_why(start: Start, maker: Prog
     if line := process.stdout.readline():
         program = one_stage(maker)
         endpoint = WorkerEndpoint(A, json.loads(line)["address"])
-        with Session(program, {A: endpoint}, maker.blob_path) as session:
+        with Session(Opening(program, {A: endpoint}, maker.blob_path)) as session:
             session.run(batches_for(program, 1)[0])
     else:
         assert process.wait(PATIENCE_SECONDS) != 0

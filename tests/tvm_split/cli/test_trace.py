@@ -1,5 +1,6 @@
 """Traces from the command line: of a run, and of a deployment of somebody else."""
 
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.program.events import COMPUTE, KERNEL, SEND
 from tests.helpers.labs import streaming, write_lab
@@ -19,7 +20,7 @@ def test_a_deployment_of_somebody_else(invoke, invoke_json, three_workers, tmp_p
     about = About(stages, 0.25, 0.5, {A: 0.125}, (AboutLink(A, B, 0.25),))
     output, ends = tmp_path / "run.json", three_workers.endpoints()
     with (
-        Session(program, ends, maker.blob_path, model="net", about=lambda program: text_of(about)) as pipeline,
+        Session(Opening(program, ends, maker.blob_path, model="net", about=lambda program: text_of(about))) as pipeline,
         streaming(pipeline, batches_for(program, 2)),
     ):
         summary = invoke_json("trace", "--cluster", cluster, "--seconds", "0.7", "--kernels", "2", "--output", output)

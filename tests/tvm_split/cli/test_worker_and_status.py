@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.errors import WorkerError
 from rpc_runtime.wire.channels import WorkerEndpoint
@@ -136,7 +137,7 @@ def test_status_says_what_a_worker_holds_and_whose_it_is(invoke, invoke_json, wo
     value = maker.stage("one", "box", [maker.input("x")], add, weights={"w": np.ones((2, 8), np.float32)})
     program, endpoint = maker.program([value]), WorkerEndpoint("box", worker[1], TOKEN)
     command = ("status", "--cluster", f"at:{worker[1]}?token_file={tmp_path}/token")
-    with Session(program, {"box": endpoint}, maker.blob_path, model="bird\x1bcage") as session:
+    with Session(Opening(program, {"box": endpoint}, maker.blob_path, model="bird\x1bcage")) as session:
         session.run(batches_for(program, 1)[0])
         ((held,),) = [row["deployments"] for row in invoke_json(*command)["workers"]]
         assert (held["model"], held["weight_bytes"]) == (r"bird\x1bcage", 64)
@@ -151,7 +152,7 @@ def test_a_worker_is_drained(invoke, invoke_json, worker, tmp_path):
     program = maker.program([maker.stage("one", "box", [maker.input("x")], double)])
     endpoint, where = WorkerEndpoint("box", worker[1], TOKEN), f"at:{worker[1]}?token_file={tmp_path}/token"
     command = ("drain", "box", "--cluster", where)
-    with Session(program, {"box": endpoint}, maker.blob_path, model="bird") as session:
+    with Session(Opening(program, {"box": endpoint}, maker.blob_path, model="bird")) as session:
         result = invoke_json(*command, "--timeout", "0", code=1)
         assert (result["machine"], result["draining"]) == ("box", True)
         (left,) = result["left"]
@@ -161,10 +162,10 @@ def test_a_worker_is_drained(invoke, invoke_json, worker, tmp_path):
         assert "draining" in invoke("status", "--cluster", where).stdout
     assert "nothing runs there" in invoke(*command).stdout
     with pytest.raises(WorkerError, match=r"'box' is drained .* `tvm-split drain box --undo`"):
-        Session(program, {"box": endpoint}, maker.blob_path)
+        Session(Opening(program, {"box": endpoint}, maker.blob_path))
     assert "takes deployments again" in invoke(*command, "--undo").stdout
     assert not invoke_json("status", "--cluster", where)["workers"][0]["draining"]
-    Session(program, {"box": endpoint}, maker.blob_path).close()
+    Session(Opening(program, {"box": endpoint}, maker.blob_path)).close()
     assert "no machine is named 'bax'; there are box" in invoke("drain", "bax", "--cluster", where, code=2).stderr
 
 

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import tvm_split
-from rpc_runtime.client.supervisor import DeploymentEvent
+from rpc_runtime.client.deployment_event import DeploymentEvent
 from rpc_runtime.client.worker_client import answering, describe
 from rpc_runtime.program.events import COMPUTE, FLIGHT, PAUSE, RECEIVE, REPLAY, SEND
 from rpc_runtime.program.routes import CLIENT

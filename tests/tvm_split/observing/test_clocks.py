@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.pipelines import over_grpc
@@ -33,7 +34,7 @@ def test_clocks_that_differ_and_drift(tmp_path: Path) -> None:
         processes.append(process)
         endpoints[name] = WorkerEndpoint(name, ready(process), "abc")
     try:
-        with Session(program, endpoints, maker.blob_path, links=over_grpc(program)) as pipeline:
+        with Session(Opening(program, endpoints, maker.blob_path, links=over_grpc(program))) as pipeline:
             recording = Recording("net", pipeline)
             recording.start()
             for _ in range(3):
