@@ -2,8 +2,9 @@
 
 from collections.abc import Collection
 
-from rpc_runtime.client.worker_client import WorkerDescription, describe, describe_all, on_every_machine, raise_errors
-from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
+from rpc_runtime.client.asking import answers_of, raise_errors
+from rpc_runtime.client.worker_client import WorkerDescription, describe, describe_all
+from rpc_runtime.errors import WorkerUnavailableError
 from tvm_split.cluster.cluster import Cluster, Workers
 from tvm_split.placement.request import PlanRequest
 
@@ -27,20 +28,14 @@ def reached_workers(cluster: Cluster, request: PlanRequest, *, deploys: bool = F
     with cluster.start() as workers:
         endpoints = workers.endpoints()
 
-    def ask(name: str) -> WorkerDescription | WorkerUnavailableError:
-        try:
-            return describe(endpoints[name], DESCRIBE_TIMEOUT_SECONDS)
-        except WorkerUnavailableError as error:
-            return error
+    def ask(name: str) -> WorkerDescription:
+        return describe(endpoints[name], DESCRIBE_TIMEOUT_SECONDS)
 
-    answers = on_every_machine(endpoints, ask)
-    errors: dict[str, TvmSplitError] = {
-        name: answer for name, answer in answers.items() if isinstance(answer, WorkerUnavailableError)
-    }
+    answers, errors = answers_of(endpoints, ask, WorkerUnavailableError)
     used = _used(cluster, request)
     if errors.keys() & _needed(cluster, request, used, deploys=deploys) or (deploys and errors.keys() >= used):
         raise_errors(list(errors.values()))
-    return {name: answer for name, answer in answers.items() if isinstance(answer, WorkerDescription)}
+    return answers
 
 
 def require_answers(cluster: Cluster, machines: Collection[str]) -> None:

@@ -3,14 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rpc_runtime.client.worker_client import (
-    ANSWER_SECONDS,
-    Answer,
-    WorkerClient,
-    WorkerDescription,
-    answers_of,
-    on_every_machine,
-)
+from rpc_runtime.client.asking import Answer, answers_of, on_every_machine
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerClient, WorkerDescription
 from rpc_runtime.errors import DeadlineError, ProtocolError, TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.clocks import MachineClock

@@ -43,17 +43,10 @@ class Dispatcher:
 
     The links may be replaced: `detach` keeps what has no result yet, and `attach` feeds it again, in order, before
     anything else. Results are returned once and in order all the same. After `pause` little is left to be fed again.
-    ``waited_for(sequence)`` returns, for messages, what a micro-batch waits for. ``in_flight`` may be set before an
-    `attach`.
+    ``waited_for(sequence)`` returns, for messages, what a micro-batch waits for.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        timeout_seconds: float,
-        in_flight: int | None,
-        waited_for: Callable[[int], str],
-    ) -> None:
+    def __init__(self, program: Program, timeout_seconds: float, waited_for: Callable[[int], str]) -> None:
         self.own_process = OwnProcess()
         self.lock = threading.Lock()
         self._due: Due = Due()
@@ -61,8 +54,7 @@ class Dispatcher:
         """The thread that feeds calls and replays which had to wait."""
         self._program = program
         self._timeout_seconds = timeout_seconds
-        self.in_flight = in_flight
-        self._limit = default_in_flight(program) if in_flight is None else in_flight
+        self._limit = default_in_flight(program)
         self._waited_for = waited_for
         self._links: ClientLinks | None = None
         self._emptied: threading.Event | None = None
@@ -79,8 +71,10 @@ class Dispatcher:
         """Why the pipeline has ended; `CLOSED` after `close`."""
         threading.Thread(target=self._feed_calls, name="feed-calls", daemon=True).start()
 
-    def attach(self, links: ClientLinks) -> None:
+    def attach(self, links: ClientLinks, in_flight: int | None) -> None:
         """Feed these links from now on, first with what earlier links were fed without a result.
+
+        ``in_flight`` limits the micro-batches that are fed and have no result; None is `default_in_flight`.
 
         Raises:
             WorkerError: the pipeline has failed, or is closed; the links are then closed.
@@ -90,7 +84,7 @@ class Dispatcher:
                 links.close_locked()
             self._require_usable_locked()
             self._program, self._links, self._emptied = links.program, links, None
-            self._limit = default_in_flight(links.program) if self.in_flight is None else self.in_flight
+            self._limit = default_in_flight(links.program) if in_flight is None else in_flight
             for stream in self._streams:
                 stream.lead, stream.limit = links.program.results_lead, self._limit
             self.moved()

@@ -11,10 +11,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
+from rpc_runtime.client.asking import Answer, answers_of, raise_errors
 from rpc_runtime.client.client_links import ClientLinks, Feeder
 from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.watch import Failure, WorkerWatch
-from rpc_runtime.client.worker_client import ANSWER_SECONDS, Answer, WorkerClient, on_every_machine
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerClient
 from rpc_runtime.errors import InputError, ProtocolError, TvmSplitError, out_of_files
 from rpc_runtime.program.events import SHOWN_LETTERS, Observation
 from rpc_runtime.program.measurements import LinkStatistics
@@ -216,13 +217,8 @@ class Placement:
             call.close()
 
     def on_every_machine(self, step: Callable[[str], Answer]) -> dict[str, Answer]:
-        """Run a step for all machines at the same time; raise the first error."""
-
-        def noted(machine: str) -> Answer:
-            try:
-                return step(machine)
-            except TvmSplitError:
-                self.culprits.add(machine)
-                raise
-
-        return on_every_machine(self.clients, noted)
+        """Run a step for all machines at the same time; raise the first error, and note all `culprits`."""
+        answers, errors = answers_of(self.clients, step)
+        self.culprits.update(errors)
+        raise_errors(list(errors.values()))
+        return answers

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from rpc_runtime.client.asking import answers_of
 from rpc_runtime.client.deployment_event import DeploymentEvent
 from rpc_runtime.client.dispatcher import Dispatcher
 from rpc_runtime.client.opening import Opening
@@ -14,7 +15,7 @@ from rpc_runtime.client.past import Past
 from rpc_runtime.client.placement import Placement
 from rpc_runtime.client.returns import USUAL_MOVE_TIMES, MoveTimes
 from rpc_runtime.client.supervisor import Supervisor
-from rpc_runtime.client.worker_client import ANSWER_SECONDS, answers_of
+from rpc_runtime.client.worker_client import ANSWER_SECONDS
 from rpc_runtime.errors import DeadlineError, WorkerUnavailableError
 from rpc_runtime.program.clocks import MachineClock
 from rpc_runtime.program.events import OPENED, PAUSE, Observation, now
@@ -58,10 +59,7 @@ class Session(Runner):
         """How the program was opened; `move` takes another one."""
         self._on_event = on_event
         self._dispatcher = Dispatcher(
-            opening.program,
-            opening.timeout_seconds,
-            opening.in_flight,
-            lambda number: self._placement.waited_for(number),
+            opening.program, opening.timeout_seconds, lambda sequence: self._placement.waited_for(sequence)
         )
         self._supervisor = Supervisor(opening, self._dispatcher, self._use, self._add, move_times)
         self._placement = self._supervisor.placement
@@ -83,7 +81,6 @@ class Session(Runner):
     def _use(self, placement: Placement) -> None:
         """Take a placement that is connected as the current one."""
         self._placement = placement
-        self._dispatcher.in_flight = placement.opening.in_flight
         self.program, self.name, self.deployment = placement.program, placement.name, placement.deployment
         self.link_secrets, self.weight_bytes = placement.link_secrets, placement.weight_bytes
         self.blob_bytes_sent += placement.blob_bytes_sent

@@ -90,7 +90,7 @@ class Supervisor:
         with self._switching:
             self._opened(self.placement)
             self._on_placed(self.placement)
-            self._dispatcher.attach(self.placement.links)
+            self._dispatcher.attach(self.placement.links, self._wanted.in_flight)
             self._holds = self._held(self._wanted)
             self.blob_bytes_held = sum(hold.blob_bytes_sent for hold in self._holds)
 
@@ -298,7 +298,7 @@ class Supervisor:
         self._epoch += 1
         self._on_placed(placement)
         try:
-            self._dispatcher.attach(placement.links)
+            self._dispatcher.attach(placement.links, placement.opening.in_flight)
             self._returns.expect({*self._wanted.program.machines} - {*placement.program.machines})
             pause_seconds, where = time.monotonic() - began, placement_of(placement.program)
             self._event(kind, machine, cause, pause_seconds=pause_seconds, replayed=replayed, placement=where)

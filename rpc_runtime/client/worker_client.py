@@ -5,15 +5,16 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
-from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, TvmSplitError, WorkerUnavailableError
+from rpc_runtime.client.asking import answers_of, on_every_machine
+from rpc_runtime.client.upload import upload
+from rpc_runtime.errors import BlobError, DeadlineError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.hardware import HostCores, boot_id
 from rpc_runtime.program.clocks import ClockSample, MachineClock
 from rpc_runtime.program.events import Observation, checked, now
@@ -23,7 +24,7 @@ from rpc_runtime.program.specs import BlobSpec
 from rpc_runtime.transports.liveness import USUAL_WATCH
 from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.channels import WorkerEndpoint, error_of, explained, open_channel
-from rpc_runtime.wire.framing import CHUNK_BYTES, PROTOCOL_VERSION
+from rpc_runtime.wire.framing import PROTOCOL_VERSION
 from rpc_runtime.wire.messages import load_request, message_of, value_of
 from rpc_runtime.wire.security import Token, find_token
 from rpc_runtime.wire.text import clean_message
@@ -42,11 +43,6 @@ TRIAL_START_SECONDS = 10.0
 ANSWER_SECONDS = 5.0
 """Timeout of a worker's first answer: a running worker answers sooner, and a stopped one never."""
 SIGN_OF_LIFE_SECONDS = 1.0
-CALLED_AT_ONCE = 256
-"""The number of machines called in parallel, so that hundreds of unreachable ones do not delay the others."""
-
-Answer = TypeVar("Answer")
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -172,46 +168,9 @@ def describe_all(
     return on_every_machine(endpoints, lambda machine: describe(endpoints[machine], timeout_seconds))
 
 
-def on_every_machine(machines: Iterable[Key], step: Callable[[Key], Answer]) -> dict[Key, Answer]:
-    """Run a step for all machines at the same time; return its results by machine.
-
-    Raises the first error, in the machines' order; if several machines cannot be reached, one error for all of them.
-    """
-    with ThreadPoolExecutor(CALLED_AT_ONCE, thread_name_prefix="machine") as threads:
-        futures = {machine: threads.submit(step, machine) for machine in machines}
-    raise_errors([error for future in futures.values() if (error := future.exception()) is not None])
-    return {machine: future.result() for machine, future in futures.items()}
-
-
-def answers_of(
-    machines: Iterable[Key], step: Callable[[Key], Answer]
-) -> tuple[dict[Key, Answer], dict[Key, TvmSplitError]]:
-    """Run a step for all machines at the same time; return its results by machine, and its errors."""
-
-    def attempt(machine: Key) -> Answer | TvmSplitError:
-        try:
-            return step(machine)
-        except TvmSplitError as error:
-            return error
-
-    both = on_every_machine(machines, attempt)
-    errors = {machine: answer for machine, answer in both.items() if isinstance(answer, TvmSplitError)}
-    return {key: answer for key, answer in both.items() if not isinstance(answer, TvmSplitError)}, errors
-
-
 def answering(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
     """Return the descriptions of the workers that answer within `SIGN_OF_LIFE_SECONDS`, by machine."""
     return answers_of(endpoints, lambda machine: describe(endpoints[machine], SIGN_OF_LIFE_SECONDS))[0]
-
-
-def raise_errors(errors: Sequence[BaseException]) -> None:
-    """Raise the first error, if any; if it is of an unreachable machine, raise one error for all of these."""
-    unreachable = [error for error in errors if isinstance(error, WorkerUnavailableError | DeadlineError)]
-    if len(unreachable) > 1 and errors[0] is unreachable[0]:
-        listed = "".join(f"\n  {text}" for text in dict.fromkeys(map(str, unreachable)))
-        raise WorkerUnavailableError(f"{len(unreachable)} machines cannot be reached:{listed}") from errors[0]
-    for error in errors:
-        raise error
 
 
 class WorkerClient:
@@ -302,7 +261,7 @@ class WorkerClient:
             return 0
         files = [(blob, blob_path(blob.sha256)) for blob in missing]
         problems: list[BlobError] = []
-        requests = _upload(self.deployment, files, lambda sent: on_progress(sent, total), problems)
+        requests = upload(self.deployment, files, lambda sent: on_progress(sent, total), problems)
         timeout = timeout_seconds + total / SLOWEST_LINK_BYTES_PER_SECOND + len(missing) * BLOB_SECONDS
         try:
             self._stub.PutBlob(requests, timeout=timeout, metadata=self._metadata)
@@ -434,32 +393,3 @@ def _own_name() -> str:
     except (KeyError, OSError):  # a user without a name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
-
-
-def _upload(
-    deployment: str,
-    files: Sequence[tuple[BlobSpec, Path]],
-    on_sent: Callable[[int], None],
-    problems: list[BlobError],
-) -> Iterator[pb.PutBlobRequest]:
-    """Yield the messages that upload several blobs in one call; one call for each small blob would be slow.
-
-    If a file cannot be read, the error is added to ``problems`` and the iteration ends: gRPC itself would report only
-    that an iterator raised.
-    """
-    sent = 0
-    for number, (blob, path) in enumerate(files):
-        request = pb.PutBlobRequest(deployment="" if number else deployment, blob=message_of(pb.Blob, blob))
-        try:
-            with path.open("rb") as file:
-                while chunk := file.read(CHUNK_BYTES):
-                    request.chunk = chunk
-                    yield request
-                    request = pb.PutBlobRequest()
-                    sent += len(chunk)
-                    on_sent(sent)
-        except OSError as error:
-            problems.append(BlobError(f"cannot read blob {blob.sha256[:12]} from {path}: {error}"))
-            return
-        if request.HasField("blob"):  # an empty blob
-            yield request

@@ -118,14 +118,11 @@ def _at_home(
     program: Program, homes: _Homes, schedule: Callable[[Sequence[int]], tuple[int, ...]]
 ) -> Iterator[StageSpec]:
     for name, replicas in program.replicas.items():
-        left = [stage for stage in replicas if (name, stage.replica) in homes]
-        earlier = left[0].replica_schedule
+        left = [replace(stage, machine=homes[key]) for stage in replicas if (key := (name, stage.replica)) in homes]
         if len(left) < len(replicas):
-            new = schedule([earlier.count(stage.replica) for stage in left])
-            left = [replace(stage, machine=homes[name, stage.replica]) for stage in left]
-            yield from (replace(stage, replica=n, replica_schedule=new) for n, stage in enumerate(left))
-        else:
-            yield from (replace(stage, machine=homes[name, stage.replica]) for stage in left)
+            new = schedule([left[0].replica_schedule.count(stage.replica) for stage in left])
+            left = [replace(stage, replica=number, replica_schedule=new) for number, stage in enumerate(left)]
+        yield from left
 
 
 def _equal_schedule(weights: Sequence[int]) -> tuple[int, ...]:

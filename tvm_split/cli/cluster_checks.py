@@ -10,7 +10,8 @@ from importlib.metadata import version
 from itertools import chain, permutations
 from typing import Any
 
-from rpc_runtime.client.worker_client import WorkerDescription, on_every_machine
+from rpc_runtime.client.asking import on_every_machine
+from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import RAISE_FILES, TvmSplitError
 from rpc_runtime.execution.cuda_code import toolkit_version
 from rpc_runtime.execution.cuda_runtime import version_text

@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
+from rpc_runtime.client.asking import on_every_machine
 from rpc_runtime.client.bystander import Bystander, chosen, running_on
-from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerClient, WorkerDescription, on_every_machine
+from rpc_runtime.client.worker_client import ANSWER_SECONDS, WorkerClient, WorkerDescription
 from rpc_runtime.hardware import memory_domain
 from rpc_runtime.option import option
 from rpc_runtime.program.routes import CLIENT

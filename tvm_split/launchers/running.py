@@ -12,7 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rpc_runtime.client.worker_client import describe, on_every_machine
+from rpc_runtime.client.asking import on_every_machine
+from rpc_runtime.client.worker_client import describe
 from rpc_runtime.errors import DeadlineError, InputError, ProtocolError, WorkerUnavailableError
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.wire.addresses import Address

@@ -97,13 +97,8 @@ def measured_pieces(model: Model, cluster: Cluster, database: str | Path | None 
     pieces = pieces_of(model.graph, [call.kernel.layers for code in codes.values() for call in code.calls])
     calls = {key: _calls_of_pieces(pieces, code) for key, code in codes.items()}
     seconds = [CallSeconds(machine_times) for machine_times in times]
-    shared = shared_cores(
-        cluster,
-        {
-            machine_times.machine.name: replace(machine_times.machine.cores, host=machine_times.machine.host)
-            for machine_times in times
-        },
-    )
+    cores = {one.machine.name: replace(one.machine.cores, host=one.machine.host) for one in times}
+    shared = shared_cores(cluster, cores)
     kept: dict[str, float | str] = {"shared_cores": entry_key(shared_cores=[asdict(group) for group in shared])}
     for one in times:
         kept[one.name] = entry_key(identity=dict(one.machine.identity), cores=one.machine.cores.count)

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
-from rpc_runtime.client.worker_client import WorkerDescription, describe, on_every_machine, raise_errors
+from rpc_runtime.client.asking import on_every_machine, raise_errors
+from rpc_runtime.client.worker_client import WorkerDescription, describe
 from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
 from rpc_runtime.processes import Closing, before_end, cleared
 from tvm_split.cluster.cluster import Cluster

@@ -36,7 +36,7 @@ def open_on(
 def placed_on(workers: LocalWorkers, program: Program, maker: ProgramMaker) -> Iterator[Placement]:
     """Open a program without a session, for tests of how a client may end."""
     opening = Opening(program, workers.endpoints, maker.blob_path, PATIENCE_SECONDS)
-    dispatcher = Dispatcher(program, PATIENCE_SECONDS, None, lambda sequence: "a result")
+    dispatcher = Dispatcher(program, PATIENCE_SECONDS, lambda sequence: "a result")
     placement = Placement(opening, dispatcher, lambda opened, failure: None)
     try:
         placement.prepare()
