@@ -9,10 +9,12 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import tvm_split
 from scripts.cases.links import processor_seconds
@@ -22,6 +24,8 @@ from scripts.processes import Figures, Prepared
 from scripts.sides import arrivals, cluster_of, local_workers, rate
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
+SETTLE_SECONDS = 1.0
+"""Threads spin for a while after their work."""
 FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "terminated": signal.SIGTERM}
 
 
@@ -35,16 +39,19 @@ def ways(name: str, seconds: float, names: Sequence[str]) -> Iterator[Prepared]:
 
     def measure(way: str) -> Figures:
         with ExitStack() as until_end:
-            workers = local_workers(MACHINES, until_end)
-            cluster, on_failure = cluster_of(workers.endpoints), "raise" if way == "raise" else "recover"
-            deployment = until_end.enter_context(tvm_split.deploy(bundle, cluster, on_failure=on_failure))
+            workers, on_failure = local_workers(MACHINES, until_end), "raise" if way == "raise" else "recover"
+            deployed: Any = partial(tvm_split.deploy, bundle, cluster_of(workers.endpoints))
+            deployment = until_end.enter_context(deployed(on_failure=on_failure))
+            warnings.simplefilter("ignore")  # of recoveries
             arrivals(deployment, arrays, 0.0)
             if way in FAULTS:
                 threading.Timer(seconds / 2, os.kill, (workers.process_ids[MACHINES[1]], FAULTS[way])).start()
                 pause = max(after - before for before, after in pairwise(arrivals(deployment, arrays, seconds)))
                 (event,) = (event for event in deployment.events if event.kind == "recovered")
                 return {"pause_seconds": pause, "recovery_seconds": event.pause_seconds, "replayed": event.replayed}
-            per_second, client = rate(arrivals(deployment, arrays, seconds)), time.process_time()
+            per_second = rate(arrivals(deployment, arrays, seconds))
+            time.sleep(SETTLE_SECONDS)
+            client = time.process_time()
             used = processor_seconds(lambda: time.sleep(seconds)) + time.process_time() - client
             return {"per_second": per_second, "idle_cores": used / seconds}
 
