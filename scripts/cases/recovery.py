@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -22,6 +23,8 @@ from scripts.processes import Figures, Prepared
 from scripts.sides import arrivals, cluster_of, local_workers, rate
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
+SETTLE_SECONDS = 1.0
+"""Threads spin for a while after their work."""
 FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "terminated": signal.SIGTERM}
 
 
@@ -41,13 +44,16 @@ def ways(name: str, seconds: float, names: Sequence[str]) -> Iterator[Prepared]:
                     bundle, cluster_of(workers.endpoints), on_failure="raise" if way == "raise" else "recover"
                 )
             )
+            warnings.simplefilter("ignore")  # of recoveries
             arrivals(deployment, arrays, 0.0)
             if way in FAULTS:
                 threading.Timer(seconds / 2, os.kill, (workers.process_ids[MACHINES[1]], FAULTS[way])).start()
                 pause = max(after - before for before, after in pairwise(arrivals(deployment, arrays, seconds)))
                 (event,) = (event for event in deployment.events if event.kind == "recovered")
                 return {"pause_seconds": pause, "recovery_seconds": event.pause_seconds, "replayed": event.replayed}
-            per_second, client = rate(arrivals(deployment, arrays, seconds)), time.process_time()
+            per_second = rate(arrivals(deployment, arrays, seconds))
+            time.sleep(SETTLE_SECONDS)
+            client = time.process_time()
             used = processor_seconds(lambda: time.sleep(seconds)) + time.process_time() - client
             return {"per_second": per_second, "idle_cores": used / seconds}
 

@@ -21,7 +21,7 @@ from rpc_runtime.client.session import Session
 from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import TvmSplitError
 from rpc_runtime.processes import take_stdout
-from rpc_runtime.program.placing import place
+from rpc_runtime.program.placing import held, place
 from rpc_runtime.program.program import Program
 from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.chaos.task import Arrays, Outcome, Task, more_than, still_there
@@ -47,6 +47,13 @@ class AnyMachine:
         return place(self._task.program, lost, list(workers), lambda machine, stages: "", lambda stage, machine: 1.0)
 
 
+def spares_of(task: Task) -> list[Program]:
+    """Return what each machine holds of the stages of the others."""
+    names = {stage.name for stage in task.program.stages}
+    holds = [held(task.program, machine, names, lambda machine, stages: "") for machine in task.endpoints]
+    return [hold for hold in holds if hold is not None]
+
+
 class Client:
     """Carries out one task after the other; ``say`` sends a message."""
 
@@ -69,6 +76,7 @@ class Client:
                     timeout_seconds=task.timeout_seconds,
                     links=task.links,
                     recovery=AnyMachine(task),
+                    holds=spares_of(task) if task.holds else (),
                 ),
                 on_event=partial(self._say, "event"),
             )

@@ -169,6 +169,7 @@ def _task(scenario: Scenario, targets: Mapping[str, Target]) -> Task:
         subject.expected,
         scenario.streams,
         scenario.callers,
+        scenario.holds,
         TIMEOUT_SECONDS,
     )
 

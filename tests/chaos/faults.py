@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rpc_runtime.client.worker_client import WorkerClient
 from tests.chaos.lab import CACHE_BYTES, Lab, Worker
 from tests.helpers.relay import Relay
+from tests.helpers.waiting import PATIENCE_SECONDS
 
 SLOW_BYTES_PER_SECOND = 256 * 1024.0
 """The slowest supported link."""
@@ -86,6 +89,14 @@ def _restart(target: Target) -> None:
     target.worker.start()
 
 
+def _drain(drains: bool) -> Act:
+    def on(target: Target) -> None:
+        with contextlib.closing(WorkerClient(target.worker.endpoint)) as caller:
+            caller.drain(drains, PATIENCE_SECONDS)
+
+    return on
+
+
 def _relay(act: Callable[[Relay], None]) -> Act:
     def on(target: Target) -> None:
         assert target.relay is not None
@@ -131,6 +142,7 @@ FAULTS: Mapping[str, Fault] = {
     "stopped": Fault(_signal(signal.SIGSTOP), _signal(signal.SIGCONT)),
     "paused": Fault(_signal(signal.SIGSTOP), _signal(signal.SIGCONT), seconds=(0.5, 6.0), loses=False, is_lost=False),
     "terminated": Fault(_signal(signal.SIGTERM), loses=False, ends=True),
+    "drained": Fault(_drain(True), _drain(False), loses=False),
     "restarted": Fault(_restart, is_lost=False),
     "packets dropped": Fault(_unplug, _plug, needs=_no_switch, at_switch=True),
     "link frozen": Fault(_relay(Relay.freeze), _relay(Relay.thaw), has_relay=True),

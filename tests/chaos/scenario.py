@@ -34,7 +34,8 @@ class Hit:
 class Scenario:
     """A subject on machines with faults; ``by_grpc``: no link uses shared memory.
 
-    The client runs on for ``lingers_seconds`` after the last fault, in which a machine may return.
+    ``holds``: each machine holds the stages of the others. The client runs on for ``lingers_seconds`` after the last
+    fault, in which a machine may return.
     """
 
     number: int
@@ -45,6 +46,7 @@ class Scenario:
     callers: int
     hits: tuple[Hit, ...]
     lingers_seconds: float = 0.0
+    holds: bool = False
 
     @property
     def title(self) -> str:
@@ -74,7 +76,7 @@ def scenario_of(seed: int, number: int, subjects: Subjects, faults: Collection[s
     by_grpc = source.random() < 0.5
     hits = _hits(source, machines, sorted(faults))
     lingers_seconds = source.choice((0.0, 0.0, 1.5))
-    return Scenario(number, subject, machines, by_grpc, streams, callers, hits, lingers_seconds)
+    return Scenario(number, subject, machines, by_grpc, streams, callers, hits, lingers_seconds, source.random() < 0.25)
 
 
 def _hits(source: random.Random, machines: tuple[str, ...], faults: list[str]) -> tuple[Hit, ...]:

@@ -29,7 +29,7 @@ Arrays = Sequence[np.ndarray]
 
 @dataclass(frozen=True)
 class Task:
-    """What a client does: so many streams, and so many threads with single calls."""
+    """What a client does: so many streams, and so many threads with single calls; ``holds``: with spare copies."""
 
     program: Program
     endpoints: Mapping[str, WorkerEndpoint]
@@ -39,6 +39,7 @@ class Task:
     expected: Sequence[Arrays]
     streams: int
     callers: int
+    holds: bool
     timeout_seconds: float
 
 

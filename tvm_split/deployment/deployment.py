@@ -148,7 +148,9 @@ class Deployment(Closing, Shown):
 
     async def run_async(self, *inputs: Any, **named: Any) -> Outputs:
         """Run one micro-batch, for coroutines; returns and raises as `run`."""
-        return await asyncio.wrap_future(self.submit(*inputs, **named))
+        outputs = await asyncio.wrap_future(self.submit(*inputs, **named))
+        self._log.warn()
+        return outputs
 
     def stream(self, batches: Iterable[Any]) -> Iterator[Outputs]:
         """Run many micro-batches, pipelined; yields results in the order of the inputs.

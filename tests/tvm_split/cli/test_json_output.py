@@ -11,7 +11,9 @@ import onnx
 import pytest
 from typer.testing import CliRunner
 
+import tvm_split
 from tests.helpers.frontends.onnx_cases import node_model
+from tests.helpers.labs import write_lab
 from tests.helpers.placement.bench_reports import report_of
 from tests.helpers.placement.problems import GOOD
 from tests.helpers.rpc_runtime.worker_process import ROOT
@@ -66,8 +68,8 @@ def ended(code: str, *arguments: object, cwd: Path, **variables: str) -> subproc
 
 
 @pytest.fixture(scope="module")
-def arguments(onnx_path, bundle, tmp_path_factory):
-    """Return arguments for each command with which it ends soon."""
+def arguments(onnx_path, bundle, three_workers, tmp_path_factory):
+    """Yield arguments for each command with which it ends soon."""
     folder = tmp_path_factory.mktemp("files")
     problem, plan, report, cluster = (folder / name for name in ("problem.json", "plan.json", "report.json", "c.yaml"))
     problem.write_text(GOOD)
@@ -80,7 +82,10 @@ def arguments(onnx_path, bundle, tmp_path_factory):
     machine = {"name": "box", "address": "127.0.0.1:9", "token_file": "token", "ssh": ssh}
     cluster.write_text(json.dumps({"machines": [machine]}))
     (folder / "token").write_text("open-sesame")
-    return {
+    trace, lab = folder / "trace.json", write_lab(folder, three_workers.endpoints())
+    commands = {
+        "report": (trace,),
+        "trace": ("--cluster", lab, "--seconds", "0.2"),
         "plan": (onnx_path, "--estimate"),
         "replan": (onnx_path, "--estimate", "--plan", plan, "--measured", report),
         "solve": (problem,),
@@ -100,6 +105,10 @@ def arguments(onnx_path, bundle, tmp_path_factory):
         "certs": (folder / "lab", "--client", "me"),
         "token": ("me",),
     }
+    with tvm_split.deploy(bundle, lab) as running:
+        running.run(*(np.zeros(tensor.shape, tensor.dtype) for tensor in running.program.inputs))
+        running.trace().save(trace)
+        yield commands
 
 
 @pytest.mark.parametrize(

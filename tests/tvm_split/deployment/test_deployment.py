@@ -238,7 +238,7 @@ def test_events_that_cannot_be_written_end_no_recovery(
         os.kill(describe(cluster.endpoints()["machine-b"], timeout_seconds=10).process_id, signal.SIGKILL)
         eventually(lambda: len(deployment.events) == 2, "it recovers")
         with pytest.warns(RecoveryWarning, match="the deployment recovered in"):
-            np.testing.assert_array_equal(deployment.run(X)[0], expected)
+            np.testing.assert_array_equal(asyncio.run(deployment.run_async(X))[0], expected)
     assert "/dev/full gets no more events: No space left" in caplog.text
 
 
