@@ -6,12 +6,11 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rpc_runtime.client.deployment_event import DeploymentEvent, placement_of
-from rpc_runtime.client.opening import Opening, TransferProgress
+from rpc_runtime.client.opening import TransferProgress
 from rpc_runtime.client.session import LAST_WORD_SECONDS, Session
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
@@ -27,18 +26,13 @@ from rpc_runtime.wire.addresses import Address
 from tvm_split.arguments import BundleLike, ClusterLike, as_bundle, as_cluster, inputs_of_batch, inputs_of_call
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.bundle import Bundle
-from tvm_split.deployment.checks import (
-    check_codecs,
-    check_machines,
-    check_runnable_here,
-    check_same_model,
-    check_workers,
-)
+from tvm_split.deployment.checks import check_machines, check_runnable_here, check_same_model
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
+from tvm_split.deployment.opening import opening_of
 from tvm_split.deployment.options import DeployOptions
-from tvm_split.deployment.recovery import BundleRecovery, EventLog, watch_timeouts
+from tvm_split.deployment.recovery import EventLog
 from tvm_split.deployment.run_times import StreamEvents
-from tvm_split.observing.about import About, about_of, text_of
+from tvm_split.observing.about import About, about_of
 from tvm_split.observing.recording import Recording
 from tvm_split.observing.trace import Trace, trace_of, writer_for
 from tvm_split.parameters import Natural, fitting
@@ -400,27 +394,3 @@ def deploy_on(
             runner = Session(opening_of(bundle, workers, options, on_transfer), log.add)
         undo.pop_all()
     return Deployment(bundle, workers, runner, log, options)
-
-
-def opening_of(
-    bundle: Bundle, workers: Workers, options: DeployOptions, on_transfer: TransferProgress | None
-) -> Opening:
-    """Return how a bundle is opened on workers; the session's workers start."""
-    check_codecs(bundle.program, workers)
-    endpoints = workers.endpoints()
-    recovery = BundleRecovery(bundle, workers, endpoints, options.spares) if options.on_failure == "recover" else None
-    return Opening(
-        bundle.program,
-        endpoints,
-        bundle.blob_path,
-        timeout_seconds=options.timeout_seconds,
-        on_transfer=on_transfer,
-        links=workers.link_settings,
-        in_flight=bundle.plan.in_flight if options.in_flight is None else options.in_flight,
-        watch=watch_timeouts(bundle.plan.prediction, workers, options.failure_timeout_seconds),
-        check=partial(check_workers, bundle, workers),
-        model=bundle.model,
-        about=lambda program: text_of(about_of(bundle, program)),
-        recovery=recovery,
-        holds=() if recovery is None else recovery.holds(),
-    )
