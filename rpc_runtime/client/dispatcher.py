@@ -71,7 +71,7 @@ class Dispatcher:
         """Why the pipeline has ended; `CLOSED` after `close`."""
         threading.Thread(target=self._feed_calls, name="feed-calls", daemon=True).start()
 
-    def attach(self, links: ClientLinks, in_flight: int | None) -> None:
+    def attach(self, links: ClientLinks, in_flight: int | None = None) -> None:
         """Feed these links from now on, first with what earlier links were fed without a result.
 
         ``in_flight`` limits the micro-batches that are fed and have no result; None is `default_in_flight`.

@@ -61,7 +61,7 @@ class Joined:
         make_stage: Callable[[StageSpec], Any] = PlainStage,
         ends_of: Callable[[StageExecutor], Ends] = Ends,
     ) -> None:
-        self.client = Dispatcher(program, PATIENCE_SECONDS, None, lambda sequence: "a result")
+        self.client = Dispatcher(program, PATIENCE_SECONDS, lambda sequence: "a result")
         links = ClientLinks(self.client, program)
         self.failures: list[BaseException] = []
         self.executors: dict[str, StageExecutor] = {}

@@ -27,9 +27,9 @@ def fed_until(link: OutgoingLink, sent: list[bytes], count: int) -> bool:
 def test_micro_batches_are_fed_in_the_order_in_which_they_were_submitted() -> None:
     """With room for two, each result makes room for the micro-batch that has waited longest, and for no other."""
     program = Program((tensor("x"),), (tensor("y"),), (stage(0, "s", "A", "x", "y"),))
-    dispatcher = Dispatcher(program, PATIENCE_SECONDS, 2, lambda sequence: "a result")
+    dispatcher = Dispatcher(program, PATIENCE_SECONDS, lambda sequence: "a result")
     links = ClientLinks(dispatcher, program)
-    dispatcher.attach(links)
+    dispatcher.attach(links, 2)
     (to_worker,), (from_worker,) = links.outgoing.values(), links.incoming.values()
     sent: list[bytes] = []
     results: list[Future[Outputs]] = []
@@ -51,7 +51,7 @@ def test_micro_batches_are_fed_in_the_order_in_which_they_were_submitted() -> No
 def test_closing_ends_a_stream_that_waits_for_its_source() -> None:
     """Results that came before are given first, also while the source of the next inputs never answers."""
     program = Program((tensor("x"),), (tensor("y"),), (stage(0, "s", "A", "x", "y"),))
-    dispatcher = Dispatcher(program, PATIENCE_SECONDS, None, lambda sequence: "a result")
+    dispatcher = Dispatcher(program, PATIENCE_SECONDS, lambda sequence: "a result")
     links = ClientLinks(dispatcher, program)
     dispatcher.attach(links)
     (from_worker,), asked, ended = links.incoming.values(), Event(), Event()

@@ -99,7 +99,7 @@ class OpenStream:
 class DispatcherMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.dispatcher = Dispatcher(PROGRAMS[0], PATIENCE_SECONDS, 3, lambda sequence: "a result")
+        self.dispatcher = Dispatcher(PROGRAMS[0], PATIENCE_SECONDS, lambda sequence: "a result")
         self.machines: Machines | None = None
         self.earlier: list[Machines] = []
         self.calls: list[tuple[float, Future[Outputs]]] = []
@@ -115,7 +115,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     def attach(self, program: Program) -> None:
         links = ClientLinks(self.dispatcher, program)
         self.machines = Machines(links)
-        self.dispatcher.attach(links)
+        self.dispatcher.attach(links, 3)
 
     @precondition(lambda self: self.machines is not None)
     @rule()
