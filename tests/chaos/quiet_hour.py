@@ -105,7 +105,7 @@ def _task(shape: Sequence[int], folder: Path, lab: Lab) -> Task:
     batch = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     endpoints = {name: worker.endpoint for name, worker in lab.workers(MACHINES[:3], at_switch=False).items()}
     program = maker.program([value])
-    return Task(program, endpoints, {}, folder, [[batch]], [(8 * batch,)], 1, 0, TIMEOUT_SECONDS)
+    return Task(program, endpoints, {}, folder, [[batch]], [(8 * batch,)], 1, 0, False, TIMEOUT_SECONDS)
 
 
 @contextmanager

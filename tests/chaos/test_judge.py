@@ -21,7 +21,7 @@ PROGRAM = Program((tensor("x"),), (tensor("y"),), (stage(0, "s", A, "x", "t"), s
 EXPECTED = [(np.full(2, number, np.float32),) for number in range(5)]
 HIT = Hit("killed", B, "steady", 0.0)
 SCENARIO = Scenario(0, Subject("", PROGRAM, Path(), [], EXPECTED), (A, B), True, 1, 0, (HIT,))
-TASK = Task(PROGRAM, {}, {}, Path(), [], EXPECTED, 1, 0, 1.0)
+TASK = Task(PROGRAM, {}, {}, Path(), [], EXPECTED, 1, 0, False, 1.0)
 FAILURE, RECOVERED = (DeploymentEvent(kind, 1, B, f"machine {B!r} has gone") for kind in ("failure", "recovered"))
 
 
