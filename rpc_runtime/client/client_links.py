@@ -91,6 +91,7 @@ class ClientLinks:
 
     def close_locked(self) -> None:
         self.is_closed = True
+        self.results.clear()
         for link in (*self.outgoing.values(), *self.incoming.values()):
             link.close_locked()
 

@@ -47,6 +47,11 @@ class ResultQueue:
     def arrive(self, tensor: str, sequence: int, value: Array, release: Callable[[], None]) -> None:
         self._arrived[tensor][sequence] = (value, release)
 
+    def clear(self) -> None:
+        """Drop the outputs of incomplete results: they may keep memory that is shared with workers."""
+        for waiting in self._arrived.values():
+            waiting.clear()
+
     def take(self) -> Outputs | None:
         """Return the next result if it is complete, else None."""
         sequence = self.taken

@@ -1,5 +1,6 @@
 """The order in which the client feeds micro-batches, without a network."""
 
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -10,7 +11,7 @@ import pytest
 
 from rpc_runtime.client.client_links import ClientLinks
 from rpc_runtime.client.dispatcher import Dispatcher
-from rpc_runtime.errors import WorkerError
+from rpc_runtime.errors import WorkerError, WorkerUnavailableError
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.runner import Outputs
 from rpc_runtime.transports.links import OutgoingLink
@@ -72,3 +73,23 @@ def test_closing_ends_a_stream_that_waits_for_its_source() -> None:
         with pytest.raises(WorkerError, match="closed"):
             following.result(PATIENCE_SECONDS)
         ended.set()
+
+
+def test_outputs_of_incomplete_results_are_not_kept() -> None:
+    """They are views of memory that a failed link shares with a worker."""
+    stages = (stage(0, "s", "A", "x", "y"), stage(1, "t", "B", "x", "z"))
+    program = Program((tensor("x"),), (tensor("y"), tensor("z")), stages)
+    dispatcher = Dispatcher(program, PATIENCE_SECONDS, lambda sequence: "a result")
+    links = ClientLinks(dispatcher, program)
+    dispatcher.attach(links)
+    result = dispatcher.submit([np.zeros(2, np.float32)])
+    y = np.ones(2, np.float32)
+    arrived = weakref.ref(y)
+    (route,) = links.incoming["A"].routes
+    links.deliver(route, 0, y, lambda: None)
+    del y
+    assert arrived() is not None
+    dispatcher.fail(WorkerUnavailableError("B has gone"))
+    assert arrived() is None
+    assert isinstance(result.exception(0), WorkerUnavailableError)
+    dispatcher.close()
