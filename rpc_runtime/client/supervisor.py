@@ -313,8 +313,7 @@ class Supervisor:
             workers = answering({name: endpoint for name, endpoint in endpoints.items() if name not in away})
             if silent := {*self.placement.program.machines} - {*workers} - away:
                 raise WorkerUnavailableError(f"{', '.join(sorted(silent))} did not answer in time")
-            workers = _taking(workers)
-            program = recovery.place({*endpoints} - {*workers}, workers)
+            program = _placed(recovery, endpoints, workers)
             if program != self.placement.program:
                 opening = self._new(replace(self._wanted, program=program, endpoints=endpoints))
                 self._change_to(self._opened(opening, partial(recovery.check, program)), machine, cause)
@@ -389,9 +388,9 @@ class Supervisor:
         while True:
             self._dispatcher.moved()
             endpoints = recovery.endpoints()
-            workers = _taking(answering({name: end for name, end in endpoints.items() if name not in lost}))
+            workers = answering({name: end for name, end in endpoints.items() if name not in lost})
             try:
-                program = recovery.place({*endpoints} - {*workers}, workers)
+                program = _placed(recovery, endpoints, workers)
             except WorkerUnavailableError as error:
                 if self._closed.wait(RETURN_SECONDS) or time.monotonic() > began + self._wanted.options.timeout_seconds:
                     raise self._hopeless(failure, error) from error
@@ -441,6 +440,18 @@ class Supervisor:
         self._on_event(event)
 
 
-def _taking(workers: Mapping[str, WorkerDescription]) -> dict[str, WorkerDescription]:
-    """Return the workers that take new deployments."""
-    return {machine: worker for machine, worker in workers.items() if not worker.draining}
+def _placed(recovery: Recovery, endpoints: Collection[str], workers: Mapping[str, WorkerDescription]) -> Program:
+    """Return the program on those workers that take new deployments; an error names the others."""
+    free = {machine: worker for machine, worker in workers.items() if not worker.draining}
+    try:
+        return recovery.place({*endpoints} - {*free}, free)
+    except WorkerUnavailableError as error:
+        if drained := ", ".join(sorted({*workers} - {*free})):
+            text = f"{error}. Drained, and free after `tvm-split drain MACHINE --undo`: {drained}"
+            raise WorkerUnavailableError(text) from error
+        raise
+
+
+def taking(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescription]:
+    """Return the workers that answer and take new deployments."""
+    return {machine: worker for machine, worker in answering(endpoints).items() if not worker.draining}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rpc_runtime.client.placement import TransferProgress
 from rpc_runtime.client.session import LAST_WORD_SECONDS, Session
-from rpc_runtime.client.supervisor import DeploymentEvent, Opening, placement_of
+from rpc_runtime.client.supervisor import DeploymentEvent, Opening, placement_of, taking
 from rpc_runtime.errors import InputError, TvmSplitError, WorkerError
 from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.processes import Closing
@@ -150,7 +150,9 @@ class Deployment(Closing, Shown):
 
     async def run_async(self, *inputs: Any, **named: Any) -> Outputs:
         """Run one micro-batch, for coroutines; returns and raises as `run`."""
-        return await asyncio.wrap_future(self.submit(*inputs, **named))
+        outputs = await asyncio.wrap_future(self.submit(*inputs, **named))
+        self._log.warn()
+        return outputs
 
     def stream(self, batches: Iterable[Any]) -> Iterator[Outputs]:
         """Run many micro-batches, pipelined; yields results in the order of the inputs.
@@ -352,7 +354,7 @@ class Deployment(Closing, Shown):
         wanted = Opening(program, endpoints, options, check, None)
         if isinstance(opening.recovery, BundleRecovery):
             recovery = BundleRecovery(bundle, self._workers, endpoints, opening.recovery.spares)
-            wanted = replace(wanted, recovery=recovery, holds=recovery.holds())
+            wanted = replace(wanted, recovery=recovery, holds=recovery.holds(taking))
         self._runner.move(wanted)
         self.bundle = bundle
 

@@ -132,6 +132,18 @@ def test_a_machine_is_drained_and_comes_back(undrained: LocalWorkers, maker: Pro
     assert [deployments_left(end) for end in undrained.endpoints.values()] == [(), (), ()]
 
 
+def test_all_machines_drain(undrained: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    batch = batches_for(program, 1)[0]
+    with Opened(undrained, program, maker) as opened:
+        expected = opened.session.run(batch)
+        for endpoint in undrained.endpoints.values():
+            drain(endpoint)
+        why = f"Drained, and free after `tvm-split drain MACHINE --undo`: {A}, {B}, {C}"
+        eventually(lambda: any(why in event.cause for event in opened.events), "an event says why none moves")
+        assert same(opened.session.run(batch), expected)
+
+
 def test_a_machine_that_died_comes_back(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     """The worker that is started again has another address and no blobs."""
     program = chain(maker)
