@@ -362,6 +362,7 @@ class Supervisor:
         self._on_placed(placement)
         try:
             self._dispatcher.attach(placement.links)
+            self._returns.away.difference_update(placement.program.machines)
             self._returns.expect({*self._wanted.program.machines} - {*placement.program.machines})
             pause_seconds, where = time.monotonic() - began, placement_of(placement.program)
             self._event(kind, machine, cause, pause_seconds=pause_seconds, replayed=replayed, placement=where)

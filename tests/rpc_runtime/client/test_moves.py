@@ -73,9 +73,8 @@ class Opened:
             timeout_seconds=PATIENCE_SECONDS,
             recovery=recovery,  # type: ignore[arg-type]
             on_event=self._take,
-            move_times=SOON,
             watch=WatchTimeouts(silence_seconds=PATIENCE_SECONDS),  # no false alarm on a busy machine
-            **options,  # type: ignore[arg-type]
+            **{"move_times": SOON, **options},  # type: ignore[arg-type]
         )
 
     def _take(self, event: DeploymentEvent) -> None:
@@ -158,6 +157,21 @@ def test_a_machine_that_died_comes_back(mortals: LocalWorkers, maker: ProgramMak
             assert opened.kinds[:2] == [("failure", B), ("recovered", B)]
             assert ("returned", B) in opened.kinds
         assert same(opened.session.run(batches[0]), expected[0])
+
+
+def test_a_machine_that_its_owner_uses_again_is_not_away(mortals: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    batch = batches_for(program, 1)[0]
+    recovery, times = AnyMachine(program, mortals), replace(SOON, steady_seconds=PATIENCE_SECONDS)
+    with Opened(mortals, program, maker, recovery=recovery, move_times=times) as opened:
+        expected = opened.session.run(batch)
+        kill(mortals, B)
+        assert same(opened.session.run(batch), expected)
+        mortals.restart(B)
+        move_to(opened.session, program, maker, endpoints=mortals.endpoints)
+        kill(mortals, C)
+        assert same(opened.session.run(batch), expected)
+        assert [stage.machine for stage in opened.session.program.stages[:2]] == [A, B]
 
 
 def test_without_recovery_nothing_moves(undrained: LocalWorkers, maker: ProgramMaker) -> None:
