@@ -334,6 +334,7 @@ class Deployment(Closing, Shown):
             InputError: the stages run in this process.
             ClusterError, WorkerUnavailableError: as `deploy`.
         """
+        self._runner.require_usable()
         if not isinstance(self._runner, Session):
             raise InputError("stages in this process cannot be moved: close the deployment, and deploy the bundle")
         bundle = as_bundle(bundle)

@@ -12,6 +12,7 @@ import tvm_split
 from rpc_runtime.client.bystander import HELD, running_on
 from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import describe, describe_all
+from rpc_runtime.errors import WorkerError
 from rpc_runtime.program.specs import weight_bytes
 from rpc_runtime.transports.liveness import USUAL_WATCH
 from tests.helpers.placement.predictions import machine_prediction, prediction
@@ -77,6 +78,8 @@ def test_the_plan_changes_while_a_machine_that_held_stages_is_away(bundle: tvm_s
             assert np.array_equal(deployment.run(x)[0], expected)
             held = describe(workers.endpoints[A], PATIENCE_SECONDS).deployments
             assert {one.model.endswith(HELD) for one in held} == ({False, True} if spares else {False})
+        with pytest.raises(WorkerError, match="this pipeline is closed"):
+            deployment.move(bundle)
 
 
 @pytest.fixture(scope="module")
