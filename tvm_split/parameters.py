@@ -41,7 +41,7 @@ Seconds = Annotated[float, Number, Field(gt=0, le=1e9)]
 
 @cache
 def _checked_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of the parameters that `fitting` validates: bool, str, Path and ``Annotated`` types."""
+    """Return the types of the parameters that `fitting` validates: ``Annotated`` and simple types, and literals."""
     inner = inspect.unwrap(function)
     # Without the type of the result, which a module may import later.
     parameters = {name: kind for name, kind in inner.__annotations__.items() if name != "return"}
@@ -54,7 +54,7 @@ def _is_checked(kind: Any) -> bool:
         return all(map(_is_checked, get_args(kind)))
     if get_origin(kind) is Annotated:
         return not any(getattr(part, "alias", None) for part in kind.__metadata__)  # Pydantic warns of an alias here.
-    return kind in (bool, str, Path, NoneType)
+    return kind in (bool, str, Path, NoneType) or get_origin(kind) is Literal
 
 
 def fitting(function: Callable[..., Any], name: str, value: Any, error: type[TvmSplitError] = InputError) -> Any:

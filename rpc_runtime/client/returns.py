@@ -33,7 +33,8 @@ USUAL_MOVE_TIMES = MoveTimes()
 class Returns:
     """The machines that are ``away``, each watched by a thread until it returns, or `close`.
 
-    ``ask`` returns the worker of a machine, or None; ``on_return`` is called with each machine that has returned.
+    ``ask`` returns the worker of a machine, or None; ``on_return`` is called with each machine that has returned, if
+    it is still in ``away``: one that is used again is taken out.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Returns:
         times, process = self._times, 0
         since = answered = time.monotonic()
         seconds = times.ask_seconds
-        while not self._closed.wait(seconds):
+        while not self._closed.wait(seconds) and machine in self.away:
             worker, now = self._ask(machine), time.monotonic()
             if worker is None or worker.draining:
                 process = 0

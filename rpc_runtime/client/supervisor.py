@@ -29,7 +29,7 @@ from rpc_runtime.client.opening import Opening, Recovery, accept_all
 from rpc_runtime.client.placement import Placement
 from rpc_runtime.client.returns import MoveTimes, Returns
 from rpc_runtime.client.watch import Failure, ReportKind
-from rpc_runtime.client.worker_client import SIGN_OF_LIFE_SECONDS, WorkerDescription, answering, describe
+from rpc_runtime.client.worker_client import SIGN_OF_LIFE_SECONDS, WorkerDescription, answering, describe, not_drained
 from rpc_runtime.errors import TvmSplitError, WorkerError, WorkerUnavailableError
 from rpc_runtime.program.events import FAILURE
 from rpc_runtime.program.routes import CLIENT
@@ -256,8 +256,14 @@ class Supervisor:
         workers = answering({name: endpoint for name, endpoint in endpoints.items() if name not in avoided})
         if silent := {*required} - {*workers} - {*avoided}:
             raise WorkerUnavailableError(f"{', '.join(sorted(silent))} did not answer in time")
-        workers = {name: worker for name, worker in workers.items() if not worker.draining}
-        program = recovery.place({*endpoints} - {*workers}, workers)
+        free = not_drained(workers)
+        try:
+            program = recovery.place({*endpoints} - {*free}, free)
+        except WorkerUnavailableError as error:
+            if not (drained := ", ".join(sorted({*workers} - {*free}))):
+                raise
+            text = f"{error}. Drained, and free after `tvm-split drain MACHINE --undo`: {drained}"
+            raise WorkerUnavailableError(text) from error
         return replace(self._wanted, program=program, endpoints=endpoints)
 
     def _opened(self, placement: Placement) -> Placement:
@@ -299,6 +305,7 @@ class Supervisor:
         self._on_placed(placement)
         try:
             self._dispatcher.attach(placement.links, placement.opening.in_flight)
+            self._returns.away.difference_update(placement.program.machines)
             self._returns.expect({*self._wanted.program.machines} - {*placement.program.machines})
             pause_seconds, where = time.monotonic() - began, placement_of(placement.program)
             self._event(kind, machine, cause, pause_seconds=pause_seconds, replayed=replayed, placement=where)

@@ -173,6 +173,11 @@ def answering(endpoints: Mapping[str, WorkerEndpoint]) -> dict[str, WorkerDescri
     return answers_of(endpoints, lambda machine: describe(endpoints[machine], SIGN_OF_LIFE_SECONDS))[0]
 
 
+def not_drained(workers: Mapping[str, WorkerDescription]) -> dict[str, WorkerDescription]:
+    """Return the workers that take new deployments."""
+    return {machine: worker for machine, worker in workers.items() if not worker.draining}
+
+
 class WorkerClient:
     """A control connection to one worker. Every call has a deadline, and its errors name the worker.
 

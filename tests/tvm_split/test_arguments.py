@@ -140,6 +140,9 @@ PLANS: dict[str, Callable[[tvm_split.Model, tvm_split.Cluster], Any]] = {
     "a number as a folder": lambda model, cluster: tvm_split.tune(model, cluster, database=3),
     "a number as a budget": lambda model, cluster: tvm_split.solve("problem.json", budget=3.0),
     "tune nothing": lambda model, cluster: tvm_split.tune(model, 3),
+    "an unknown answer to failures": lambda model, cluster: tvm_split.compile_and_deploy(
+        network(), (X,), cluster, on_failure="recovr"
+    ),
     "deploy a plan": lambda model, cluster: tvm_split.deploy(tvm_split.plan(model, cluster, stages=2), cluster),
     "deploy swapped": lambda model, cluster: tvm_split.deploy(cluster, model),
     "deploy a folder": lambda model, cluster: tvm_split.deploy("nope", cluster),

@@ -39,7 +39,7 @@ from rpc_runtime.processes import clear_away, take_stdout
 from rpc_runtime.registry import PluginWarning, Registry
 from tvm_split.cli.options import has_hidden, with_groups
 from tvm_split.display.console import STDOUT, print_error, print_note
-from tvm_split.errors import CacheWarning, CompileWarning, NoPlanError, UntriedVersionWarning
+from tvm_split.errors import CacheWarning, CompileWarning, NoPlanError, RecoveryWarning, UntriedVersionWarning
 
 UsageError: type[Exception] = cast(type[Exception], typer.BadParameter.__base__)
 """The class of all that typer refuses; typer does not export it."""
@@ -314,7 +314,7 @@ def run_application() -> None:
     """Run the command of this process's arguments and end the process."""
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # from libraries, about code that a user cannot change
-        for category in (CacheWarning, CompileWarning, PluginWarning, UntriedVersionWarning):
+        for category in (CacheWarning, CompileWarning, PluginWarning, RecoveryWarning, UntriedVersionWarning):
             warnings.simplefilter("always", category)
         # Leave out the position in our code, which does not help a user.
         warnings.showwarning = lambda message, *_, **__: _print_warning(str(message))

@@ -326,13 +326,14 @@ class Deployment(Closing, Shown):
             InputError: the stages run in this process.
             ClusterError, WorkerUnavailableError: as `deploy`.
         """
+        self._runner.require_usable()
         if not isinstance(self._runner, Session):
             raise InputError("stages in this process cannot be moved: close the deployment, and deploy the bundle")
         bundle = as_bundle(bundle)
         check_same_model(self.bundle, bundle)
         check_machines(bundle.program, self._workers)
         on_transfer = self._runner.opening.on_transfer
-        self._runner.move(opening_of(bundle, self._workers, self._options, on_transfer))
+        self._runner.move(opening_of(bundle, self._workers, self._options, on_transfer, is_move=True))
         self.bundle = bundle
 
     def close(self) -> None:

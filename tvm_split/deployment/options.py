@@ -44,3 +44,5 @@ class DeployOptions:
 
     def __post_init__(self) -> None:
         fit_fields(self, InputError)
+        if self.on_failure == "raise" and (self.standby or self.spares):
+            raise InputError('machines on standby and spares take stages over: leave on_failure="raise" out')

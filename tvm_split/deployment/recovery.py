@@ -7,7 +7,7 @@ import math
 import threading
 import warnings
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rpc_runtime.client.deployment_event import DeploymentEvent
-from rpc_runtime.client.worker_client import WorkerDescription, describe_all
+from rpc_runtime.client.worker_client import WorkerDescription
 from rpc_runtime.errors import TvmSplitError, WorkerUnavailableError
 from rpc_runtime.program.placing import held, place
 from rpc_runtime.program.program import Program
@@ -33,6 +33,8 @@ from tvm_split.placement.prediction import Prediction
 
 logger = logging.getLogger(__name__)
 
+Describe = Callable[[Mapping[str, WorkerEndpoint]], Mapping[str, WorkerDescription]]
+"""Returns the descriptions of the workers at these addresses."""
 MOST_EVENTS = 1000
 """The number of latest events that a deployment keeps."""
 
@@ -77,15 +79,20 @@ class BundleRecovery:
                 return placed(elsewhere)
         return placed(unfit)
 
-    def holds(self) -> list[Program]:
-        """Return the stages that machines on standby hold; with `spares`, also those that others would take."""
+    def holds(self, describe: Describe) -> list[Program]:
+        """Return the stages that machines on standby hold; with `spares`, also those that others would take.
+
+        Machines that ``describe`` leaves out hold nothing.
+        """
         program = self._bundle.program
         standby = {machine.name for machine in self._workers.machines if machine.standby} - {*program.machines}
-        workers = describe_all({name: self._endpoints[name] for name in (self._endpoints if self.spares else standby)})
+        asked = self._endpoints if self.spares else {name: self._endpoints[name] for name in standby}
+        workers = describe(asked)
+        standby, away = standby & {*workers}, {*asked} - {*workers}
         wanted = {name: set(program.replicas) for name in standby}
         for lost in program.machines if self.spares else ():
             with contextlib.suppress(WorkerUnavailableError):  # nobody would take its stages
-                for stage in self.place((lost,), workers).stages:
+                for stage in self.place({lost, *away}, workers).stages:
                     wanted.setdefault(stage.machine, set()).add(stage.name)
         unfit = partial(self._unfit, workers, is_new=True)
         programs = {machine: held(program, machine, names, unfit) for machine, names in wanted.items()}

@@ -67,6 +67,7 @@ class Opened:
         self.events: list[DeploymentEvent] = []
         self.on: dict[str, Callable[[], object]] = {}
         recovery = options.pop("recovery", AnyMachine(program, workers))
+        move_times = options.pop("move_times", SOON)
         opening = Opening(
             program,
             workers.endpoints,
@@ -76,7 +77,7 @@ class Opened:
             watch=WatchTimeouts(silence_seconds=PATIENCE_SECONDS),  # no false alarm on a busy machine
             **options,  # type: ignore[arg-type]
         )
-        self.session = Session(opening, self._take, SOON)
+        self.session = Session(opening, self._take, move_times)  # type: ignore[arg-type]
 
     def _take(self, event: DeploymentEvent) -> None:
         self.events.append(event)
@@ -131,6 +132,18 @@ def test_a_machine_is_drained_and_comes_back(undrained: LocalWorkers, maker: Pro
     assert [deployments_left(end) for end in undrained.endpoints.values()] == [(), (), ()]
 
 
+def test_all_machines_drain(undrained: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    batch = batches_for(program, 1)[0]
+    with Opened(undrained, program, maker) as opened:
+        expected = opened.session.run(batch)
+        for endpoint in undrained.endpoints.values():
+            drain(endpoint)
+        why = f"Drained, and free after `tvm-split drain MACHINE --undo`: {A}, {B}, {C}"
+        eventually(lambda: any(why in event.cause for event in opened.events), "an event says why none moves")
+        assert same(opened.session.run(batch), expected)
+
+
 def test_a_machine_that_died_comes_back(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     """The worker that is started again has another address and no blobs."""
     program = chain(maker)
@@ -145,6 +158,21 @@ def test_a_machine_that_died_comes_back(mortals: LocalWorkers, maker: ProgramMak
             assert opened.kinds[:2] == [("failure", B), ("recovered", B)]
             assert ("returned", B) in opened.kinds
         assert same(opened.session.run(batches[0]), expected[0])
+
+
+def test_a_machine_that_its_owner_uses_again_is_not_away(mortals: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    batch = batches_for(program, 1)[0]
+    recovery, times = AnyMachine(program, mortals), replace(SOON, steady_seconds=PATIENCE_SECONDS)
+    with Opened(mortals, program, maker, recovery=recovery, move_times=times) as opened:
+        expected = opened.session.run(batch)
+        kill(mortals, B)
+        assert same(opened.session.run(batch), expected)
+        mortals.restart(B)
+        move_to(opened.session, program, maker, endpoints=mortals.endpoints)
+        kill(mortals, C)
+        assert same(opened.session.run(batch), expected)
+        assert [stage.machine for stage in opened.session.program.stages[:2]] == [A, B]
 
 
 def test_without_recovery_nothing_moves(undrained: LocalWorkers, maker: ProgramMaker) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,9 @@ import psutil
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from rpc_runtime.client.local_workers import LocalWorkers
+from rpc_runtime.client.worker_client import describe
+from rpc_runtime.wire.security import TOKEN_VARIABLE
 from tests.helpers.mappings import removed_libraries
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, wait_while_running
 
@@ -116,3 +120,24 @@ def test_a_command_whose_errors_nobody_reads_ends_as_well():
     """One signal may end all processes of a pipeline."""
     ended = subprocess.run([sys.executable, "-c", NOBODY_READS], check=False, timeout=PATIENCE_SECONDS)
     assert ended.returncode == 143
+
+
+def test_a_run_says_that_a_machine_died(start_process, bundle):
+    """And then ends on Ctrl-C."""
+    with LocalWorkers(("machine-a", "machine-b"), token="a-token-of-this-test") as workers:
+        first, second = workers.endpoints.values()
+        command = ("run", bundle, "--repeat", 10**7, "--cluster", f"at:{first.address},{second.address}")
+        places = {"PYTHONPATH": os.pathsep.join(sys.path), "TVM_SPLIT_PROGRESS": "0", TOKEN_VARIABLE: first.token}
+        process = start_process(*command, env={**os.environ, **places})
+        earlier = wait_while_running(process, lambda: computing(first))
+        os.kill(workers.process_ids["machine-b"], signal.SIGKILL)
+        wait_while_running(process, lambda: computing(first) - earlier)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, output) == (130, "")
+    assert re.fullmatch(r"warning: the deployment recovered in .*: machine 'machine-b' .*\ninterrupted\n", errors)
+
+
+def computing(endpoint):
+    """Return the names of a worker's deployments that compute."""
+    return {one.name for one in describe(endpoint, PATIENCE_SECONDS).deployments if one.micro_batches_per_second}

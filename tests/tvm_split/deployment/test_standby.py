@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import tvm_split
-from rpc_runtime.client.bystander import running_on
+from rpc_runtime.client.bystander import HELD, running_on
+from rpc_runtime.client.local_workers import LocalWorkers
 from rpc_runtime.client.worker_client import describe, describe_all
+from rpc_runtime.errors import WorkerError
 from rpc_runtime.program.specs import weight_bytes
 from rpc_runtime.transports.liveness import USUAL_WATCH
 from tests.helpers.placement.predictions import machine_prediction, prediction
@@ -62,6 +64,24 @@ def test_a_machine_on_standby_takes_over_and_may_be_lost(bundle: tvm_split.Bundl
         assert events("recovered") == [B, C]
 
 
+@pytest.mark.parametrize("spares", [False, True])
+def test_the_plan_changes_while_a_machine_that_held_stages_is_away(bundle: tvm_split.Bundle, spares: bool) -> None:
+    x = np.ones((1, 4), np.float32)
+    with LocalWorkers((A, B, C)) as workers:
+        machines = tuple(Machine(name, endpoint=at, standby=name == C) for name, at in workers.endpoints.items())
+        with tvm_split.deploy(bundle, Cluster(machines), spares=spares) as deployment:
+            expected = deployment.run(x)[0]
+            os.kill(workers.process_ids[C], signal.SIGKILL)
+            eventually(lambda: [event.kind for event in deployment.events] == ["standby lost"], "its loss is an event")
+            deployment.move(bundle)
+            assert [event.kind for event in deployment.events] == ["standby lost", "moved"]
+            assert np.array_equal(deployment.run(x)[0], expected)
+            held = describe(workers.endpoints[A], PATIENCE_SECONDS).deployments
+            assert {one.model.endswith(HELD) for one in held} == ({False, True} if spares else {False})
+        with pytest.raises(WorkerError, match="this pipeline is closed"):
+            deployment.move(bundle)
+
+
 @pytest.fixture(scope="module")
 def three() -> Iterator[Workers]:
     """Two machines, and one on standby."""
@@ -106,7 +126,7 @@ def test_a_lost_replica_goes_to_an_idle_machine(bundle: tvm_split.Bundle, three:
 
 def test_what_is_held(bundle: tvm_split.Bundle, three: Workers) -> None:
     def held(bundle: tvm_split.Bundle, workers: Workers, *, spares: bool) -> dict[str, tuple[str, ...]]:
-        programs = BundleRecovery(bundle, workers, workers.endpoints(), spares).holds()
+        programs = BundleRecovery(bundle, workers, workers.endpoints(), spares).holds(describe_all)
         return {program.machines[0]: tuple(program.replicas) for program in programs}
 
     assert held(bundle, three, spares=False) == {C: ("stage_0", "stage_1")}
