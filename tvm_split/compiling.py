@@ -4,7 +4,6 @@ import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,7 +16,7 @@ from rpc_runtime.scratch import ScratchFolder
 from schedules.tuning.database import TuningDatabase
 from tvm_split.arguments import ModelLike, PlanLike, as_model, as_plan
 from tvm_split.compiler.blob_folder import BlobFolder
-from tvm_split.compiler.build_cache import keep, key_of, recall
+from tvm_split.compiler.build_cache import keep, key_of, recall, tvm_versions
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, needs_of
 from tvm_split.compiler.partition import Partition, tensor_spec
@@ -170,8 +169,7 @@ def _compiled(
     program = _with_codecs(program, plan)
     readable = {"annotated": annotated, **whole.machine_modules()}
     ir = {name: module.script(show_meta=False) for name, module in readable.items()}
-    versions = {name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}
-    return Bundle(model.name, plan, program, ir, kernels, versions, Verified.NO, blobs, cuda)
+    return Bundle(model.name, plan, program, ir, kernels, dict(tvm_versions()), Verified.NO, blobs, cuda)
 
 
 def _with_codecs(program: Program, plan: Plan) -> Program:

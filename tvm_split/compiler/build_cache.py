@@ -50,8 +50,14 @@ def default_folder() -> Path:
 def key_of(targets: Iterable[Mapping[str, Any]], **parts: Any) -> str:
     """Return a SHA-256 of ``parts`` (JSON values), the versions of the targets' compilers, and this project's code."""
     tools = sorted({str(needs_of(target)) for target in targets})
-    compilers = [version("apache-tvm"), version("apache-tvm-ffi"), *tools]
+    compilers = [*tvm_versions().values(), *tools]
     return hashlib.sha256(json.dumps([compilers, _code_digest(), parts], sort_keys=True).encode()).hexdigest()
+
+
+@functools.cache
+def tvm_versions() -> Mapping[str, str]:
+    """Return the versions of TVM's packages by name: read once, since each kernel has a key."""
+    return MappingProxyType({name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")})
 
 
 @functools.cache
