@@ -33,15 +33,15 @@ Count = Annotated[int, Number, Field(ge=1)]
 Share = Annotated[float, Number, Field(ge=0, le=1)]
 Size = Annotated[int, Number, Field(ge=1, le=2**31 - 1)]
 """The size of an axis: some importers and frameworks use 32-bit sizes."""
-OnFailure = Literal["raise", "recover"]
-"""What a deployment does when one of its machines fails."""
+OnFailure = Annotated[Literal["raise", "recover"], Field()]
+"""What a deployment does when one of its machines fails. A bare literal would not be validated."""
 Seconds = Annotated[float, Number, Field(gt=0, le=1e9)]
 """A duration; its sum with the seconds since 1970 must fit into gRPC's 64 bits of nanoseconds."""
 
 
 @cache
 def _checked_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the types of the parameters that `fitting` validates: ``Annotated`` and simple types, and literals."""
+    """Return the types of the parameters that `fitting` validates: bool, str, Path and ``Annotated`` types."""
     inner = inspect.unwrap(function)
     # Without the type of the result, which a module may import later.
     parameters = {name: kind for name, kind in inner.__annotations__.items() if name != "return"}
@@ -54,7 +54,7 @@ def _is_checked(kind: Any) -> bool:
         return all(map(_is_checked, get_args(kind)))
     if get_origin(kind) is Annotated:
         return not any(getattr(part, "alias", None) for part in kind.__metadata__)  # Pydantic warns of an alias here.
-    return kind in (bool, str, Path, NoneType) or get_origin(kind) is Literal
+    return kind in (bool, str, Path, NoneType)
 
 
 def fitting(function: Callable[..., Any], name: str, value: Any, error: type[TvmSplitError] = InputError) -> Any:
