@@ -372,7 +372,7 @@ class Supervisor:
         try:
             recovery.refresh()
             return describe(recovery.endpoints()[machine], SIGN_OF_LIFE_SECONDS)
-        except TvmSplitError:
+        except (TvmSplitError, OSError, KeyError):  # KeyError: its launcher does not list it now
             return None
 
     def _event(self, kind: EventKind, machine: str, cause: str = "", **more: object) -> None:
