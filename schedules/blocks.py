@@ -5,7 +5,6 @@ The schedules for all targets share these functions, and those that inline block
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import prod
 
 import tvm
@@ -135,12 +134,6 @@ def last_line(error: object) -> str:
 def new_schedule(function: tirx.PrimFunc) -> s_tir.Schedule:
     # The fixed seed makes results reproducible. State checks would cost half of the scheduling time.
     return s_tir.Schedule(tvm.IRModule({"main": function}), seed=1, debug_mask="none", error_render_level="fast")
-
-
-@lru_cache(maxsize=1)
-def schedule_to_read(function: tirx.PrimFunc) -> s_tir.Schedule:
-    """Return a schedule for `find_parts` only; rules that look at a function one after the other get the same one."""
-    return new_schedule(function)
 
 
 def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:
