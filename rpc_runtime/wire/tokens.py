@@ -6,6 +6,7 @@ Tokens are random, so nobody finds one from its SHA-256, and how long a look-up 
 import logging
 import re
 import stat
+import threading
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -43,20 +44,21 @@ class Tokens:
     """
 
     def __init__(self, source: Path | Token) -> None:
-        self._source, self._fault = source, ""
+        self._source, self._fault, self._lock = source, "", threading.Lock()
         self._callers = dict(_read(source))
 
     def caller(self, metadata: Metadata) -> Caller | None:
         """Return who shows a known token in a call's metadata; None for a stranger."""
-        callers = self._callers
-        try:
-            current = dict(_read(self._source))
-            callers = {digest: Caller(caller.name, "") for digest, caller in callers.items()} | current
-            self._callers, self._fault = callers, ""
-        except (InputError, OSError) as error:
-            if self._fault != str(error):
-                logger.error("%s; the tokens that were read before stay valid", error)
-            self._fault = str(error)
+        with self._lock:  # of two calls at once, one tells a fault
+            try:
+                current = dict(_read(self._source))
+                self._callers = {digest: Caller(caller.name, "") for digest, caller in self._callers.items()} | current
+                self._fault = ""
+            except (InputError, OSError) as error:
+                if self._fault != str(error):
+                    logger.error("%s; the tokens that were read before stay valid", error)
+                self._fault = str(error)
+            callers = self._callers
         return next(filter(None, (callers.get(_digest(token)) for token in shown_tokens(metadata))), None)
 
 
