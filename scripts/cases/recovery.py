@@ -49,7 +49,7 @@ def ways(name: str, seconds: float, names: Sequence[str]) -> Iterator[Prepared]:
             if way in FAULTS:
                 threading.Timer(seconds / 2, os.kill, (workers.process_ids[MACHINES[1]], FAULTS[way])).start()
                 pause = max(after - before for before, after in pairwise(arrivals(deployment, arrays, seconds)))
-                (event,) = (event for event in deployment.events if event.kind == "recovered")
+                event = next(event for event in deployment.events if event.placement)
                 return {"pause_seconds": pause, "recovery_seconds": event.pause_seconds, "replayed": event.replayed}
             per_second = rate(arrivals(deployment, arrays, seconds))
             time.sleep(SETTLE_SECONDS)
