@@ -16,16 +16,22 @@ from functools import partial
 from itertools import pairwise
 
 import tvm_split
+from rpc_runtime.client.deployment_event import DeploymentEvent
 from scripts.cases.links import processor_seconds
 from scripts.cases.observing import SMALL, model_of
 from scripts.harness import Case, Ratio, Setup, Side
 from scripts.processes import Figures, Prepared
 from scripts.sides import arrivals, cluster_of, local_workers, rate
+from tests.helpers.waiting import eventually
 
 MACHINES = ("machine-a", "machine-b", "machine-c")
 SETTLE_SECONDS = 1.0
 """Threads spin for a while after their work."""
 FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "terminated": signal.SIGTERM}
+
+
+def _switches(deployment: tvm_split.Deployment) -> list[DeploymentEvent]:
+    return [event for event in deployment.events if event.placement]
 
 
 @contextmanager
@@ -49,7 +55,8 @@ def ways(name: str, seconds: float, names: Sequence[str]) -> Iterator[Prepared]:
             if way in FAULTS:
                 threading.Timer(seconds / 2, os.kill, (workers.process_ids[MACHINES[1]], FAULTS[way])).start()
                 pause = max(after - before for before, after in pairwise(arrivals(deployment, arrays, seconds)))
-                event = next(event for event in deployment.events if event.placement)
+                eventually(lambda: _switches(deployment), "the stages have moved")  # results may come before the event
+                event = _switches(deployment)[0]
                 return {"pause_seconds": pause, "recovery_seconds": event.pause_seconds, "replayed": event.replayed}
             per_second = rate(arrivals(deployment, arrays, seconds))
             time.sleep(SETTLE_SECONDS)
