@@ -97,12 +97,17 @@ class Supervisor:
     def move(self, wanted: Opening) -> None:
         """Change to another program; if it cannot be opened, raise the error, and the current one runs on."""
         with self._switching:
-            placement = self._opened(self._new(wanted))
-            holds = self._held(wanted)
+            with contextlib.ExitStack() as undo:
+                placement = self._opened(self._new(wanted))
+                undo.callback(placement.close, unload=False)
+                holds = self._held(wanted)
+                undo.pop_all()
             earlier, self._wanted, self._holds = self._holds, wanted, holds
-            self._change_to(placement, "", "its owner changed the plan")
-            for hold in earlier:
-                hold.close(unload=False)
+            try:
+                self._change_to(placement, "", "its owner changed the plan")
+            finally:
+                for hold in earlier:
+                    hold.close(unload=False)
 
     def _new(self, wanted: Opening) -> Placement:
         draining = None if wanted.recovery is None else self._draining

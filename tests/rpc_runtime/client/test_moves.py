@@ -242,6 +242,22 @@ def test_a_plan_that_cannot_be_opened_changes_nothing(
     assert opened.events == []
 
 
+def test_a_plan_whose_spare_stages_cannot_be_loaded_leaves_nothing(
+    undrained: LocalWorkers, maker: ProgramMaker
+) -> None:
+    program = one_stage(maker)
+    elsewhere = replace(program, stages=(replace(program.stages[0], machine=B),))
+    spare = replace(program, stages=(replace(program.stages[0], machine=C),))
+    batch = batches_for(program, 1)[0]
+    with Opened(undrained, program, maker) as opened:
+        expected = opened.session.run(batch)
+        drain(undrained.endpoints[C])
+        with pytest.raises(WorkerError, match=f"'{C}' is drained"):
+            move_to(opened.session, elsewhere, maker, holds=(spare,))
+        assert deployments_left(undrained.endpoints[B]) == ()
+        assert same(opened.session.run(batch), expected)
+
+
 @pytest.mark.parametrize("victim", [B, C])
 def test_a_machine_dies_while_another_one_or_itself_drains(
     mortals: LocalWorkers, maker: ProgramMaker, victim: str
