@@ -54,6 +54,19 @@ def spares_of(task: Task) -> list[Program]:
     return [hold for hold in holds if hold is not None]
 
 
+def opening_of(task: Task) -> Opening:
+    """Return how a task's program is opened."""
+    return Opening(
+        task.program,
+        task.endpoints,
+        lambda digest: task.blobs / digest,
+        timeout_seconds=task.timeout_seconds,
+        links=task.links,
+        recovery=AnyMachine(task),
+        holds=spares_of(task) if task.holds else (),
+    )
+
+
 class Client:
     """Carries out one task after the other; ``say`` sends a message."""
 
@@ -68,18 +81,7 @@ class Client:
         outcomes: list[Outcome] = []
         self._say("opening")
         try:
-            session = Session(
-                Opening(
-                    task.program,
-                    task.endpoints,
-                    lambda digest: task.blobs / digest,
-                    timeout_seconds=task.timeout_seconds,
-                    links=task.links,
-                    recovery=AnyMachine(task),
-                    holds=spares_of(task) if task.holds else (),
-                ),
-                on_event=partial(self._say, "event"),
-            )
+            session = Session(opening_of(task), on_event=partial(self._say, "event"))
         except TvmSplitError as error:
             self._say("over", f"{type(error).__name__}: {error}")
             wait_enough()

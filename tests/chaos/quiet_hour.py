@@ -22,10 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from rpc_runtime.client.deployment_event import DeploymentEvent
-from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.errors import TvmSplitError
-from tests.chaos.client import AnyMachine
+from tests.chaos.client import opening_of
 from tests.chaos.faults import SLOW_BYTES_PER_SECOND
 from tests.chaos.lab import Lab, relayed
 from tests.chaos.task import MACHINES, Arrays, Task, equal, own_folders
@@ -73,17 +72,7 @@ def client(way: str, seconds: float) -> None:
             time.sleep(0.005)
 
     try:
-        with Session(
-            Opening(
-                task.program,
-                task.endpoints,
-                lambda digest: task.blobs / digest,
-                timeout_seconds=task.timeout_seconds,
-                links=task.links,
-                recovery=AnyMachine(task),
-            ),
-            on_event=events.append,
-        ) as session:
+        with Session(opening_of(task), on_event=events.append) as session:
             for result in WAYS[way](session, batches()):
                 is_right = equal(tuple(result), task.expected[0])
                 right, wrong = right + is_right, wrong + (not is_right)
