@@ -34,6 +34,7 @@ from tests.helpers.rpc_runtime.worker_process import ROOT
 LOAD = 20
 CORES = 2
 C_CALL_SECONDS = 7
+IN_FLIGHT = 3  # 1 MiB takes 4 s at least on each of four links, and when time is up what is under way is waited for
 TIMEOUT_SECONDS = 300.0
 _BUSY = """\
 import os, sys, threading
@@ -72,7 +73,7 @@ def client(way: str, seconds: float) -> None:
             time.sleep(0.005)
 
     try:
-        with Session(opening_of(task), on_event=events.append) as session:
+        with Session(replace(opening_of(task), in_flight=IN_FLIGHT), on_event=events.append) as session:
             for result in WAYS[way](session, batches()):
                 is_right = equal(tuple(result), task.expected[0])
                 right, wrong = right + is_right, wrong + (not is_right)
