@@ -1,12 +1,16 @@
 """Plans from measurements, kept so that a known network starts without being planned again."""
 
+import hashlib
 import logging
 from dataclasses import asdict, replace
 
+from rpc_runtime.program.codecs import NONE
+from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.build_cache import keep, key_of, recall
 from tvm_split.compiler.machine_targets import resolve_targets
 from tvm_split.compiler.tuning_folder import open_database
 from tvm_split.errors import PlanError, ProfileError
+from tvm_split.model import Model
 from tvm_split.placement.plan import Plan
 from tvm_split.placement.profile import ClusterProfile
 from tvm_split.placement.strategy import STRATEGIES
@@ -68,8 +72,16 @@ def _key(planner: Planner) -> str:
         built_for=targets,
         links=[asdict(link) for link in cluster.links],
         shared_cores=[asdict(shared) for shared in cluster.shared_cores],
+        tried_on=_tried_on(model, cluster),
         tuned=None if tuned is None else tuned.digest,
     )
+
+
+def _tried_on(model: Model, cluster: Workers) -> list[str]:
+    """Return the digests of the example inputs, if codecs are tried on them; a codec's error is that for these."""
+    if all(link.codec == NONE for link in cluster.links):
+        return []
+    return [hashlib.sha256(array.tobytes()).hexdigest() for array in model.example_inputs or ()]
 
 
 def _fits(plan: Plan, known: ClusterProfile, planner: Planner) -> bool:

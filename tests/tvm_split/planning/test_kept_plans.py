@@ -23,12 +23,12 @@ HURRIED = {"time_limit_seconds": 0.1, "objective": "latency", "auto_shards": Fal
 """Demands with which each planning times one more kernel."""
 
 
-def model_of(scale: float = 1.0) -> tvm_split.Model:
+def model_of(scale: float = 1.0, example: float = 1.0) -> tvm_split.Model:
     torch.manual_seed(0)
     network = nn.Sequential(*(nn.Linear(*sizes) for sizes in ((8, 16), (16, 24), (24, 40), (40, 12)))).eval()
     with torch.no_grad():
         network[2].weight.mul_(scale)
-    return tvm_split.load_model(network, (torch.ones(2, 8),))
+    return tvm_split.load_model(network, (torch.full((2, 8), example),))
 
 
 def planned(
@@ -133,6 +133,15 @@ CHANGES: dict[str, Callable[[Known], tuple[tvm_split.Model, tvm_split.Cluster]]]
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_changed_network_or_cluster_is_planned_anew(change: Callable[..., Any], known: Known) -> None:
     assert planned(*change(known))[1]
+
+
+@pytest.mark.parametrize(("codec", "is_new"), [("int8", True), ("none", False)])
+def test_codecs_are_tried_on_the_inputs_of_now(codec: str, is_new: bool, known: Known) -> None:
+    """The error that a rounding codec makes, and thus whether it is allowed, is that for the example inputs."""
+    cluster = described(known.workers, links=(Link(A, B, 1e6, 1e-3, codec=codec),))
+    assert planned(known.model, cluster)[1]
+    assert not planned(known.model, cluster)[1]
+    assert planned(model_of(example=2.0), cluster)[1] == is_new
 
 
 @pytest.mark.parametrize("demands", [{"pin": {"0": B}}, {"objective": "throughput"}])
