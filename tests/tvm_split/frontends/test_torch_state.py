@@ -135,6 +135,23 @@ def test_state_of_closures() -> None:
     assert not kept
 
 
+def test_functions_of_texts_have_no_module() -> None:
+    """Networks that are made from a configuration evaluate the texts of their activations."""
+
+    class Evaluated(nn.Module):
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.activation = eval(text, {"torch": torch})
+
+        def forward(self, x: Any) -> Any:
+            return self.activation(x)
+
+    assert_equal_to_source(load_model(Evaluated("lambda x: torch.relu(x) + 1").eval(), torch.randn(3)))
+    keeping = "(lambda kept: lambda x: kept.update(sum=kept.get('sum', 0) + x) or kept['sum'] * 2)({})"
+    with pytest.raises(ModelImportError, match=r"kept\.sum"):
+        load_model(Evaluated(keeping).eval(), torch.ones(2))
+
+
 def test_a_buffer_that_is_only_written_is_no_state() -> None:
     class Scratch(nn.Module):
         def __init__(self) -> None:

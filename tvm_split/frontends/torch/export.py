@@ -318,7 +318,8 @@ def _containers(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _is_users(kind: type | FunctionType) -> bool:
-    return kind.__module__.partition(".")[0] not in _OF_OTHERS
+    module = kind.__module__ or ""  # a function that was made of text has none
+    return module.partition(".")[0] not in _OF_OTHERS
 
 
 class _Unreadable(torch.Tensor):  # type: ignore[misc]
