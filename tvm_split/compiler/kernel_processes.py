@@ -71,10 +71,12 @@ def compiled_objects(
     with ThreadPoolExecutor(MOST_PROCESSES) as threads, contextlib.ExitStack() as processes:
         running: list[Future[None]] = []
         for others in compile_here():
-            if others > 0 and not running:
+            if others > 0 and not texts:
                 texts.update({name: tvm.ir.save_json(kernels[name]).encode() for name in waiting})
-                started = [processes.enter_context(_process(target)) for _ in range(others)]
-                running = [threads.submit(compile_in, process) for process in started]
+                with contextlib.suppress(OSError):  # the system may not have room for them
+                    for _ in range(others):
+                        process = processes.enter_context(_process(target))
+                        running.append(threads.submit(compile_in, process))
         wait(running, TIMEOUT_SECONDS)
     list(compile_here())  # what other processes failed to
     return objects

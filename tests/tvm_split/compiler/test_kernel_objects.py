@@ -126,8 +126,12 @@ def test_a_process_whose_starter_was_killed_ends() -> None:
     assert process.wait(PATIENCE_SECONDS) == 0
 
 
-@pytest.mark.parametrize("code", ["", "import time; time.sleep(3600)"], ids=["ends", "hangs"])
-def test_a_process_that_ends_or_hangs_costs_only_time(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [[sys.executable, "-c", ""], [sys.executable, "-c", "import time; time.sleep(3600)"], ["/no/such/file"]],
+    ids=["ends", "hangs", "cannot start"],
+)
+def test_processes_that_fail_cost_only_time(other: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     target = host_target(1)
     functions = target_code(model_of(8, 16, 24), target, None).functions()
     kernels = {name: kernel.with_attr("global_symbol", name) for name, kernel in functions.items()}
@@ -135,7 +139,6 @@ def test_a_process_that_ends_or_hangs_costs_only_time(code: str, monkeypatch: py
     for name, value in {"LEAST_TIMED": 1, "SECONDS_PER_PROCESS": 1e-9, "TIMEOUT_SECONDS": 0.1}.items():
         monkeypatch.setattr(kernel_processes, name, value)
     start = subprocess.Popen
-    other = [sys.executable, "-c", code]
     monkeypatch.setattr(kernel_processes.subprocess, "Popen", lambda command, **how: start(other, **how))
     assert compiled_objects(kernels, target, math.inf, lambda done: None) == alone
 
