@@ -75,6 +75,14 @@ def written_through_an_alias(x: Tensor) -> list[Tensor]:
     return [y, y.neg_(), alias]
 
 
+def written_on_both_sides_of_a_dropout(x: Tensor) -> list[Tensor]:
+    y = x * 2
+    alias = functional.dropout(y, training=False)
+    alias.mul_(3)
+    y[0] = x[1]  # torch decomposes the whole
+    return [alias]
+
+
 def written_in_another_dtype(x: Tensor) -> list[Tensor]:
     y = (x * 2).int()
     y.add_(torch.ones(3, dtype=torch.int64)).mul_(y)
@@ -99,8 +107,8 @@ def filled_from_a_constant(x: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize(
     "function",
     [
-        written_after_a_view, written_through_an_alias, written_in_another_dtype, transposed_in_place,
-        filled_from_a_constant,
+        written_after_a_view, written_through_an_alias, written_on_both_sides_of_a_dropout, written_in_another_dtype,
+        transposed_in_place, filled_from_a_constant,
     ],
 )  # fmt: skip
 def test_a_write_through_another_name(function: Callable[[Tensor], list[Tensor]]) -> None:

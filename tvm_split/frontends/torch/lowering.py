@@ -325,6 +325,12 @@ def _decompositions() -> tuple[Decompositions, Decompositions]:
     return {op: change for op, change in composites.items() if op not in taken_apart_anyway}, rest
 
 
+def _dropout(values: torch.Tensor, probability: float, is_training: bool) -> torch.Tensor:
+    """Return ``values`` themselves in evaluation mode, as torch does; its decomposition returns a copy."""
+    training = is_training and probability > 0
+    return aten.native_dropout.default(values, probability, True)[0] if training else values
+
+
 def _lowered_by_torch(program: ExportedProgram, sizes: Mapping[str, int]) -> Lowered:
     composites, decompositions = _decompositions()
     try:
@@ -333,7 +339,7 @@ def _lowered_by_torch(program: ExportedProgram, sizes: Mapping[str, int]) -> Low
             # hundreds of composite operators, which takes most of an import's time.
             whole = _decompose_exported_program(
                 program,
-                cia_to_decomp=composites,
+                cia_to_decomp={**composites, aten.dropout.default: _dropout},
                 python_decomp_table=decompositions,
                 joint_loss_index=None,
                 decompose_custom_triton_ops=False,
