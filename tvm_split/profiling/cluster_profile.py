@@ -101,7 +101,7 @@ def measured_pieces(model: Model, cluster: Cluster, database: str | Path | None 
     shared = shared_cores(cluster, cores)
     kept: dict[str, float | str] = {"shared_cores": entry_key(shared_cores=[asdict(group) for group in shared])}
     for one in times:
-        kept[one.name] = entry_key(identity=dict(one.machine.identity), cores=one.machine.cores.count)
+        kept[one.name] = entry_key(identity=dict(one.machine.identity))
         kept.update({f"{one.name} {key}": kept_seconds for key, kept_seconds in one.kept.items()})
     profile = ClusterProfile(
         model=model.name,

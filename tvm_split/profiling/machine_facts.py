@@ -67,7 +67,7 @@ def machine_facts(cluster: Workers, targets: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _in_cluster(facts: MachineFacts, cluster: Workers, all_facts: Sequence[MachineFacts]) -> MachineFacts:
-    """Return ``facts`` with the machine's part of the free memory, and its name and core limits in ``identity``."""
+    """Return ``facts`` with the machine's part of the free memory, and its name and cores in ``identity``."""
     neighbours = [peer for peer in all_facts if peer.host == facts.host]
     if facts.has_gpu:
         neighbours = [peer for peer in neighbours if facts.device and peer.device == facts.device] or [facts]
@@ -82,6 +82,7 @@ def _in_cluster(facts: MachineFacts, cluster: Workers, all_facts: Sequence[Machi
             "launcher": cluster.launcher.name if cluster.launcher.on_this_host else "",
             "machine": facts.name,
             "threads": facts.threads,
+            "cores": facts.cores.count,
             "core_quota": facts.cores.quota,
         },
     )

@@ -11,6 +11,7 @@ from torch import nn
 
 import tvm_split
 from rpc_runtime import hardware
+from rpc_runtime.hardware import HostCores
 from tests.helpers.scripted_kernels import Noise, ScriptedKernels
 from tvm_split import Cluster, Machine
 from tvm_split.errors import ProfileError
@@ -154,6 +155,16 @@ def test_what_is_kept_is_used_unless_one_kernel_is_faster_or_surely_slower(
     noise.change(later)
     _, (again, *_) = measured_pieces(model, cluster, cache_folder=tmp_path)
     assert (again.measured, again.cached) == ((first.measured, 0) if is_measured_again else (0, first.measured))
+
+
+def test_times_are_kept_for_so_many_cores(
+    model: tvm_split.Model, tmp_path: Path, noise: Noise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one core, the machines of a host are not timed at the same time; on two, they slow each other down."""
+    for cores in (HostCores("", (0,)), HostCores("", (0, 1))):
+        monkeypatch.setattr(hardware, "own_cores", lambda cores=cores: cores)
+        _, reports = measured_pieces(model, Cluster.local(2), cache_folder=tmp_path)
+        assert all(report.cached == 0 and report.measured for report in reports)
 
 
 def test_what_no_round_confirms_is_a_doubt_and_not_kept(model: tvm_split.Model, tmp_path: Path, noise: Noise) -> None:
