@@ -325,7 +325,7 @@ def _decompositions() -> tuple[Decompositions, Decompositions]:
     return {op: change for op, change in composites.items() if op not in taken_apart_anyway}, rest
 
 
-def _dropout(values: torch.Tensor, probability: float, is_training: bool) -> torch.Tensor:
+def _dropout(values: Any, probability: float, is_training: bool) -> Any:
     """Return ``values`` themselves in evaluation mode, as torch does; its decomposition returns a copy."""
     training = is_training and probability > 0
     return aten.native_dropout.default(values, probability, True)[0] if training else values
