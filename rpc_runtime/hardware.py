@@ -137,6 +137,11 @@ def usable_together(cores: Iterable[HostCores]) -> int:
 
 
 @cache
+def load_per_core() -> float:
+    """Return how many processes of the host computed or waited to in the last minute, on average, for each core."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
 def memory_domain() -> str:
     """Return an identifier of the processes that can share memory with this one; empty if it is not known.
 

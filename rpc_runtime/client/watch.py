@@ -18,6 +18,7 @@ import grpc
 
 from rpc_runtime.client.worker_client import WorkerClient, describe
 from rpc_runtime.errors import ProtocolError, StageError, TvmSplitError, WorkerError, WorkerUnavailableError
+from rpc_runtime.hardware import load_per_core
 from rpc_runtime.program.round_robin import Recurrence
 from rpc_runtime.program.routes import CLIENT
 from rpc_runtime.transports.liveness import USUAL_WATCH, MeasuredLiveness, WatchTimeouts
@@ -156,7 +157,7 @@ class WorkerWatch:
             TvmSplitError: a worker refused, cannot be reached, or is silent.
         """
         for machine, connection in self._connections.items():
-            self._lives[machine].hear()
+            self._lives[machine].hear(load_per_core())  # its own is not known yet; often this is the same host
             self._calls[machine] = connection.watch(self._beat_seconds, **self._request)
             self._begin(self._read, machine)
         self._begin(self._judge)
@@ -225,7 +226,7 @@ class WorkerWatch:
             moved = event.activity != self._activity.get(machine, 0)
             self._activity[machine] = event.activity
             self._heard[machine] = time.monotonic()
-            self._lives[machine].hear()
+            self._lives[machine].hear(event.load)
             for stage in event.stages:
                 self._finished[machine, stage.stage] = stage.finished
             self._changed.notify_all()
@@ -272,14 +273,14 @@ class WorkerWatch:
         """Ask a silent worker on a new connection; report that it has gone if it does not answer."""
         life, endpoint, asked = self._lives[machine], self._connections[machine].endpoint, time.monotonic()
         try:
-            describe(endpoint, self._timeouts.answer_seconds)
+            describe(endpoint, max(self._timeouts.answer_seconds, life.longest_gap_seconds))
             is_alive = True
         except TvmSplitError:
             is_alive = False
         with self._lock:
             self._asked.discard(machine)
-            is_alive = is_alive or self._heard.get(machine, 0.0) > asked
             seconds = life.silent_seconds
+            is_alive = is_alive or seconds < time.monotonic() - asked  # or this process was stopped meanwhile
             if is_alive:
                 life.hear()
         if is_alive:

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from rpc_runtime.errors import ProtocolError, WorkerError
 from rpc_runtime.execution.blob_store import BlobStore
 from rpc_runtime.execution.loaded_stage import WeightCache
+from rpc_runtime.hardware import load_per_core
 from rpc_runtime.program.events import SHOWN_LETTERS, Measured
 from rpc_runtime.program.measurements import KernelSet, TimingEffort
 from rpc_runtime.program.specs import BlobSpec
@@ -146,9 +147,9 @@ class WorkerService(ControlServicer):  # type: ignore[misc]
         try:
             if not context.add_callback(program.stop_waiting):
                 return
-            yield pb.WatchEvent()
+            yield pb.WatchEvent(load=load_per_core())
             while (event := program.next_event(beat_seconds)) is not None:
-                event.draining = self._draining
+                event.draining, event.load = self._draining, load_per_core()
                 yield event
         finally:
             self._drop(request.deployment)

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,9 @@ from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.session import Session
 from rpc_runtime.client.watch import Report, ReportKind, root_cause
 from rpc_runtime.errors import WorkerUnavailableError
+from rpc_runtime.transports.liveness import WatchTimeouts
 from rpc_runtime.wire import worker_pb2 as pb
-from tests.helpers.rpc_runtime.hostile_worker import HostileWorker
+from tests.helpers.rpc_runtime.hostile_worker import HostileWorker, describes_itself
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, batches_for, one_stage
 from tests.helpers.rpc_runtime.raw_calls import METHODS
@@ -72,3 +74,35 @@ def test_what_a_dead_worker_had_done_is_what_it_told(
         running.set()
         with pytest.raises(WorkerUnavailableError, match=message):
             pipeline.run(batches_for(program, 1)[0])
+
+
+def test_a_worker_of_a_busy_host_has_more_time(maker: ProgramMaker) -> None:
+    """It neither sends events nor answers on new connections for 2 s, and the second time not at all."""
+    loads, is_silent, has_waited = iter((20.0, 0.0)), threading.Event(), threading.Event()
+
+    def watch(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        load = next(loads)
+        yield pb.WatchEvent(load=load).SerializeToString()
+        is_silent.set()
+        time.sleep(2.0)
+        while context.is_active():
+            if load:
+                yield pb.WatchEvent(load=load).SerializeToString()
+                has_waited.set()
+            time.sleep(0.1)
+
+    def describe(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        if is_silent.is_set():
+            time.sleep(2.0)
+        yield from describes_itself(requests, context)
+
+    program, soon = one_stage(maker), WatchTimeouts(silence_seconds=0.5, answer_seconds=0.5)
+    answers = {METHODS["Watch"].path: watch, METHODS["Describe"].path: describe}
+    with HostileWorker(A, answers) as worker:
+        opening = Opening(program, {A: worker.endpoint}, maker.blob_path, timeout_seconds=PATIENCE_SECONDS, watch=soon)
+        with Session(opening) as session:
+            assert has_waited.wait(PATIENCE_SECONDS)
+            session.require_usable()
+        is_silent.clear()
+        with Session(opening) as session, pytest.raises(WorkerUnavailableError, match="silent"):
+            session.run(batches_for(program, 1)[0])
