@@ -120,6 +120,18 @@ def blocks_of(schedule: s_tir.Schedule) -> list[Block] | None:
     return blocks or None
 
 
+def anchors_of(function: tirx.PrimFunc) -> set[str]:
+    """Return the families of the function's anchors. No schedule is needed for it, which would cost a millisecond."""
+    families: set[str] = set()
+
+    def see(block: s_tir.SBlock) -> None:
+        if ANCHOR in block.annotations:
+            families.add(str(block.annotations[ANCHOR]))
+
+    structural_walk(function.body, (s_tir.SBlock, see))
+    return families
+
+
 def without_symbol(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return the function without its symbol name, so that equal kernels with different names compare equal."""
     return function.without_attr("global_symbol") if "global_symbol" in function.attrs else function
@@ -185,19 +197,23 @@ def inline_into_outputs(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> li
     blocks = blocks_of(schedule)
     if blocks is None or any(block.is_reduction for block in blocks):
         return None
-    return inline_between(schedule, function)
+    return _inline_between(schedule, function, blocks)
 
 
 def inline_between(schedule: s_tir.Schedule, function: tirx.PrimFunc) -> list[Block] | None:
     """Inline the blocks between inputs, reductions and outputs; return the others, or None if `blocks_of` fails."""
     blocks = blocks_of(schedule)
+    return None if blocks is None else _inline_between(schedule, function, blocks)
+
+
+def _inline_between(schedule: s_tir.Schedule, function: tirx.PrimFunc, blocks: Sequence[Block]) -> list[Block]:
     outputs = {buffer.name for buffer in buffers_of(function)}
 
     def stays(block: Block) -> bool:
         written = block.statement.writes
         return block.is_reduction or len(written) != 1 or written[0].source.name in outputs
 
-    return None if blocks is None else _inlined(schedule, blocks, stays)
+    return _inlined(schedule, blocks, stays)
 
 
 def finished_block(schedule: s_tir.Schedule, anchor: Block, tail: Sequence[Block]) -> s_tir.schedule.SBlockRV | None:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from tvm import s_tir, tirx
 
-from schedules.blocks import Parts, find_parts, new_schedule
+from schedules.blocks import Parts, anchors_of, find_parts, new_schedule
 from schedules.prefetch import prefetch_weights
 
 CHOICES_ATTRIBUTE = "tvm_split.choices"
@@ -77,6 +77,8 @@ class Template(Generic[Machine]):
 
     def space(self, function: tirx.PrimFunc, machine: Machine) -> Space | None:
         """Return the choices for a function, or None if the function is not of this family."""
+        if self.anchor not in anchors_of(function):
+            return None
         parts = find_parts(new_schedule(function), self.anchor)
         return None if parts is None else self.find_space(parts, machine)
 

@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import math
 import os
 import signal
 import sys
@@ -66,9 +67,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Seed torch, whose generator starts anywhere, before the fixtures of a test or its module are set up."""
+    """Set what is loaded by now, before the fixtures of a test or its module are set up.
+
+    Torch's generator starts anywhere. Other processes that compile kernels import TVM, for cores that run other tests.
+    """
     if torch := sys.modules.get("torch"):
         torch.default_generator.manual_seed(0)  # torch.manual_seed remembers where it was called, for each kind of GPU
+    if kernel_processes := sys.modules.get("tvm_split.compiler.kernel_processes"):
+        kernel_processes.SECONDS_PER_PROCESS = math.inf
 
 
 @pytest.fixture(scope="session", autouse=True)

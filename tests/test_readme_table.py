@@ -73,11 +73,10 @@ def test_to_workers_of_this_host(bundle: Path, folder: Path) -> None:
     assert "machine-b" in run("workers of this host")
 
 
-def test_to_machines_of_a_file(bundle: Path, folder: Path) -> None:
+def test_to_machines_of_a_file(bundle: Path, folder: Path, three_workers: tvm_split.Workers) -> None:
     (folder / "bundle").symlink_to(bundle)
-    with LocalWorkers(["machine-a", "machine-b"]) as workers:
-        write_lab(folder, workers.endpoints).rename("cluster.yaml")
-        assert "machine-b" in run("machines of a file")
+    write_lab(folder, three_workers.endpoints()).rename("cluster.yaml")
+    assert "machine-b" in run("machines of a file")
 
 
 def test_to_containers_of_compose(folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from tvm import relax, s_tir, te, tirx
 from tvm.relax import BlockBuilder
 
-from schedules.blocks import ANCHOR, blocks_of, new_schedule
+from schedules.blocks import ANCHOR, anchors_of, blocks_of, new_schedule
 from schedules.cpu.elementary import exp
 from schedules.cpu.elementwise import SMALLEST_PARALLEL
 from schedules.cpu.normalization import fits, reduce_rows, reshaped
@@ -101,6 +101,8 @@ def schedule_columns(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc |
 
     Iterators of reductions: outer, column | k; of the result: outer, k, column; between them: outer[, k], column.
     """
+    if COLUMNS not in anchors_of(function):
+        return None
     schedule = new_schedule(function)
     blocks = blocks_of(schedule)
     if blocks is None or blocks[-1].anchor != COLUMNS:

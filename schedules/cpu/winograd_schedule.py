@@ -7,7 +7,7 @@ cache. *Staged*: three parallel loops, the middle one over products and channel 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV
 
-from schedules.blocks import Block, Parts, find_parts, inline_tail, new_schedule
+from schedules.blocks import Block, Parts, anchors_of, find_parts, inline_tail, new_schedule
 from schedules.cpu.contraction import unroll_and_vectorize
 from schedules.cpu.elementwise import schedule_spatial_block
 from schedules.cpu.register_tile import RegisterTile, dividing_tile
@@ -27,6 +27,8 @@ PLANE_AXIS = 3
 
 def schedule_winograd(function: tirx.PrimFunc, traits: Traits) -> tirx.PrimFunc | None:
     """Schedule the blocks that `schedules.cpu.winograd` made and what follows; None for other functions."""
+    if FAMILY not in anchors_of(function):
+        return None
     schedule = new_schedule(function)
     parts = find_parts(schedule, FAMILY)
     if parts is None:

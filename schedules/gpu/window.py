@@ -9,7 +9,7 @@ from math import prod
 from tvm import s_tir, tirx
 from tvm.target import Target
 
-from schedules.blocks import Block, blocks_of, finished_block, new_schedule
+from schedules.blocks import Block, anchors_of, blocks_of, finished_block, new_schedule
 from schedules.gpu.default_rules import bind_elements, uses
 from schedules.gpu.tile import DEPTHWISE
 
@@ -19,11 +19,11 @@ LARGEST_WINDOW = 64
 
 def schedule_depthwise_conv2d(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     """Schedule a convolution with one input channel per output, from its anchor; None for other functions."""
+    if DEPTHWISE not in anchors_of(function):
+        return None
     schedule = new_schedule(function)
     blocks = blocks_of(schedule)
-    if blocks is None or not any(block.anchor == DEPTHWISE for block in blocks):
-        return None
-    return _windows(schedule, blocks)
+    return None if blocks is None else _windows(schedule, blocks)
 
 
 def schedule_pooling(function: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:

@@ -14,9 +14,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from scripts import bench, cases
+from scripts import bench, cases, harness
 from scripts.harness import BEST, Case, Limit, MakeSides, Options, Ratio, Report, Setup, Side, run
 from scripts.processes import Figures, Prepared
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait between measurements: these are not of this machine."""
+    monkeypatch.setattr(harness, "PAUSE_SECONDS", 0.0)
 
 
 def measured(case: Case, **options: Any) -> Report:

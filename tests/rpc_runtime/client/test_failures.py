@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import re
 import signal
 import subprocess
@@ -36,6 +35,7 @@ from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on, place
 from tests.helpers.rpc_runtime.program_maker import Body, ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, endless
 from tests.helpers.rpc_runtime.raw_calls import METHODS
+from tests.helpers.rpc_runtime.recoveries import kill
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stopped
 
 
@@ -55,15 +55,15 @@ def quick_workers() -> Iterator[LocalWorkers]:
         yield started
 
 
-def test_a_killed_worker_is_named_and_not_its_neighbour(own_workers: LocalWorkers, maker: ProgramMaker) -> None:
+def test_a_killed_worker_is_named_and_not_its_neighbour(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
-    pipe = open_on(own_workers, program, maker)
+    pipe = open_on(mortals, program, maker)
     results = pipe.stream(endless(program))
     assert len(list(itertools.islice(results, 50))) == 50
-    os.kill(own_workers.process_ids[B], signal.SIGKILL)
+    kill(mortals, B)
     with pytest.raises(WorkerUnavailableError) as caught:
         list(results)
-    for word in (B, own_workers.endpoints[B].address):
+    for word in (B, mortals.endpoints[B].address):
         assert word in str(caught.value)
     done = re.search(r"'two' \(at least (\d+) micro-batches done\)", str(caught.value))
     assert done is not None
@@ -75,9 +75,9 @@ def test_a_killed_worker_is_named_and_not_its_neighbour(own_workers: LocalWorker
     rest = ProgramMaker(maker.folder)
     assert rest.input("x") == x
     survivor = rest.program([rest.stage("one", C, [x], double)])
-    with open_on(own_workers, survivor, rest) as again:  # the other workers still run
+    with open_on(mortals, survivor, rest) as again:  # the other workers still run
         again.run(batches_for(survivor, 1)[0])
-    assert deployments_left(own_workers.endpoints[C]) == ()
+    assert deployments_left(mortals.endpoints[C]) == ()
 
 
 def test_a_hanging_worker_is_named(workers: LocalWorkers, maker: ProgramMaker) -> None:

@@ -2,16 +2,14 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from tvm.relax import op
 
@@ -21,7 +19,7 @@ from rpc_runtime.client.opening import Opening
 from rpc_runtime.client.placement import Placement
 from rpc_runtime.client.returns import MoveTimes, Returns
 from rpc_runtime.client.session import Session
-from rpc_runtime.client.worker_client import WorkerClient, WorkerDescription, describe
+from rpc_runtime.client.worker_client import WorkerDescription, describe
 from rpc_runtime.errors import TvmSplitError, WorkerError
 from rpc_runtime.program.program import InputSlice, Program
 from rpc_runtime.program.specs import TensorSpec
@@ -30,7 +28,7 @@ from rpc_runtime.wire.channels import WorkerEndpoint
 from tests.helpers.rpc_runtime.pipelines import deployments_left, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain, double, one_stage
-from tests.helpers.rpc_runtime.recoveries import AnyMachine, in_the_middle
+from tests.helpers.rpc_runtime.recoveries import AnyMachine, drain, in_the_middle, kill
 from tests.helpers.rpc_runtime.worker_process import Start, ready
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually
 
@@ -43,21 +41,6 @@ class Restarting(AnyMachine):
     def refresh(self) -> None:
         for name in self._workers.ended:
             self._workers.restart(name)
-
-
-@pytest.fixture
-def mortals() -> Iterator[LocalWorkers]:
-    """Workers that a test may kill."""
-    with LocalWorkers((A, B, C)) as started:
-        yield started
-
-
-@pytest.fixture
-def undrained(workers: LocalWorkers) -> Iterator[LocalWorkers]:
-    """Workers of other tests, which the test may drain."""
-    yield workers
-    for endpoint in workers.endpoints.values():
-        drain(endpoint, False)
 
 
 class Opened:
@@ -99,45 +82,33 @@ def move_to(session: Session, program: Program, maker: ProgramMaker, **more: Any
     session.move(replace(session.opening, program=program, blob_path=maker.blob_path, **more))
 
 
-def drain(endpoint: WorkerEndpoint, draining: bool = True) -> None:
-    with closing(WorkerClient(endpoint)) as client:
-        client.drain(draining, PATIENCE_SECONDS)
-
-
-def kill(workers: LocalWorkers, machine: str) -> None:
-    """Kill a worker, and return when it has ended."""
-    process = psutil.Process(workers.process_ids[machine])
-    process.kill()
-    eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE, "it has ended")
-
-
-def test_a_machine_is_drained_and_comes_back(undrained: LocalWorkers, maker: ProgramMaker) -> None:
+def test_a_machine_is_drained_and_comes_back(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
     batches = batches_for(program, 200)
-    with Opened(undrained, program, maker) as opened:
+    with Opened(mortals, program, maker) as opened:
         session = opened.session
         expected = [tuple(session.run(batch)) for batch in batches]
-        stream = session.stream(in_the_middle(batches, 60, partial(drain, undrained.endpoints[B])))
+        stream = session.stream(in_the_middle(batches, 60, partial(drain, mortals.endpoints[B])))
         assert [same(outputs, right) for outputs, right in zip(stream, expected, strict=True)] == [True] * 200
         eventually(lambda: opened.kinds == [("draining", B), ("moved", B)], "its stages have moved")
         assert B not in session.program.machines
-        assert deployments_left(undrained.endpoints[B]) == ()
-        assert describe(undrained.endpoints[B], PATIENCE_SECONDS).draining
+        assert deployments_left(mortals.endpoints[B]) == ()
+        assert describe(mortals.endpoints[B], PATIENCE_SECONDS).draining
         with pytest.raises(WorkerError, match=f"'{B}' is drained for maintenance .* `tvm-split drain {B} --undo`"):
-            Session(Opening(program, undrained.endpoints, maker.blob_path))
-        drain(undrained.endpoints[B], False)
+            Session(Opening(program, mortals.endpoints, maker.blob_path))
+        drain(mortals.endpoints[B], False)
         eventually(lambda: session.program == program, "its stages are back")
         assert same(session.run(batches[0]), expected[0])
     assert opened.kinds[2:] == [("returned", B), ("moved", B)]
-    assert [deployments_left(end) for end in undrained.endpoints.values()] == [(), (), ()]
+    assert [deployments_left(end) for end in mortals.endpoints.values()] == [(), (), ()]
 
 
-def test_all_machines_drain(undrained: LocalWorkers, maker: ProgramMaker) -> None:
+def test_all_machines_drain(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
     batch = batches_for(program, 1)[0]
-    with Opened(undrained, program, maker) as opened:
+    with Opened(mortals, program, maker) as opened:
         expected = opened.session.run(batch)
-        for endpoint in undrained.endpoints.values():
+        for endpoint in mortals.endpoints.values():
             drain(endpoint)
         why = f"Drained, and free after `tvm-split drain MACHINE --undo`: {A}, {B}, {C}"
         eventually(lambda: any(why in event.cause for event in opened.events), "an event says why none moves")
@@ -175,13 +146,13 @@ def test_a_machine_that_its_owner_uses_again_is_not_away(mortals: LocalWorkers, 
         assert [stage.machine for stage in opened.session.program.stages[:2]] == [A, B]
 
 
-def test_without_recovery_nothing_moves(undrained: LocalWorkers, maker: ProgramMaker) -> None:
+def test_without_recovery_nothing_moves(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
-    with Opened(undrained, program, maker, recovery=None) as opened:
-        drain(undrained.endpoints[B])
-        assert describe(undrained.endpoints[B], PATIENCE_SECONDS).draining
+    with Opened(mortals, program, maker, recovery=None) as opened:
+        drain(mortals.endpoints[B])
+        assert describe(mortals.endpoints[B], PATIENCE_SECONDS).draining
         opened.session.run(batches_for(program, 1)[0])
-        held = describe(undrained.endpoints[B], PATIENCE_SECONDS).deployments
+        held = describe(mortals.endpoints[B], PATIENCE_SECONDS).deployments
         assert [one.moves for one in held] == [False]
     assert opened.events == []
 
@@ -228,33 +199,31 @@ def test_another_plan_is_used_in_the_middle_of_streams_and_calls(
 
 
 def test_a_plan_that_cannot_be_opened_changes_nothing(
-    undrained: LocalWorkers, maker: ProgramMaker, tmp_path: Path
+    mortals: LocalWorkers, maker: ProgramMaker, tmp_path: Path
 ) -> None:
     program = one_stage(maker)
     other_maker = ProgramMaker(tmp_path / "other")
     batch = batches_for(program, 1)[0]
-    with Opened(undrained, program, maker) as opened:
+    with Opened(mortals, program, maker) as opened:
         expected = opened.session.run(batch)
-        drain(undrained.endpoints[C])
+        drain(mortals.endpoints[C])
         with pytest.raises(WorkerError, match=f"'{C}' is drained"):
             move_to(opened.session, in_halves(other_maker), other_maker)
         assert same(opened.session.run(batch), expected)
     assert opened.events == []
 
 
-def test_a_plan_whose_spare_stages_cannot_be_loaded_leaves_nothing(
-    undrained: LocalWorkers, maker: ProgramMaker
-) -> None:
+def test_a_plan_whose_spare_stages_cannot_be_loaded_leaves_nothing(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     program = one_stage(maker)
     elsewhere = replace(program, stages=(replace(program.stages[0], machine=B),))
     spare = replace(program, stages=(replace(program.stages[0], machine=C),))
     batch = batches_for(program, 1)[0]
-    with Opened(undrained, program, maker) as opened:
+    with Opened(mortals, program, maker) as opened:
         expected = opened.session.run(batch)
-        drain(undrained.endpoints[C])
+        drain(mortals.endpoints[C])
         with pytest.raises(WorkerError, match=f"'{C}' is drained"):
             move_to(opened.session, elsewhere, maker, holds=(spare,))
-        assert deployments_left(undrained.endpoints[B]) == ()
+        assert deployments_left(mortals.endpoints[B]) == ()
         assert same(opened.session.run(batch), expected)
 
 
@@ -305,10 +274,10 @@ def test_a_machine_dies_when_a_placement_is_connected(
 
 
 @pytest.mark.parametrize("by_owner", [True, False])
-def test_closing_during_a_move(undrained: LocalWorkers, maker: ProgramMaker, by_owner: bool) -> None:
+def test_closing_during_a_move(mortals: LocalWorkers, maker: ProgramMaker, by_owner: bool) -> None:
     program = chain(maker)
-    elsewhere = AnyMachine(program, undrained).place({B}, dict.fromkeys((A, C)))  # type: ignore[arg-type]
-    with Opened(undrained, program, maker) as opened:
+    elsewhere = AnyMachine(program, mortals).place({B}, dict.fromkeys((A, C)))  # type: ignore[arg-type]
+    with Opened(mortals, program, maker) as opened:
         session = opened.session
         closing_thread = threading.Thread(target=session.close)
 
@@ -321,11 +290,11 @@ def test_closing_during_a_move(undrained: LocalWorkers, maker: ProgramMaker, by_
                 move_to(session, elsewhere, maker, check=closed)
         else:
             opened.on["draining"] = closed
-            drain(undrained.endpoints[B])
+            drain(mortals.endpoints[B])
             eventually(lambda: closing_thread.ident is not None, "it is being closed")
         closing_thread.join(PATIENCE_SECONDS)
     assert "supervisor" not in {thread.name for thread in threading.enumerate()}
-    assert [deployments_left(end) for end in undrained.endpoints.values()] == [(), (), ()]
+    assert [deployments_left(end) for end in mortals.endpoints.values()] == [(), (), ()]
 
 
 def test_a_worker_that_gets_sigterm_is_left_first(start: Start, maker: ProgramMaker) -> None:
@@ -382,8 +351,8 @@ def test_a_machine_has_to_answer_for_longer_after_each_failure() -> None:
     assert returns.steady_seconds("desk") == 10
 
 
-def test_a_machine_returns_once_the_same_process_answers_and_does_not_drain(undrained: LocalWorkers) -> None:
-    worker = describe(undrained.endpoints[A], PATIENCE_SECONDS)
+def test_a_machine_returns_once_the_same_process_answers_and_does_not_drain(mortals: LocalWorkers) -> None:
+    worker = describe(mortals.endpoints[A], PATIENCE_SECONDS)
     again, draining = replace(worker, process_id=worker.process_id + 1), replace(worker, draining=True)
     answers: list[WorkerDescription | None] = [None, worker, again, draining, None, worker, draining, again, again]
     asked, returned = iter(answers), list[str]()

@@ -2,10 +2,7 @@
 
 import contextlib
 import itertools
-import os
-import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -23,14 +20,8 @@ from rpc_runtime.transports.transport import NO_SETTINGS, TRANSPORTS, transport_
 from tests.helpers.rpc_runtime.pipelines import deployments_left, open_on as open_with, over_grpc, same
 from tests.helpers.rpc_runtime.program_maker import ProgramMaker
 from tests.helpers.rpc_runtime.programs import A, B, C, batches_for, chain
-from tests.helpers.rpc_runtime.recoveries import AnyMachine, in_the_middle
+from tests.helpers.rpc_runtime.recoveries import AnyMachine, in_the_middle, kill
 from tests.helpers.waiting import PATIENCE_SECONDS, eventually, stopped
-
-
-@pytest.fixture
-def workers() -> Iterator[LocalWorkers]:
-    with LocalWorkers((A, B, C)) as started:
-        yield started
 
 
 def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **options: Any) -> Session:
@@ -40,34 +31,34 @@ def open_on(workers: LocalWorkers, program: Program, maker: ProgramMaker, **opti
 
 
 @pytest.mark.parametrize("transport", ["auto", "grpc"])
-def test_all_results_come_after_a_worker_is_killed(workers: LocalWorkers, maker: ProgramMaker, transport: str) -> None:
+def test_all_results_come_after_a_worker_is_killed(mortals: LocalWorkers, maker: ProgramMaker, transport: str) -> None:
     program, events = chain(maker), list[DeploymentEvent]()
     links = over_grpc(program) if transport == "grpc" else NO_SETTINGS
     batches = batches_for(program, 200)
-    with open_on(workers, program, maker, on_event=events.append, links=links) as session:
+    with open_on(mortals, program, maker, on_event=events.append, links=links) as session:
         expected = [tuple(session.run(batch)) for batch in batches]
-        stream = session.stream(in_the_middle(batches, 60, partial(os.kill, workers.process_ids[B], signal.SIGKILL)))
+        stream = session.stream(in_the_middle(batches, 60, partial(kill, mortals, B)))
         assert [same(outputs, right) for outputs, right in zip(stream, expected, strict=True)] == [True] * 200
         assert B not in session.program.machines
     assert [event.kind for event in events] == ["failure", "recovered"]
     assert [event.machine for event in events] == [B, B]
     assert all(B not in machines for machines in events[1].placement.values())
-    assert [deployments_left(workers.endpoints[name]) for name in (A, C)] == [(), ()]
+    assert [deployments_left(mortals.endpoints[name]) for name in (A, C)] == [(), ()]
 
 
-def test_calls_of_several_threads_survive_two_deaths(workers: LocalWorkers, maker: ProgramMaker) -> None:
+def test_calls_of_several_threads_survive_two_deaths(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
     batches = batches_for(program, 40)
-    with open_on(workers, program, maker) as session, ThreadPoolExecutor(4) as threads:
+    with open_on(mortals, program, maker) as session, ThreadPoolExecutor(4) as threads:
         expected = [tuple(session.run(batch)) for batch in batches]
         for victim in (A, C):
             calls = [threads.submit(session.run, batch) for batch in batches]
-            os.kill(workers.process_ids[victim], signal.SIGKILL)
+            kill(mortals, victim)
             assert all(same(call.result(), right) for call, right in zip(calls, expected, strict=True))
         assert session.program.machines == (B,)
 
 
-def test_readers_that_look_all_the_time_see_each_result_once(workers: LocalWorkers, maker: ProgramMaker) -> None:
+def test_readers_that_look_all_the_time_see_each_result_once(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     program, ended = chain(maker), threading.Event()
     batches = batches_for(program, 120)
 
@@ -88,11 +79,11 @@ def test_readers_that_look_all_the_time_see_each_result_once(workers: LocalWorke
                         computed.append(event.sequence)
         return results, computed, ascend
 
-    with open_on(workers, program, maker) as session, ThreadPoolExecutor(3) as threads:
+    with open_on(mortals, program, maker) as session, ThreadPoolExecutor(3) as threads:
         readers = [threads.submit(follow, session) for _ in range(3)]
         for victim, middle in ((B, 20), (C, 60)):
-            kill = partial(os.kill, workers.process_ids[victim], signal.SIGKILL)
-            assert sum(1 for _ in session.stream(in_the_middle(batches, middle, kill))) == len(batches)
+            stream = session.stream(in_the_middle(batches, middle, partial(kill, mortals, victim)))
+            assert sum(1 for _ in stream) == len(batches)
             eventually(lambda: session.machines == session.program.machines, "the recovery has ended")
         ended.set()
         for results, computed, ascend in (reader.result() for reader in readers):
@@ -101,37 +92,36 @@ def test_readers_that_look_all_the_time_see_each_result_once(workers: LocalWorke
             assert len(computed) == len({*computed}) >= 2 * len(batches)
 
 
-def test_a_worker_that_hangs_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:
+def test_a_worker_that_hangs_is_left(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
     batches = batches_for(program, 60)
-    with open_on(workers, program, maker) as session:
+    with open_on(mortals, program, maker) as session:
         expected = [tuple(session.run(batch)) for batch in batches]
         with contextlib.ExitStack() as stack:
-            freeze = partial(stack.enter_context, stopped(workers.process_ids[B]))
+            freeze = partial(stack.enter_context, stopped(mortals.process_ids[B]))
             stream = session.stream(in_the_middle(batches, 20, freeze))
             assert [same(outputs, right) for outputs, right in zip(stream, expected, strict=True)] == [True] * 60
-        eventually(lambda: deployments_left(workers.endpoints[B]) == (), "the worker has dropped its old placement")
+        eventually(lambda: deployments_left(mortals.endpoints[B]) == (), "the worker has dropped its old placement")
 
 
-def test_no_machine_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:
+def test_no_machine_is_left(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     program, events = chain(maker), list[DeploymentEvent]()
-    with open_on(workers, program, maker, on_event=events.append, timeout_seconds=5.0) as session:
+    with open_on(mortals, program, maker, on_event=events.append, timeout_seconds=5.0) as session:
         session.run(batches_for(program, 1)[0])
-        for process in workers.process_ids.values():
-            os.kill(process, signal.SIGKILL)
+        kill(mortals, A, B, C)
         with pytest.raises(WorkerUnavailableError, match=r"could not be moved.*1 results"):
             session.run(batches_for(program, 1)[0])
     assert [event.kind for event in events] == ["failure", "gave up"]
 
 
-def test_failures_are_not_counted_while_nothing_runs(workers: LocalWorkers, maker: ProgramMaker) -> None:
+def test_failures_are_not_counted_while_nothing_runs(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     """A deployment that waits for inputs for weeks outlives the weekly reboots of its machines."""
     program, events = chain(maker), list[DeploymentEvent]()
     batch = batches_for(program, 1)[0]
-    with open_on(workers, program, maker, on_event=events.append) as session:
+    with open_on(mortals, program, maker, on_event=events.append) as session:
         expected = session.run(batch)
         for number in range(1, 6):
-            caller = WorkerClient(workers.endpoints[session.program.machines[0]], session.deployment)
+            caller = WorkerClient(mortals.endpoints[session.program.machines[0]], session.deployment)
             caller.unload(PATIENCE_SECONDS)  # ends the placement there
             caller.close()
             eventually(lambda number=number: len(events) == 2 * number, "the failure is handled")
@@ -140,24 +130,23 @@ def test_failures_are_not_counted_while_nothing_runs(workers: LocalWorkers, make
 
 
 def test_links_that_end_with_their_job_are_not_opened_again(
-    workers: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch
+    mortals: LocalWorkers, maker: ProgramMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TRANSPORTS["shm"], "survives", False)
     program, events = chain(maker), list[DeploymentEvent]()
-    with open_on(workers, program, maker, on_event=events.append) as session:
+    with open_on(mortals, program, maker, on_event=events.append) as session:
         session.run(batches_for(program, 1)[0])
-        os.kill(workers.process_ids[B], signal.SIGKILL)
+        kill(mortals, B)
         with pytest.raises(WorkerUnavailableError, match=r"'machine-b'.*could not be moved: links by shm end with"):
             list(session.stream(itertools.cycle(batches_for(program, 1))))
     assert [event.kind for event in events] == ["failure", "gave up"]
     assert not transport_named("mpi").survives
 
 
-def test_closing_while_no_machine_is_left(workers: LocalWorkers, maker: ProgramMaker) -> None:
+def test_closing_while_no_machine_is_left(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     program, events = chain(maker), list[DeploymentEvent]()
-    session = open_on(workers, program, maker, on_event=events.append)
-    for process in workers.process_ids.values():
-        os.kill(process, signal.SIGKILL)
+    session = open_on(mortals, program, maker, on_event=events.append)
+    kill(mortals, A, B, C)
     eventually(lambda: bool(events), "the failure is noticed")
     session.close()
     assert "supervisor" not in {thread.name for thread in threading.enumerate()}

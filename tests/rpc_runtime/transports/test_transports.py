@@ -6,6 +6,7 @@ For MPI this runs as a rank: `test_mpi`.
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import random
 import signal
@@ -151,20 +152,19 @@ def test_no_more_is_under_way_than_there_are_credits(transport: str, caller_send
         assert receiver.wait(5)
 
 
-@every_transport
-def test_ends_that_say_nothing_stay_open(transport: str) -> None:
-    """Both ends send heartbeats for longer than an end may be silent."""
+def test_ends_that_say_nothing_stay_open() -> None:
+    """Both ends send heartbeats for longer than an end may be silent; by all transports at once."""
     routes, silent = routes_of(((8,), "uint8")), []
     timeouts = LinkTimeouts(beat_seconds=0.2, silence_seconds=2.0)
     with contextlib.ExitStack() as stack:
-        for caller_sends in (True, False):
+        for transport, caller_sends in itertools.product(NAMES, (True, False)):
             sender, receiver = Sender(routes, timeouts), Receiver(routes, timeouts)
             link = stack.enter_context(joined(transport, *ends(sender, receiver, caller_sends)))
-            silent.append((sender, receiver, *link))
+            silent.append((transport, sender, receiver, *link))
         time.sleep(timeouts.silence_seconds + 2 * timeouts.beat_seconds)
-        for sender, receiver, answering, calling in silent:
-            assert not answering.ended.is_set()
-            assert not calling.ended.is_set()
+        for transport, sender, receiver, answering, calling in silent:
+            assert not answering.ended.is_set(), transport
+            assert not calling.ended.is_set(), transport
             send_all(sender, routes, 1)
             assert receiver.wait(1)
 

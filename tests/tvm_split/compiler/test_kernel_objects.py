@@ -155,6 +155,6 @@ def test_two_processes_fill_the_cache_at_once(tmp_path: Path) -> None:
     )
     paths = [tmp_path / name for name in ("one", "two")]
     processes = [subprocess.Popen([sys.executable, "-c", script, str(path)]) for path in paths]
-    assert [process.wait(120) for process in processes] == [0, 0]
+    assert [process.wait(PATIENCE_SECONDS) for process in processes] == [0, 0]
     one, two = map(tvm_split.Bundle.load, paths)
     assert one == two
