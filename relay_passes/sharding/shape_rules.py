@@ -58,6 +58,21 @@ def _regrouped(axis: Axis, source: Sequence[int], target: Sequence[int]) -> Axis
     return None
 
 
+def expand_dims(operation: Operation) -> Rule:
+    axis, rank = operation.only_first(), len(operation.shape)
+    new = {int(index) % rank for index in operation.expression.attrs.axis}
+    return same_range(operation, axis, axis.at([index for index in range(rank) if index not in new][axis.index]))
+
+
+def squeeze(operation: Operation) -> Rule:
+    axis, removed, shape = operation.only_first(), operation.expression.attrs.axis, operation.operands[0].shape
+    every = [index for index, size in enumerate(shape) if size == 1]
+    gone = every if removed is None else [int(index) % len(shape) for index in removed]
+    if axis.index in gone:
+        raise operation.refused("it removes that axis")
+    return same_range(operation, axis, axis.at(axis.index - sum(index < axis.index for index in gone)))
+
+
 def permute(operation: Operation) -> Rule:
     axis, axes = operation.only_first(), operation.expression.attrs.axes
     rank = len(operation.shape)

@@ -1,0 +1,64 @@
+"""Which axes of a model's inputs and outputs are the rows of a batch, if these do not mix."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from relay_passes.sharding.free_rows import free_rows
+from relay_passes.sharding.region import ShardError
+from tvm_split.compiler.sharding import naming_layers
+from tvm_split.model import Model, Reference
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a model's batch: which inputs have them, along their first axis, and each output's axis of them.
+
+    ``mixed`` says why the rows are not independent, or are not known to be; empty if they are.
+    """
+
+    inputs: tuple[bool, ...] = ()
+    outputs: tuple[int, ...] = ()
+    mixed: str = "the bundle does not say that they are independent; compile the model again"
+
+
+UNKNOWN = Rows()
+
+
+def rows_of(model: Model) -> Rows:
+    """Return the rows of a model by the rules of its operators."""
+    try:
+        return Rows(*free_rows(model.module), mixed="")
+    except ShardError as error:
+        return Rows(mixed=naming_layers(model, error))
+
+
+def checked_rows(
+    rows: Rows,
+    reference: Reference,
+    inputs: Sequence[np.ndarray],
+    expected: Sequence[np.ndarray],
+    is_equal: Callable[[int, np.ndarray, np.ndarray], bool],
+) -> Rows:
+    """Return the rows, with a reason in ``mixed`` if the source computes other values for the last row elsewhere.
+
+    The source runs at a second size: on the last two rows, or with one more row before up to two. It may depend on the
+    number of rows, which the imported graph does not show. A source that takes one size only is not checked.
+    ``is_equal`` compares two arrays of an output, given its position.
+    """
+    if rows.mixed:
+        return rows
+    sized = [
+        (array[-2:] if len(array) > 2 else np.concatenate([array[:1, ..., ::-1], array])) if has_rows else array
+        for array, has_rows in zip(inputs, rows.inputs, strict=True)
+    ]
+    try:
+        actual = reference.outputs(sized)
+    except Exception:  # it takes this size only
+        return rows
+    for place, (axis, one, other) in enumerate(zip(rows.outputs, expected, actual, strict=True)):
+        if one.ndim != other.ndim or not is_equal(place, other.take([-1], axis), one.take([-1], axis)):
+            reason = f"in batches of other sizes the source gives output {place} of the same row other values"
+            return replace(rows, mixed=reason)
+    return rows
