@@ -1,13 +1,9 @@
 """Prove that the rows of a batch do not mix: a row of each output depends on the same row of the inputs, and no other.
 
-The proof follows the batch axis from the inputs through the sharding rules, without any machines. Beyond what a shard
-may do, no operation may read another row, add up rows, or read a value that differs from row to row and is no input.
-
-    x [4, 8] ─ linear ─ relu ─ softmax along axis 1 ─▶ [4, 8]       each row by itself
-    x [4, 8] ─ softmax along axis 0 ─▶ refused: it computes over that axis
+The proof follows the batch axis through the sharding rules. Beyond what a shard may do, no operation may need another
+row, add up rows, or read a value that differs from row to row and is no input.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, islice
 from math import prod
@@ -23,10 +19,8 @@ from relay_passes.sharding.region import ShardError
 from relay_passes.sharding.rule import Axis, Operand, Operation, operation_of
 from relay_passes.sharding.rules import RULES, rule_of
 
-MOST_TRIES = 64
-"""Most sets of inputs that are tried as those with rows."""
-MOST_READINGS = 1000
-"""Most ways to read the reshapes of a network of one row, in which the batch axis may be any axis of length 1."""
+MOST_TRIES = 200
+"""Most sets of inputs that are tried as those with rows; and for each, most readings of the reshapes."""
 
 
 def free_rows(module: tvm.IRModule) -> tuple[tuple[bool, ...], tuple[int, ...]]:
@@ -38,33 +32,27 @@ def free_rows(module: tvm.IRModule) -> tuple[tuple[bool, ...], tuple[int, ...]]:
         ShardError: an operation mixes rows, or an output has none; names it.
     """
     function = main_function(fold_remaining(module))
+    sizes = {parameter.name: shape_of(parameter)[0] for parameter in function.params if shape_of(parameter)}
+    alike = [[name for name in sizes if sizes[name] == rows] for rows in dict.fromkeys(sizes.values())]
+    sets = (
+        chosen for names in alike for left in range(len(names)) for chosen in combinations(names, len(names) - left)
+    )
     first: ShardError | None = None
-    for chosen in islice(_candidates(function.params), MOST_TRIES):
+    for names in islice(sets, MOST_TRIES):
         try:
-            outputs = _outputs_with(function, chosen)
+            outputs = _outputs_with(function, names, sizes[names[0]])
+            return tuple(parameter.name in names for parameter in function.params), outputs
         except ShardError as error:
             first = first or error
-        else:
-            return tuple(parameter.name in chosen for parameter in function.params), outputs
     raise first or ShardError("no input has an axis")
 
 
-def _candidates(parameters: Sequence[relax.Var]) -> Iterator[dict[str, int]]:
-    """Yield sets of inputs with equal first sizes, largest first, each with that number of rows."""
-    rows_of = {parameter.name: shape_of(parameter)[0] for parameter in parameters if shape_of(parameter)}
-    for rows in dict.fromkeys(rows_of.values()):
-        same = [name for name, size in rows_of.items() if size == rows]
-        for count in range(len(same), 0, -1):
-            yield from (dict.fromkeys(names, rows) for names in combinations(same, count))
-
-
-def _outputs_with(function: relax.Function, chosen: Mapping[str, int]) -> tuple[int, ...]:
+def _outputs_with(function: relax.Function, names: tuple[str, ...], rows: int) -> tuple[int, ...]:
     """Return the axis of the rows in each output, if these inputs have rows; raise a `ShardError` as `free_rows`."""
-    rows = next(iter(chosen.values()))
     operations = [replace(operation_of(binding, "rows of a batch"), hint="") for binding in operations_of(function)]
-    readings: list[tuple[int, dict[str, Axes]]] = [(0, {name: (Axis(0, 1, rows),) for name in chosen})]
+    readings: list[tuple[int, dict[str, Axes]]] = [(0, {name: (Axis(0, 1, rows),) for name in names})]
     errors: dict[int, ShardError] = {}
-    for _ in range(MOST_READINGS):
+    for _ in range(MOST_TRIES):
         if not readings:
             break
         place, axes = readings.pop()
@@ -76,7 +64,12 @@ def _outputs_with(function: relax.Function, chosen: Mapping[str, int]) -> tuple[
                     axes[whole.name], *others = _results(operation, rows)
                     readings += [(place + 1, {**axes, whole.name: other}) for other in reversed(others)]
                 place += 1
-            return tuple(_axis_of_output(*field, axes, rows) for field in enumerate(returned_fields(function)))
+            fields = returned_fields(function)
+            results = [(field, *axes.get(getattr(field, "name", ""), (None,))) for field in fields]
+            for number, (field, axis) in enumerate(results):
+                if axis is None or (axis.outer, axis.length) != (1, rows):
+                    raise ShardError(f"output {number} of the shape {shape_of(field)} has no axis of these {rows}")
+            return tuple(axis.index for _, axis in results)
         except ShardError as error:
             errors.setdefault(place, error)
     raise errors[max(errors)]
@@ -84,42 +77,31 @@ def _outputs_with(function: relax.Function, chosen: Mapping[str, int]) -> tuple[
 
 def _results(operation: Operation, rows: int) -> list[Axes]:
     """Return where the rows may be in the results of an operation, the likeliest first."""
-    rule = RULES.get(operation.operator)
-    if rule is shape_rules.reshape:
-        results = _regrouped(operation, rows)
-    else:
-        passed = rule_of(operation)
-        if passed.reduced or passed.needs is not None or (passed.blocks or 0) % rows:
-            raise operation.refused("a row of its result needs other rows")
-        for operand, axis in zip(operation.operands, passed.operands, strict=True):
-            if axis and not operand.axis and not _repeats(operand, axis, rows):
-                raise operation.refused("it reads a value that differs from row to row and is not of the batch")
-        results = [passed.results]
-    if not results:
-        raise operation.refused(f"{operation.operands[0].shape} becomes {operation.shape}, which has no such axis")
-    return results
+    if RULES.get(operation.operator) is shape_rules.reshape:
+        return _regrouped(operation, rows)
+    rule = rule_of(operation)
+    if rule.reduced or rule.needs is not None or (rule.blocks or 0) % rows:
+        raise operation.refused("a row of its result needs other rows")
+    for operand, axis in zip(operation.operands, rule.operands, strict=True):
+        if axis and not operand.axis and not _repeats(operand, axis, rows):
+            raise operation.refused("it reads a value that differs from row to row and is not of the batch")
+    return [rule.results]
 
 
 def _regrouped(operation: Operation, rows: int) -> list[Axes]:
-    """Return where the rows of a reshape's operand may be: an axis of their own, or merged with its neighbours."""
+    """Return where the rows of a reshape's operand may be: an axis of their own, or merged with its neighbours.
+
+    A single row may be any axis of length 1 with as many elements before it.
+    """
     axis, source, target = operation.only_first(), operation.operands[0].shape, operation.shape
-    before = prod(source[: axis.index]) * axis.outer
-    axes = []
+    before, axes = prod(source[: axis.index]) * axis.outer, []
     for index, size in enumerate(target):
-        outside = prod(target[:index])
-        if outside <= before <= outside * size and not before % outside and not size % (before // outside):
-            result = Axis(index, before // outside, size // (before // outside))
-            axes += [result] * (result.length % rows == 0)
+        outer, rest = divmod(before, prod(target[:index]))
+        if not rest and 0 < outer <= size and not size % outer and not size // outer % rows:
+            axes.append(Axis(index, outer, size // outer))
+    if not axes:
+        raise operation.refused(f"{source} becomes {target}, which has no such axis")
     return [(axis,) for axis in sorted(axes, key=lambda axis: (axis.outer, axis.length) != (1, rows))]
-
-
-def _axis_of_output(number: int, field: relax.Expr, axes: Mapping[str, Axes], rows: int) -> int:
-    (axis,) = axes.get(getattr(field, "name", ""), (None,))
-    if axis is None:
-        raise ShardError(f"output {number} does not depend on them")
-    if (axis.outer, axis.length) != (1, rows):
-        raise ShardError(f"output {number} of the shape {shape_of(field)} has no axis of {rows}")
-    return axis.index
 
 
 def _repeats(operand: Operand, axis: Axis, rows: int) -> bool:

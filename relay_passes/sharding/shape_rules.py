@@ -64,15 +64,6 @@ def expand_dims(operation: Operation) -> Rule:
     return same_range(operation, axis, axis.at([index for index in range(rank) if index not in new][axis.index]))
 
 
-def squeeze(operation: Operation) -> Rule:
-    axis, removed, shape = operation.only_first(), operation.expression.attrs.axis, operation.operands[0].shape
-    every = [index for index, size in enumerate(shape) if size == 1]
-    gone = every if removed is None else [int(index) % len(shape) for index in removed]
-    if axis.index in gone:
-        raise operation.refused("it removes that axis")
-    return same_range(operation, axis, axis.at(axis.index - sum(index < axis.index for index in gone)))
-
-
 def permute(operation: Operation) -> Rule:
     axis, axes = operation.only_first(), operation.expression.attrs.axes
     rank = len(operation.shape)

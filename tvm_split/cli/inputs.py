@@ -79,10 +79,8 @@ def inputs_from_file(expected: Sequence[TensorSpec], path: Path, rows: Rows = UN
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name}: {'one' if count is None else count}" for name, count in counts.items())
         raise InputError(f"{path}: the inputs have different numbers of micro-batches: {listed}")
-    count = next(iter(counts.values()), None)
-    if count is None:
-        return MicroBatches(1, lambda index: arrays, str(path))
-    if count == 0:
+    (count,) = {*counts.values()}
+    if not count:
         raise InputError(f"{path} holds no micro-batch: its leading axis has length 0")
     return MicroBatches(count, lambda index: tuple(array[index] for array in arrays), str(path))
 

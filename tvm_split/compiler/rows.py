@@ -13,7 +13,7 @@ from tvm_split.model import Model, Reference
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a model's batch: which inputs have them, along their first axis, and each output's axis of them.
+    """Which inputs have the rows of a batch, along their first axis, and each output's axis of them.
 
     ``mixed`` says why the rows are not independent, or are not known to be; empty if they are.
     """
@@ -41,24 +41,24 @@ def checked_rows(
     expected: Sequence[np.ndarray],
     is_equal: Callable[[int, np.ndarray, np.ndarray], bool],
 ) -> Rows:
-    """Return the rows, with a reason in ``mixed`` if the source computes other values for the last row elsewhere.
+    """Return the rows; with ``mixed`` if the source gives the last row other values in a batch of another size.
 
-    The source runs at a second size: on the last two rows, or with one more row before up to two. It may depend on the
-    number of rows, which the imported graph does not show. A source that takes one size only is not checked.
-    ``is_equal`` compares two arrays of an output, given its position.
+    It may depend on the number of rows, which the imported graph does not show. It runs on the last two rows, or on one
+    more row than ``inputs`` have; a source that takes one size only is not checked. ``is_equal`` compares two arrays of
+    an output, given its position.
     """
     if rows.mixed:
         return rows
-    sized = [
-        (array[-2:] if len(array) > 2 else np.concatenate([array[:1, ..., ::-1], array])) if has_rows else array
+    resized = [
+        array if not has_rows else array[-2:] if len(array) > 2 else np.concatenate([array[:1, ..., ::-1], array])
         for array, has_rows in zip(inputs, rows.inputs, strict=True)
     ]
     try:
-        actual = reference.outputs(sized)
+        outputs = zip(rows.outputs, expected, reference.outputs(resized), strict=True)
     except Exception:  # it takes this size only
         return rows
-    for place, (axis, one, other) in enumerate(zip(rows.outputs, expected, actual, strict=True)):
-        if one.ndim != other.ndim or not is_equal(place, other.take([-1], axis), one.take([-1], axis)):
-            reason = f"in batches of other sizes the source gives output {place} of the same row other values"
-            return replace(rows, mixed=reason)
+    for place, (axis, *both) in enumerate(outputs):
+        old, new = (array.take([-1], axis) if axis < array.ndim else array for array in both)
+        if not is_equal(place, new, old):
+            return replace(rows, mixed=f"the source gives other values for output {place} in batches of other sizes")
     return rows

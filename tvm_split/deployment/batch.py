@@ -42,14 +42,10 @@ class Batch:
             raise InputError(f"the inputs have different numbers of rows: {listed}")
         self._size = next((spec.shape[0] for spec in expected if spec.name in counts), 1)
         self.rows = next(iter(counts.values()), 1)
+        self.is_whole = self.rows == self._size
         self.micro_batches = max(1, -(-self.rows // self._size))
         self._joined: list[Array] = []
         self._done = 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the inputs have the compiled shapes."""
-        return self.rows == self._size
 
     def part(self, index: int) -> tuple[Array, ...]:
         """Return the inputs with the rows of one micro-batch; the last may have fewer."""
@@ -84,4 +80,5 @@ def _filled(part: Array, size: int) -> Array:
 def _resized(spec: TensorSpec, value: Any) -> TensorSpec:
     """Return the specification with the value's number of rows, if the value differs in nothing else."""
     shape = shape_of(value)
-    return replace(spec, shape=shape) if shape[1:] == spec.shape[1:] and len(shape) == len(spec.shape) else spec
+    differs = shape[:1] != spec.shape[:1] and shape[1:] == spec.shape[1:] and len(shape) == len(spec.shape)
+    return replace(spec, shape=shape) if differs else spec

@@ -108,9 +108,7 @@ class Deployment(Closing, Shown):
         return about_of(self.bundle, self.program)
 
     def run(self, *inputs: Any, **named: Any) -> Outputs:
-        """Run inputs through the pipeline: one micro-batch, or any number of rows if the rows do not mix.
-
-        Other rows than were compiled are cut into micro-batches, and their results are joined (docs/python.md).
+        """Run inputs through the pipeline; another number of rows than was compiled is cut into micro-batches.
 
         Args:
             inputs: one array per model input: numpy, torch, or anything that numpy converts without changing the dtype;
@@ -152,11 +150,11 @@ class Deployment(Closing, Shown):
         batch.inputs = tuple(array.copy() for array in batch.inputs)
         if batch.is_whole:
             return self._times.call(self._runner.submit(batch.inputs))
+        self._runner.require_usable()
         thread = ThreadPoolExecutor(1, thread_name_prefix="rows")
-        try:
-            return thread.submit(self._outputs_of, batch)
-        finally:
-            thread.shutdown(wait=False)
+        future = thread.submit(self._outputs_of, batch)
+        thread.shutdown(wait=False)
+        return future
 
     async def run_async(self, *inputs: Any, **named: Any) -> Outputs:
         """`run` for coroutines; returns and raises as `run`."""
@@ -188,6 +186,7 @@ class Deployment(Closing, Shown):
             for batch in batches:
                 fed.append(batch)
                 yield from batch
+                batch.inputs = ()  # results may take long
 
         events = StreamEvents()
         stream = self._runner.stream(events.feeding(micro_batches()))

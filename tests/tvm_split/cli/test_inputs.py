@@ -9,6 +9,7 @@ from rpc_runtime.errors import InputError
 from rpc_runtime.program.runner import Outputs
 from rpc_runtime.program.specs import TensorSpec
 from tvm_split.cli.inputs import inputs_from_file, random_inputs, save_outputs
+from tvm_split.compiler.rows import Rows
 
 TWO = (TensorSpec("ids", (4,), "int64"), TensorSpec("mask", (4,), "float32"))
 
@@ -101,3 +102,21 @@ def test_bfloat16_comes_in_by_its_bytes_and_goes_out_as_float32(tmp_path):
     np.testing.assert_array_equal(x, values)
     assert save_outputs(tmp_path / "out.npz", 2 * [Outputs((x,), ("y",))]) == {"y": [2, 4]}
     assert np.load(tmp_path / "out.npz")["y"].dtype == np.float32
+
+
+def test_rows_are_parts_whose_outputs_are_joined(tmp_path):
+    table = TensorSpec("table", (2, 3), "float32")
+    rows = Rows((True, True, False), (0, 1), mixed="")
+    ids, mask = np.arange(10), np.ones(10, np.float32)
+    np.savez(tmp_path / "in.npz", ids=ids, mask=mask, table=np.ones((2, 3), np.float32))
+    fed = inputs_from_file((*TWO, table), tmp_path / "in.npz", rows)
+    assert [[ids.tolist(), table.shape] for ids, _, table in fed.stream(1)] == [
+        [[0, 1, 2, 3], (2, 3)],
+        [[4, 5, 6, 7], (2, 3)],
+        [[8, 9], (2, 3)],
+    ]
+    results = [Outputs((ids, np.stack([ids, ids])), ("y", "z")) for ids, *_ in fed.stream(1)]
+    assert save_outputs(tmp_path / "out.npz", results, fed.rows) == {"y": [10], "z": [2, 10]}
+    np.savez(tmp_path / "in.npz", ids=ids[:0], mask=mask[:0], table=np.ones((2, 3), np.float32))
+    with pytest.raises(InputError, match="holds no rows"):
+        inputs_from_file((*TWO, table), tmp_path / "in.npz", rows)

@@ -30,11 +30,14 @@ class OnnxReference:
 
     def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         """The model's outputs in the model's order; only onnxruntime computes them for inputs of other sizes."""
-        feed = dict(zip(self.input_names, inputs, strict=True))
-        resized = _with_sizes(self.model, feed)
-        if resized.graph.input != self.model.graph.input:
-            return tuple(map(np.asarray, _run_by_onnxruntime(resized, self.weights, feed)))
-        return tuple(self._run(self.model, inputs))
+        feed, resized = dict(zip(self.input_names, inputs, strict=True)), onnx.ModelProto()
+        resized.CopyFrom(self.model)
+        for value in resized.graph.input:
+            for axis, size in enumerate(np.shape(feed.get(value.name, ()))):
+                value.type.tensor_type.shape.dim[axis].dim_value = size
+        if resized.graph.input == self.model.graph.input:
+            return tuple(self._run(self.model, inputs))
+        return tuple(map(np.asarray, _run_by_onnxruntime(resized, self.weights, feed)))
 
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
         """Yield the variable name and the value of every tensor that a node computes, in execution order."""
@@ -72,17 +75,6 @@ class OnnxReference:
 
 def _doubled(array: Array) -> Array:
     return array.astype(np.float64) if array.dtype == np.float32 else array
-
-
-def _with_sizes(model: onnx.ModelProto, feed: Mapping[str, Array]) -> onnx.ModelProto:
-    """Return the model with inputs of the sizes that they have in ``feed``."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for value in copy.graph.input:
-        if value.name in feed:
-            for dimension, size in zip(value.type.tensor_type.shape.dim, feed[value.name].shape, strict=True):
-                dimension.dim_value = size
-    return copy
 
 
 def _with_outputs(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
