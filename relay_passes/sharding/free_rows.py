@@ -7,6 +7,7 @@ row, add up rows, or read a value that differs from row to row and is no input.
 from dataclasses import replace
 from itertools import combinations, islice
 from math import prod
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -19,7 +20,7 @@ from relay_passes.sharding.region import ShardError
 from relay_passes.sharding.rule import Axis, Operand, Operation, operation_of
 from relay_passes.sharding.rules import RULES, rule_of
 
-MOST_TRIES = 200
+MOST_SETS, MOST_READINGS = 64, 1000
 """Most sets of inputs that are tried as those with rows; and for each, most readings of the reshapes."""
 
 
@@ -38,7 +39,7 @@ def free_rows(module: tvm.IRModule) -> tuple[tuple[bool, ...], tuple[int, ...]]:
         chosen for names in alike for left in range(len(names)) for chosen in combinations(names, len(names) - left)
     )
     first: ShardError | None = None
-    for names in islice(sets, MOST_TRIES):
+    for names in islice(sets, MOST_SETS):
         try:
             outputs = _outputs_with(function, names, sizes[names[0]])
             return tuple(parameter.name in names for parameter in function.params), outputs
@@ -50,9 +51,9 @@ def free_rows(module: tvm.IRModule) -> tuple[tuple[bool, ...], tuple[int, ...]]:
 def _outputs_with(function: relax.Function, names: tuple[str, ...], rows: int) -> tuple[int, ...]:
     """Return the axis of the rows in each output, if these inputs have rows; raise a `ShardError` as `free_rows`."""
     operations = [replace(operation_of(binding, "rows of a batch"), hint="") for binding in operations_of(function)]
-    readings: list[tuple[int, dict[str, Axes]]] = [(0, {name: (Axis(0, 1, rows),) for name in names})]
+    readings: list[tuple[int, dict[Any, Axes]]] = [(0, {name: (Axis(0, 1, rows),) for name in names})]
     errors: dict[int, ShardError] = {}
-    for _ in range(MOST_TRIES):
+    for _ in range(MOST_READINGS):
         if not readings:
             break
         place, axes = readings.pop()
@@ -61,8 +62,12 @@ def _outputs_with(function: relax.Function, names: tuple[str, ...], rows: int) -
                 whole = operations[place]
                 operation = whole.with_axes([axes.get(name) for name in whole.names])
                 if any(axis for operand in operation.operands for axis in operand.axes):
-                    axes[whole.name], *others = _results(operation, rows)
-                    readings += [(place + 1, {**axes, whole.name: other}) for other in reversed(others)]
+                    # Equal reshapes are read alike: the layers of a network repeat.
+                    source = operation.operands[0]
+                    key = operation.operator, source.axis, source.shape, operation.shape
+                    result, *others = [axes[key]] if key in axes else _results(operation, rows)
+                    readings += [(place + 1, {**axes, whole.name: other, key: other}) for other in reversed(others)]
+                    axes |= {whole.name: result, key: result} if others else {whole.name: result}
                 place += 1
             fields = returned_fields(function)
             results = [(field, *axes.get(getattr(field, "name", ""), (None,))) for field in fields]

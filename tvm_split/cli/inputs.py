@@ -12,7 +12,7 @@ from rpc_runtime.errors import InputError
 from rpc_runtime.files import require_file
 from rpc_runtime.program.runner import Outputs
 from rpc_runtime.program.specs import TensorSpec
-from tvm_split.compiler.rows import UNKNOWN, Rows
+from tvm_split.compiler.rows import Rows
 from tvm_split.deployment.batch import Batch
 from tvm_split.outputs import written
 
@@ -47,7 +47,7 @@ def random_inputs(expected: Sequence[TensorSpec], count: int) -> MicroBatches:
     return MicroBatches(count, make, "random")
 
 
-def inputs_from_file(expected: Sequence[TensorSpec], path: Path, rows: Rows = UNKNOWN) -> MicroBatches:
+def inputs_from_file(expected: Sequence[TensorSpec], path: Path, rows: Rows) -> MicroBatches:
     """Return the micro-batches of an .npz file; its arrays have the inputs' names, or are ``arr_0``, … in order.
 
     An array has its input's shape (one micro-batch), another number of ``rows``, or one more leading axis over the

@@ -32,7 +32,7 @@ from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.messages import message_of, value_of
 from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.cuda_code import CudaNeeds
-from tvm_split.compiler.rows import UNKNOWN, Rows
+from tvm_split.compiler.rows import Rows
 from tvm_split.compiler.stage import Kernel
 from tvm_split.errors import BundleError
 from tvm_split.outputs import is_unfinished, written
@@ -79,7 +79,7 @@ class Bundle(Shown):
     cuda: Mapping[str, CudaNeeds] = field(default_factory=dict)
     output_error: float | None = None
     model_digest: str = ""
-    rows: Rows = UNKNOWN
+    rows: Rows = field(default_factory=Rows)
 
     @property
     def digest(self) -> str:

@@ -10,6 +10,8 @@ from relay_passes.sharding.region import ShardError
 from tvm_split.compiler.sharding import naming_layers
 from tvm_split.model import Model, Reference
 
+Arrays = Sequence[np.ndarray]
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -23,9 +25,6 @@ class Rows:
     mixed: str = "the bundle does not say that they are independent; compile the model again"
 
 
-UNKNOWN = Rows()
-
-
 def rows_of(model: Model) -> Rows:
     """Return the rows of a model by the rules of its operators."""
     try:
@@ -35,17 +34,13 @@ def rows_of(model: Model) -> Rows:
 
 
 def checked_rows(
-    rows: Rows,
-    reference: Reference,
-    inputs: Sequence[np.ndarray],
-    expected: Sequence[np.ndarray],
-    is_equal: Callable[[int, np.ndarray, np.ndarray], bool],
+    rows: Rows, source: Reference, inputs: Arrays, expected: Arrays, is_equal: Callable[..., bool]
 ) -> Rows:
     """Return the rows; with ``mixed`` if the source gives the last row other values in a batch of another size.
 
     It may depend on the number of rows, which the imported graph does not show. It runs on the last two rows, or on one
-    more row than ``inputs`` have; a source that takes one size only is not checked. ``is_equal`` compares two arrays of
-    an output, given its position.
+    more row than ``inputs`` have; a source that takes one size only is not checked. ``is_equal`` takes the position of
+    an output and two of its arrays.
     """
     if rows.mixed:
         return rows
@@ -54,11 +49,10 @@ def checked_rows(
         for array, has_rows in zip(inputs, rows.inputs, strict=True)
     ]
     try:
-        outputs = zip(rows.outputs, expected, reference.outputs(resized), strict=True)
+        outputs = zip(rows.outputs, expected, source.outputs(resized), strict=True)
     except Exception:  # it takes this size only
         return rows
     for place, (axis, *both) in enumerate(outputs):
-        old, new = (array.take([-1], axis) if axis < array.ndim else array for array in both)
-        if not is_equal(place, new, old):
+        if not is_equal(place, *(array.take([-1], axis) if axis < array.ndim else array for array in reversed(both))):
             return replace(rows, mixed=f"the source gives other values for output {place} in batches of other sizes")
     return rows

@@ -25,15 +25,13 @@ class Batch:
 
     def __init__(self, expected: Sequence[TensorSpec], rows: Rows, inputs: Sequence[Any]) -> None:
         self._has_rows, self._axes = rows.inputs or (False,) * len(expected), rows.outputs
-        specs = expected
-        if len(inputs) == len(expected):
-            specs = [_resized(spec, value) for spec, value in zip(expected, inputs, strict=True)]
+        specs = list(map(_resized, expected, inputs)) if len(inputs) == len(expected) else expected
         for spec, resized, has_rows in zip(expected, specs, self._has_rows, strict=True):
             if resized != spec and not has_rows:
                 why = rows.mixed or "this input has no rows of the batch"
                 raise InputError(
-                    f"input {resized} was given, and the network was compiled for {spec}, whose rows cannot be cut "
-                    f"into micro-batches: {why}. Give {spec.shape[0]} rows, or load the model with this size"
+                    f"input {resized} was given, and the network was compiled for {spec}, whose rows cannot be cut: "
+                    f"{why}. Give {spec.shape[0]} rows, or load the model with this size"
                 )
         self.inputs = checked_inputs(specs, inputs)
         counts = {spec.name: spec.shape[0] for spec, has_rows in zip(specs, self._has_rows, strict=True) if has_rows}

@@ -36,9 +36,9 @@ class Recurrent(nn.Module):
         return values, state
 
 
-def encoder(batch_first: bool = True) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=batch_first)
-    return nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+def encoder(depth: int = 1) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return nn.TransformerEncoder(layer, depth, enable_nested_tensor=False).eval()
 
 
 def loaded(network: nn.Module, *shapes: tuple[int, ...]) -> tvm_split.Model:
@@ -65,6 +65,11 @@ def images() -> nn.Module:
 def test_rows_that_only_pass(network: nn.Module, shape: tuple[int, ...], axes: tuple[int, ...], rows: int) -> None:
     found = rows_of(loaded(network, (rows, *shape)))
     assert (found.inputs, found.outputs, found.mixed) == ((True,), axes, "")
+
+
+def test_one_row_of_many_layers() -> None:
+    """Each layer has views in which the row may be any axis of length 1."""
+    assert not rows_of(loaded(encoder(20), (1, 6, 16))).mixed
 
 
 def test_rows_between_other_axes() -> None:
