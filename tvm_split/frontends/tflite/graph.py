@@ -341,7 +341,7 @@ class TfliteReference:
                 yield variable, np.array(interpreter.get_tensor(number))
 
     def _run(self, inputs: Sequence[Array]) -> Interpreter:
-        interpreter = interpreter_of(self.source, list(self.shapes), [array.shape for array in inputs])
+        interpreter = interpreter_of(self.source, list(self.shapes), list(self.shapes.values()))
         for number, array in zip(self.shapes, inputs, strict=True):
             interpreter.set_tensor(number, np.ascontiguousarray(array))
         interpreter.invoke()
