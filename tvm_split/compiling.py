@@ -21,6 +21,7 @@ from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, needs_of
 from tvm_split.compiler.partition import Partition, tensor_spec
 from tvm_split.compiler.precision import in_precision
+from tvm_split.compiler.rows import rows_of
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
 from tvm_split.compiler.targets import target_text, tvm_target
@@ -88,12 +89,11 @@ def compile(
             whole(), plan, tuned, blobs, dump_folder, lambda what, done, steps: report(what, done, steps + verify)
         )
         keep(key, bundle.content(), {blob: blobs.path(blob.sha256) for blob in bundle.blob_specs})
-    bundle = replace(bundle, model_digest=digest)
+    bundle = replace(bundle, model_digest=digest, rows=rows_of(model))
     steps = len(bundle.program.stages) + 1 + verify
     if verify:
         report("comparing with the source", steps - 1, steps)
-        verified, output_error = verify_bundle(model, plan, bundle, whole)
-        bundle = replace(bundle, verified=verified, output_error=output_error)
+        bundle = verify_bundle(model, plan, bundle, whole)
     report("done", steps, steps)
     return bundle
 

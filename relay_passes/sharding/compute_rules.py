@@ -35,6 +35,8 @@ NORMALISED_AXES = {
     "relax.nn.group_norm": ("axes", "channel_axis"),
     "relax.nn.instance_norm": ("axes", "channel_axis"),
     "relax.nn.prelu": ("axis",),
+    "relax.quantize": ("axis",),
+    "relax.dequantize": ("axis",),
     "relax.cumsum": ("axis",),
     "relax.cumprod": ("axis",),
 }

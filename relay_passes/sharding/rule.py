@@ -18,7 +18,7 @@ import numpy as np
 from tvm import relax
 
 from relay_passes.ir import leaves_of, operator_name, shape_of, with_leaves
-from relay_passes.sharding.region import Range, ShardError
+from relay_passes.sharding.region import INDICES, Range, ShardError
 
 Array = np.ndarray[Any, Any]
 Value = TypeVar("Value")
@@ -61,7 +61,8 @@ class Operation:
     """The operation that a variable is bound to, with its operands; ``shape`` is that of its first result.
 
     With ``by_blocks`` (channels, heads), the ranges of all values have the same proportions, and partial sums are
-    possible. Otherwise (rows, columns, batch), a machine may read any range, and an axis is one block.
+    possible. Otherwise (rows, columns, batch), a machine may read any range, and an axis is one block. ``hint`` says
+    what to do if it is refused.
     """
 
     name: str
@@ -69,10 +70,11 @@ class Operation:
     operands: tuple[Operand, ...]
     shape: tuple[int, ...]
     axis_name: str
+    hint: str = "; end the sharded layers before it, or begin them behind it"
 
     @property
     def by_blocks(self) -> bool:
-        return self.axis_name in ("channels", "heads")
+        return self.axis_name not in INDICES
 
     @property
     def is_tuple(self) -> bool:
@@ -96,8 +98,8 @@ class Operation:
         return operator_name(self.expression) or type(self.expression).__name__
 
     def refused(self, reason: str) -> ShardError:
-        hint = "end the sharded layers before it, or begin them behind it"
-        return ShardError(f"{self.name!r} ({self.operator}) cannot be split along {self.axis_name}: {reason}; {hint}")
+        what = f"{self.name!r} ({self.operator}) cannot be split along {self.axis_name}"
+        return ShardError(f"{what}: {reason}{self.hint}")
 
     def only_first(self) -> Axis:
         """Return the sharded axis of the first operand; raise `ShardError` unless only this operand is sharded."""

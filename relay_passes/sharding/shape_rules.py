@@ -58,6 +58,12 @@ def _regrouped(axis: Axis, source: Sequence[int], target: Sequence[int]) -> Axis
     return None
 
 
+def expand_dims(operation: Operation) -> Rule:
+    axis, rank = operation.only_first(), len(operation.shape)
+    new = {int(index) % rank for index in operation.expression.attrs.axis}
+    return same_range(operation, axis, axis.at([index for index in range(rank) if index not in new][axis.index]))
+
+
 def permute(operation: Operation) -> Rule:
     axis, axes = operation.only_first(), operation.expression.attrs.axes
     rank = len(operation.shape)

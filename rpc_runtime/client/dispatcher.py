@@ -131,7 +131,7 @@ class Dispatcher:
             InputError: an input does not fit the program.
             WorkerError: the pipeline has failed, or is closed.
         """
-        arrays = checked_inputs(self._program, inputs)
+        arrays = checked_inputs(self._program.inputs, inputs)
         self.own_process.require()
         call = Call(self._due)
         batch = MicroBatch(call, arrays)
@@ -244,7 +244,7 @@ class Dispatcher:
         try:
             for batch in batches:
                 # The iterable may reuse its arrays when the next micro-batch is requested.
-                copied = MicroBatch(stream, [array.copy() for array in checked_inputs(self._program, batch)])
+                copied = MicroBatch(stream, [array.copy() for array in checked_inputs(self._program.inputs, batch)])
                 copied.tensors(self._program)
                 if not self._put(stream, copied):
                     return

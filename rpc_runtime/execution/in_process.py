@@ -110,7 +110,7 @@ class InProcessRunner(Runner):
 
     def submit(self, inputs: Sequence[Any]) -> Future[Outputs]:
         """Queue one micro-batch; return the future of its outputs. The inputs must not change until that is done."""
-        arrays = checked_inputs(self.program, inputs)
+        arrays = checked_inputs(self.program.inputs, inputs)
         self._own_process.require()
         try:
             return self._thread.submit(partial(self._compute, arrays))

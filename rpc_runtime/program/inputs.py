@@ -16,16 +16,15 @@ MAXIMUM_AXES = 64
 """Maximum number of axes of a numpy array."""
 
 
-def checked_inputs(program: Program, inputs: Sequence[Any]) -> tuple[Array, ...]:
+def checked_inputs(expected: Sequence[TensorSpec], inputs: Sequence[Any]) -> tuple[Array, ...]:
     """Return the inputs as row-major arrays; they may be numpy or torch arrays, or anything that numpy converts.
 
-    The dtype must be the program's. Python numbers, and lists of them, have no dtype. They get the input's dtype if it
-    can hold them: a float is rounded, a whole number must be exact.
+    The dtype must be the expected one. Python numbers, and lists of them, have no dtype. They get the input's dtype if
+    it can hold them: a float is rounded, a whole number must be exact.
 
     Raises:
-        InputError: the number of inputs, a shape or a dtype is not the program's; the message has both values.
+        InputError: the number of inputs, a shape or a dtype is not the expected one; the message has both values.
     """
-    expected = program.inputs
     if isinstance(inputs, np.ndarray) or len(inputs) != len(expected):
         got = "one array was" if isinstance(inputs, np.ndarray) else f"{len(inputs)} were"
         raise InputError(f"the model's inputs are {', '.join(map(str, expected))}; {got} given")
@@ -66,6 +65,11 @@ def _checked(position: int, spec: TensorSpec, value: Any) -> Array:
     if array.shape != spec.shape:
         raise InputError(f"input {position} must be {spec}, but its shape is {list(array.shape)}")
     return np.asarray(array, order="C")  # numpy.ascontiguousarray would give a scalar one dimension
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Return the shape of an array or of nested lists; () if it has none."""
+    return tuple(getattr(value, "shape", None) or _nested(value)[0])
 
 
 def _nested(value: Any) -> tuple[tuple[int, ...], Any]:

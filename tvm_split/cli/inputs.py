@@ -12,6 +12,8 @@ from rpc_runtime.errors import InputError
 from rpc_runtime.files import require_file
 from rpc_runtime.program.runner import Outputs
 from rpc_runtime.program.specs import TensorSpec
+from tvm_split.compiler.rows import Rows
+from tvm_split.deployment.batch import Batch
 from tvm_split.outputs import written
 
 Arrays = tuple[np.ndarray, ...]
@@ -19,11 +21,15 @@ Arrays = tuple[np.ndarray, ...]
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """``count`` micro-batches, made one by one by ``make`` from their index; ``source`` says where they come from."""
+    """``count`` micro-batches, made one by one by ``make`` from their index; ``source`` says where they come from.
+
+    ``rows`` has each output's axis of rows, if the micro-batches are parts of one batch.
+    """
 
     count: int
     make: Callable[[int], Arrays]
     source: str
+    rows: tuple[int, ...] = ()
 
     def stream(self, repeat: int) -> Iterator[Arrays]:
         for _ in range(repeat):
@@ -41,15 +47,24 @@ def random_inputs(expected: Sequence[TensorSpec], count: int) -> MicroBatches:
     return MicroBatches(count, make, "random")
 
 
-def inputs_from_file(expected: Sequence[TensorSpec], path: Path) -> MicroBatches:
+def inputs_from_file(expected: Sequence[TensorSpec], path: Path, rows: Rows) -> MicroBatches:
     """Return the micro-batches of an .npz file; its arrays have the inputs' names, or are ``arr_0``, … in order.
 
-    An array has its input's shape (one micro-batch), or one more leading axis over the micro-batches.
+    An array has its input's shape (one micro-batch), another number of ``rows``, or one more leading axis over the
+    micro-batches.
 
     Raises:
         InputError: an array does not fit its input; the message has both shapes.
     """
     arrays = _by_input(expected, _read(path), path)
+    if all(array.shape[1:] == spec.shape[1:] for spec, array in zip(expected, arrays, strict=True)):
+        try:
+            batch = Batch(expected, rows, arrays)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+        if not batch.rows:
+            raise InputError(f"{path} holds no rows: its leading axis has length 0")
+        return MicroBatches(batch.micro_batches, batch.part, str(path), rows.outputs)
     counts: dict[str, int | None] = {}
     for spec, array in zip(expected, arrays, strict=True):
         if array.shape == spec.shape:
@@ -64,24 +79,23 @@ def inputs_from_file(expected: Sequence[TensorSpec], path: Path) -> MicroBatches
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name}: {'one' if count is None else count}" for name, count in counts.items())
         raise InputError(f"{path}: the inputs have different numbers of micro-batches: {listed}")
-    count = next(iter(counts.values()), None)
-    if count is None:
-        return MicroBatches(1, lambda index: arrays, str(path))
-    if count == 0:
+    (count,) = {*counts.values()}
+    if not count:
         raise InputError(f"{path} holds no micro-batch: its leading axis has length 0")
     return MicroBatches(count, lambda index: tuple(array[index] for array in arrays), str(path))
 
 
-def save_outputs(path: Path, results: Sequence[Outputs]) -> dict[str, list[int]]:
-    """Write outputs to an .npz file, each stacked along a new first axis over the micro-batches.
+def save_outputs(path: Path, results: Sequence[Outputs], rows: Sequence[int] = ()) -> dict[str, list[int]]:
+    """Write outputs to an .npz file, each joined along its axis of ``rows``, or stacked along a new first axis.
 
     bfloat16 and the float8 types, which numpy's files do not support, are converted to float32 without loss. Returns
     the arrays' shapes by name.
     """
     arrays: dict[str, np.ndarray] = {}
     for name in results[0].names:
-        stacked = np.stack([outputs[name] for outputs in results])
-        arrays[name] = stacked.astype(np.float32) if stacked.dtype.kind == "V" else stacked
+        parts = [outputs[name] for outputs in results]
+        joined = np.concatenate(parts, rows[len(arrays)]) if rows else np.stack(parts)
+        arrays[name] = joined.astype(np.float32) if joined.dtype.kind == "V" else joined
     # Like numpy.savez, which rejects an array named "file".
     with written(path) as beside, zipfile.ZipFile(beside, "w") as file:
         for name, array in arrays.items():

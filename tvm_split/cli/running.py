@@ -17,6 +17,7 @@ from tvm_split.cli import options
 from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_on_machines, planned_once
+from tvm_split.compiler.rows import Rows, rows_of
 from tvm_split.deployment import options as deployment_options
 from tvm_split.display.console import print_json, print_note, transfer_progress
 from tvm_split.display.view import Table, print_parts, show
@@ -52,7 +53,8 @@ class RunOptions(DeployOptions):
 
     inputs: Path | None = option(
         None,
-        "One array per input, by name or as arr_0, arr_1, …; one more leading axis is several micro-batches.",
+        "One array per input, by name or as arr_0, arr_1, …, of any number of rows; one more leading axis is several "
+        "micro-batches.",
         metavar="FILE.npz",
         exists=True,
         dir_okay=False,
@@ -90,20 +92,20 @@ class RunOptions(DeployOptions):
             if shapes != ModelOptions() or request != PlanRequest():
                 raise WrongUseError("is planned and compiled already; leave options of the plan out", "BUNDLE")
             bundle, cluster = bundle_on_machines(source, self.rename, machines)
-            return bundle, cluster, self._micro_batches(bundle.program.inputs, default)
+            return bundle, cluster, self._micro_batches(bundle.program.inputs, bundle.rows, default)
         if Path(source).is_dir() and not (Path(source) / "saved_model.pb").exists():
             raise WrongUseError(f"{source!r} is a folder without a bundle", "BUNDLE|MODEL")
         if self.rename:
             raise WrongUseError("it renames machines of a bundle, and a model is planned for the cluster", "--rename")
         asked = machines.asked(request, deploys=True, standby=self.standby)
         model = shapes.load(source)
-        batches = self._micro_batches(model.inputs, default)
+        batches = self._micro_batches(model.inputs, rows_of(model), default)
         bundle = tvm_split.compile(model, planned_once(model, asked, request), database=request.database)
         return bundle, asked.cluster, batches
 
-    def _micro_batches(self, expected: Sequence[TensorSpec], default: int) -> MicroBatches:
+    def _micro_batches(self, expected: Sequence[TensorSpec], rows: Rows, default: int) -> MicroBatches:
         if self.inputs is not None:
-            return inputs_from_file(expected, self.inputs)
+            return inputs_from_file(expected, self.inputs, rows)
         return random_inputs(expected, self.random or default)
 
 
@@ -115,7 +117,7 @@ def run(
     running: RunOptions,
     repeat: int = option(1, "Stream the inputs so many times.", minimum=1),
     output: Path | None = options.output(
-        None, "Write the outputs, stacked over the micro-batches.", file="FILE.npz", flag="--output -o"
+        None, "Write the outputs, joined over rows or stacked over micro-batches.", file="FILE.npz", flag="--output -o"
     ),
     json: bool = options.JSON,
 ) -> None:
@@ -128,7 +130,7 @@ def run(
         with running.tracing(deployment):
             results, seconds = _stream(deployment, batches, repeat, keep=output is not None)
         statistics, limit = deployment.stats(), deployment.report().measured_limiting
-    written = None if output is None else {"path": str(output), "shapes": save_outputs(output, results)}
+    written = None if output is None else {"path": str(output), "shapes": save_outputs(output, results, batches.rows)}
     count = batches.count * repeat
     if json:
         print_json(

@@ -32,6 +32,7 @@ from rpc_runtime.wire import worker_pb2 as pb
 from rpc_runtime.wire.messages import message_of, value_of
 from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.cuda_code import CudaNeeds
+from tvm_split.compiler.rows import Rows
 from tvm_split.compiler.stage import Kernel
 from tvm_split.errors import BundleError
 from tvm_split.outputs import is_unfinished, written
@@ -61,7 +62,8 @@ class Bundle(Shown):
     calls, under the stage's name or the `kernels_key` of a further replica. ``versions`` are the versions of TVM and
     its FFI, which a worker must have too. ``cuda`` is what GPU stages need of their workers, under the same keys.
     ``output_error`` is the largest measured difference from the source framework, as a share of the largest magnitude
-    of an output; None if nothing was compared. ``model_digest`` is the `Model.digest` of what was compiled.
+    of an output; None if nothing was compared. ``model_digest`` is the `Model.digest` of what was compiled. ``rows``
+    says whether inputs may have any number of rows.
     """
 
     __pydantic_config__ = ConfigDict(arbitrary_types_allowed=True)
@@ -77,6 +79,7 @@ class Bundle(Shown):
     cuda: Mapping[str, CudaNeeds] = field(default_factory=dict)
     output_error: float | None = None
     model_digest: str = ""
+    rows: Rows = field(default_factory=Rows)
 
     @property
     def digest(self) -> str:

@@ -84,8 +84,13 @@ def _naming_layers(model: Model, stage: Stage) -> Iterator[None]:
     try:
         yield
     except ShardError as error:
-        message = re.sub("'([^']+)'", lambda name: repr(model.layers.get(name[1], name[1])), str(error))
+        message = naming_layers(model, error)
         raise PlanError(f"{stage.name} on {', '.join(stage.machines)} cannot be sharded: {message}") from error
+
+
+def naming_layers(model: Model, error: ShardError) -> str:
+    """Return the message of an error with the names of layers instead of variables."""
+    return re.sub("'([^']+)'", lambda name: repr(model.layers.get(name[1], name[1])), str(error))
 
 
 def _region(model: Model, stage: Stage, names: Sequence[str]) -> Region:

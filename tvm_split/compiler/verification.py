@@ -29,6 +29,7 @@ from tvm_split.compiler.bundle import Bundle, Verified
 from tvm_split.compiler.difference import TOLERANCES, Difference, difference, tolerances_of
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.rounding import TIMES_THE_SOURCE, by_regions, has_error_of_source, rounded
+from tvm_split.compiler.rows import checked_rows
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import host_target, runs_here, target_text
 from tvm_split.compiler.unusual import differs, with_unusual_values
@@ -38,23 +39,20 @@ from tvm_split.placement.plan import Plan
 from tvm_split.placement.problem import Precision
 
 
-def verify_bundle(
-    model: Model, plan: Plan, bundle: Bundle, whole: Callable[[], Partition]
-) -> tuple[Verified, float | None]:
+def verify_bundle(model: Model, plan: Plan, bundle: Bundle, whole: Callable[[], Partition]) -> Bundle:
     """Run the compiled stages in this process and compare their outputs with the source framework.
 
     Stages for targets that this host cannot run (a GPU, another CPU) are compiled again for this host, from their
-    partition ``whole``. So at least the import and the passes are checked. Returns how the stages were compared, and
-    the largest difference as a share of the largest magnitude of its output (None if nothing was compared). NaN equals
-    NaN; a `CompileWarning` gives the number of NaN in each output. Differences that rounding alone explains also cause
-    only a `CompileWarning`.
+    partition ``whole``. So at least the import and the passes are checked. Returns the bundle with what was found:
+    ``verified``, ``output_error`` and ``rows``. NaN equals NaN; a `CompileWarning` gives the number of NaN in each
+    output. Differences that rounding alone explains also cause only a `CompileWarning`.
 
     Raises:
         VerificationError: an output differs by more than its tolerance; names it, the difference and the first layer
             with other values.
     """
     if model.reference is None or (compared := _compared(model, model.reference)) is None:
-        return Verified.NO, None
+        return replace(bundle, verified=Verified.NO, output_error=None)
     error = 0.0
     inputs, expected = compared
     tolerances, names = _tolerances(model), _output_names(model.module)
@@ -90,7 +88,13 @@ def verify_bundle(
                 stacklevel=2,
             )
     foreign = any(not runs_here(plan.machine(stage.machine).target) for stage in bundle.program.stages)
-    return (Verified.COMPILED_AGAIN if foreign else Verified.AS_COMPILED), error
+    verified = Verified.COMPILED_AGAIN if foreign else Verified.AS_COMPILED
+
+    def is_equal(place: int, value: np.ndarray, other: np.ndarray) -> bool:
+        return difference(value, other, tolerances.get(names[place]), plan.precision).is_within
+
+    rows = checked_rows(bundle.rows, model.reference, inputs, expected, is_equal)
+    return replace(bundle, verified=verified, output_error=error, rows=rows)
 
 
 _Compared = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]

@@ -9,6 +9,7 @@ from pydantic import Field
 from rpc_runtime.errors import InputError
 from rpc_runtime.program.events import now
 from tvm_split.arguments import inputs_of_batch
+from tvm_split.deployment.batch import Batch
 from tvm_split.deployment.deployment import Deployment
 from tvm_split.deployment.deployment_report import DeploymentReport
 from tvm_split.errors import required
@@ -34,7 +35,7 @@ def bench(
     report has the medians of all single runs, of the streams' steady parts, and of every stage within these parts.
 
     Args:
-        inputs: micro-batches, each as for `Deployment.stream`, or a single array or dict; used cyclically.
+        inputs: each as for `Deployment.stream`, or a single array or dict; their micro-batches are used cyclically.
         rounds: at least 1.
         micro_batches: of each stream, at least 3; the first results, up to a tenth, do not count: the pipeline fills.
 
@@ -46,7 +47,8 @@ def bench(
     if isinstance(inputs, str) or not isinstance(inputs, Iterable):
         raise InputError(f"inputs={inputs!r} was given; give a list of micro-batches, or one array or dict")
     listed = [inputs] if hasattr(inputs, "shape") or isinstance(inputs, Mapping) else inputs
-    batches = [inputs_of_batch(deployment.program.inputs, batch) for batch in listed]
+    expected, rows = deployment.program.inputs, deployment.bundle.rows
+    batches = [micro for batch in listed for micro in Batch(expected, rows, inputs_of_batch(expected, batch))]
     if not batches:
         raise InputError("nothing to measure with: give at least one micro-batch")
     fed = itertools.cycle(batches)

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,6 @@ from rpc_runtime.execution.in_process import InProcessRunner
 from rpc_runtime.option import takes_options
 from rpc_runtime.processes import Closing
 from rpc_runtime.program.events import StageStatistics
-from rpc_runtime.program.inputs import checked_inputs
 from rpc_runtime.program.measurements import LinkStatistics
 from rpc_runtime.program.program import Program
 from rpc_runtime.program.runner import Outputs, Runner
@@ -26,6 +26,7 @@ from rpc_runtime.wire.addresses import Address
 from tvm_split.arguments import BundleLike, ClusterLike, as_bundle, as_cluster, inputs_of_batch, inputs_of_call
 from tvm_split.cluster.cluster import Workers
 from tvm_split.compiler.bundle import Bundle
+from tvm_split.deployment.batch import Batch
 from tvm_split.deployment.checks import check_machines, check_runnable_here, check_same_model
 from tvm_split.deployment.deployment_report import DeploymentReport, report_of
 from tvm_split.deployment.opening import opening_of
@@ -107,7 +108,7 @@ class Deployment(Closing, Shown):
         return about_of(self.bundle, self.program)
 
     def run(self, *inputs: Any, **named: Any) -> Outputs:
-        """Run one micro-batch through the pipeline.
+        """Run inputs through the pipeline; another number of rows than was compiled is cut into micro-batches.
 
         Args:
             inputs: one array per model input: numpy, torch, or anything that numpy converts without changing the dtype;
@@ -118,16 +119,25 @@ class Deployment(Closing, Shown):
             The model's outputs, in its order and by name.
 
         Raises:
-            InputError: wrong number, shape or dtype of inputs.
+            InputError: wrong number, shape or dtype of inputs, or rows that mix.
             WorkerUnavailableError, StageError, DeadlineError: a failure in the pipeline; names machine and stage.
         """
-        with self._times.run():
-            outputs = self._runner.run(inputs_of_call(self.program.inputs, inputs, named))
+        outputs = self._outputs_of(self._batch(inputs_of_call(self.program.inputs, inputs, named)))
         self._log.warn()
         return outputs
 
+    def _batch(self, inputs: Sequence[Any]) -> Batch:
+        return Batch(self.program.inputs, self.bundle.rows, inputs)
+
+    def _outputs_of(self, batch: Batch) -> Outputs:
+        if batch.micro_batches > 1:
+            (outputs,) = self._joined(iter([batch]))
+            return outputs
+        with self._times.run():
+            return cast(Outputs, batch.join(self._runner.run(next(iter(batch)))))
+
     def submit(self, *inputs: Any, **named: Any) -> Future[Outputs]:
-        """Run one micro-batch in the background; the inputs are copied, so the caller may reuse them.
+        """`run` in the background; the inputs are copied, so the caller may reuse them.
 
         Returns:
             A future with the result, or the error, of `run`. It can be cancelled until the run has begun.
@@ -136,22 +146,29 @@ class Deployment(Closing, Shown):
             InputError: as `run`.
             WorkerError: the deployment is closed.
         """
-        listed = inputs_of_call(self.program.inputs, inputs, named)
-        arrays = [array.copy() for array in checked_inputs(self.program, listed)]
-        return self._times.call(self._runner.submit(arrays))
+        batch = self._batch(inputs_of_call(self.program.inputs, inputs, named))
+        batch.inputs = tuple(array.copy() for array in batch.inputs)
+        if batch.is_whole:
+            return self._times.call(self._runner.submit(batch.inputs))
+        self._runner.require_usable()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="rows")
+        future = thread.submit(self._outputs_of, batch)
+        thread.shutdown(wait=False)
+        return future
 
     async def run_async(self, *inputs: Any, **named: Any) -> Outputs:
-        """Run one micro-batch, for coroutines; returns and raises as `run`."""
+        """`run` for coroutines; returns and raises as `run`."""
         outputs = await asyncio.wrap_future(self.submit(*inputs, **named))
         self._log.warn()
         return outputs
 
     def stream(self, batches: Iterable[Any]) -> Iterator[Outputs]:
-        """Run many micro-batches, pipelined; yields results in the order of the inputs.
+        """Run many inputs, pipelined; yields results in the order of the inputs.
 
         Args:
-            batches: any iterable of tuples of inputs, dicts by name, or bare arrays for a model of one input. It is
-                read lazily, on a thread of its own, only as far ahead as the pipeline has room, so it may be endless.
+            batches: any iterable of tuples of inputs, dicts by name, or bare arrays for a model of one input, each with
+                as many rows as it likes, as for `run`. It is read lazily, on a thread of its own, only as far ahead as
+                the pipeline has room, so it may be endless.
 
         Raises: as `run`, at the result that failed; errors that ``batches`` raises are raised here too.
         """
@@ -159,10 +176,25 @@ class Deployment(Closing, Shown):
             iterator = iter(batches)
         except TypeError as error:
             raise InputError(f"a stream takes an iterable of micro-batches, such as [(x,), (x,)]: {error}") from error
+        return self._warning(self._joined(self._checked(iterator)))
+
+    def _joined(self, batches: Iterator[Batch]) -> Generator[Outputs, None, None]:
+        """Yield the results of batches, whose micro-batches are one stream."""
+        fed: deque[Batch] = deque()
+
+        def micro_batches() -> Iterator[Sequence[Any]]:
+            for batch in batches:
+                fed.append(batch)
+                yield from batch
+                batch.inputs = ()  # results may take long
+
         events = StreamEvents()
-        fed = events.feeding(self._checked(iterator))
-        results = self._times.stream(cast(Generator[Outputs, None, None], self._runner.stream(fed)), events)
-        return self._warning(results)
+        stream = self._runner.stream(events.feeding(micro_batches()))
+        with contextlib.closing(self._times.stream(cast(Generator[Outputs, None, None], stream), events)) as results:
+            for result in results:
+                if (joined := fed[0].join(result)) is not None:
+                    fed.popleft()
+                    yield joined
 
     def _warning(self, results: Generator[Outputs, None, None]) -> Iterator[Outputs]:
         """Yield results; warn of recoveries before the next one."""
@@ -171,14 +203,14 @@ class Deployment(Closing, Shown):
                 self._log.warn()
                 yield result
 
-    def _checked(self, batches: Iterator[Any]) -> Iterator[Sequence[Any]]:
-        """Yield the inputs of a stream's micro-batches; an `InputError` names the position in the stream."""
-        for position, batch in enumerate(batches):
+    def _checked(self, batches: Iterator[Any]) -> Iterator[Batch]:
+        """Yield the batches of a stream; an `InputError` names the position in the stream."""
+        for position, inputs in enumerate(batches):
             try:
-                inputs = checked_inputs(self.program, inputs_of_batch(self.program.inputs, batch))
+                batch = self._batch(inputs_of_batch(self.program.inputs, inputs))
             except InputError as error:
                 raise InputError(f"micro-batch {position} of the stream: {error}") from error
-            yield inputs
+            yield batch
 
     def stats(self) -> DeploymentStatistics:
         """Counts and seconds per stage, and per replica of a stage, since the deployment was opened.

@@ -35,7 +35,7 @@ PROGRAM = Program((tensor("x"), TensorSpec("image", (2, 3), "uint8")), (), ())
 )
 def test_what_does_not_fit_is_refused(inputs: Sequence[np.ndarray], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        checked_inputs(PROGRAM, inputs)
+        checked_inputs(PROGRAM.inputs, inputs)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_does_not_fit_is_refused(inputs: Sequence[np.ndarray], words: str) 
 )
 def test_numbers_of_python_get_the_dtype_of_the_input(dtype: str, numbers: Sequence[float]) -> None:
     program = Program((TensorSpec("x", (2,), dtype),), (), ())
-    (array,) = checked_inputs(program, [numbers])
+    (array,) = checked_inputs(program.inputs, [numbers])
     assert array.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(array, np.array(numbers, dtype))
 
@@ -82,12 +82,12 @@ def test_numbers_of_python_get_the_dtype_of_the_input(dtype: str, numbers: Seque
 )
 def test_numbers_that_the_input_cannot_hold_are_refused(dtype: str, numbers: Sequence[float], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        checked_inputs(Program((TensorSpec("x", (2,), dtype),), (), ()), [numbers])
+        checked_inputs((TensorSpec("x", (2,), dtype),), [numbers])
 
 
 def test_inputs_become_row_major() -> None:
     image = np.arange(6, dtype=np.uint8).reshape(3, 2).T
-    x, array = checked_inputs(PROGRAM, [X, image])
+    x, array = checked_inputs(PROGRAM.inputs, [X, image])
     assert x is X
     assert array.flags.c_contiguous
     np.testing.assert_array_equal(array, image)

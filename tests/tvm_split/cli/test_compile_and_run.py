@@ -167,3 +167,26 @@ def test_a_benchmark_as_json(invoke_json, bundle, tmp_path):
     assert report["period_seconds"]["predicted"] is None
     assert report["latency_seconds"]["measured"] > 0
     assert report["inputs"] == str(tmp_path / "images.npz")
+
+
+def test_rows_of_a_file_are_cut_and_joined(invoke_json, bundle, expected_outputs, tmp_path):
+    rows, path = INPUT_SHAPE[0], tmp_path / "rows.npz"
+    values = np.random.default_rng(7).standard_normal((5 * rows, *INPUT_SHAPE[1:])).astype(np.float32)
+    np.savez(path, image=values)
+    report = invoke_json("run", bundle, "--inputs", path, "--output", tmp_path / "out.npz")
+    assert report["micro_batches"] == 5
+    outputs = only_array(tmp_path / "out.npz")
+    assert [list(outputs.shape)] == list(report["output"]["shapes"].values())
+    np.testing.assert_allclose(outputs, np.concatenate(expected_outputs(values[:, None])), rtol=1e-4, atol=1e-5)
+    assert invoke_json("bench", bundle, "--inputs", path, "--rounds", "1", "--micro-batches", "3")
+
+
+def test_rows_that_cannot_be_cut_are_refused_before_planning(invoke, tmp_path, monkeypatch):
+    (tmp_path / "mixing.py").write_text("import torch\ndef example(): return torch.nn.Softmax(0), (torch.ones(2, 4),)")
+    np.savez(tmp_path / "rows.npz", np.ones((5, 4), np.float32))
+    monkeypatch.chdir(tmp_path)
+    inputs = ("--inputs", "rows.npz", "--split", "machine-a=no_such_layer")
+    error = " ".join(invoke("run", "mixing:example", *inputs, code=2).stderr.split())
+    for words in ("rows.npz", "[5, 4]", "[2, 4]", "relax.nn.softmax", "Give 2 rows"):
+        assert words in error
+    assert "no_such_layer" not in error
