@@ -5,6 +5,7 @@ import os
 import signal
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,27 @@ def test_memory_is_bounded_by_what_is_in_flight(three_workers: tvm_split.Cluster
             tracemalloc.stop()
     assert len(outputs) == len(values)
     assert most < values.nbytes / 3
+
+
+@pytest.mark.parametrize("kind", ["replicas", "shards"])
+def test_replicas_and_shards(three_workers: tvm_split.Cluster, kind: str) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4 * 16, 2)).eval()
+    model = tvm_split.load_model(network, (torch.ones(2, 3, 8, 8),))
+    if kind == "shards":
+        shard = tvm_split.Shard("0", "0", "rows", {"machine-a": 0.5, "machine-c": 0.5})
+        planned = tvm_split.plan(model, three_workers, shards=[shard])
+    else:
+        split = {"machine-a": ["0"], "machine-b": ["1"], "machine-c": ["3"]}
+        planned = tvm_split.plan(model, three_workers, split=split)
+        first, middle, last = planned.stages
+        middle = replace(middle, machines=("machine-b", "machine-c"), shares=(0.5, 0.5))
+        planned = replace(planned, stages=(first, middle, last))
+    images = torch.randn(11, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with tvm_split.deploy(tvm_split.compile(model, planned), three_workers) as deployment, torch.no_grad():
+        for count in (11, 1, 2, 5):
+            (outputs,) = deployment.run(images[:count])
+            np.testing.assert_allclose(outputs, network(images[:count]), rtol=1e-4, atol=1e-5)
+        assert "machine-c" in deployment.program.machines
 
 
 def test_inputs_that_do_not_fit(deployment: tvm_split.Deployment) -> None:
