@@ -19,9 +19,9 @@ from tvm_split.compiler.blob_folder import BlobFolder
 from tvm_split.compiler.build_cache import keep, key_of, recall, tvm_versions
 from tvm_split.compiler.bundle import Bundle, Verified, kernels_key
 from tvm_split.compiler.cuda_code import CudaNeeds, needs_of
+from tvm_split.compiler.model_rows import rows_of
 from tvm_split.compiler.partition import Partition, tensor_spec
 from tvm_split.compiler.precision import in_precision
-from tvm_split.compiler.rows import rows_of
 from tvm_split.compiler.sharding import partition
 from tvm_split.compiler.stage import Kernel, StageCompiler, kernels_of
 from tvm_split.compiler.targets import target_text, tvm_target

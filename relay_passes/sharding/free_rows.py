@@ -33,6 +33,9 @@ def free_rows(module: tvm.IRModule) -> tuple[tuple[bool, ...], tuple[int, ...]]:
         ShardError: an operation mixes rows, or an output has none; names it.
     """
     function = main_function(fold_remaining(module))
+    for binding in operations_of(function):
+        if not isinstance(binding.var.ty, relax.TensorType | relax.TupleType):  # a shape that is computed
+            raise ShardError(f"{binding.var.name!r} computes no tensor, but a {type(binding.var.ty).__name__}")
     sizes = {parameter.name: shape_of(parameter)[0] for parameter in function.params if shape_of(parameter)}
     alike = [[name for name in sizes if sizes[name] == rows] for rows in dict.fromkeys(sizes.values())]
     sets = (

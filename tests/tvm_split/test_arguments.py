@@ -275,7 +275,7 @@ def test_wrong_inputs_are_refused_in_a_sentence(
         call(deployment)
 
 
-@pytest.mark.parametrize("wrong", [(X,) * 2, {"y": X}, torch.ones(2, 4)])
+@pytest.mark.parametrize("wrong", [(X,) * 2, {"y": X}, torch.ones(2, 5)])
 def test_a_wrong_micro_batch_has_its_position(bundle: tvm_split.Bundle, wrong: Any) -> None:
     with tvm_split.deploy(bundle, "in-process:2") as deployment:
         stream = deployment.stream([X, X, wrong, X])

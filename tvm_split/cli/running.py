@@ -17,7 +17,7 @@ from tvm_split.cli import options
 from tvm_split.cli.inputs import MicroBatches, inputs_from_file, random_inputs, save_outputs
 from tvm_split.cli.options import HIDDEN, WrongUseError
 from tvm_split.cli.source import MachineOptions, ModelOptions, bundle_on_machines, planned_once
-from tvm_split.compiler.rows import Rows, rows_of
+from tvm_split.compiler.rows import Rows
 from tvm_split.deployment import options as deployment_options
 from tvm_split.display.console import print_json, print_note, transfer_progress
 from tvm_split.display.view import Table, print_parts, show
@@ -99,6 +99,8 @@ class RunOptions(DeployOptions):
             raise WrongUseError("it renames machines of a bundle, and a model is planned for the cluster", "--rename")
         asked = machines.asked(request, deploys=True, standby=self.standby)
         model = shapes.load(source)
+        from tvm_split.compiler.model_rows import rows_of  # with TVM, which bundles do not need
+
         batches = self._micro_batches(model.inputs, rows_of(model), default)
         bundle = tvm_split.compile(model, planned_once(model, asked, request), database=request.database)
         return bundle, asked.cluster, batches

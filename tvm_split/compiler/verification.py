@@ -27,9 +27,9 @@ from rpc_runtime.scratch import ScratchFolder
 from schedules.arithmetic import DIVISIONS, legalize_arithmetic
 from tvm_split.compiler.bundle import Bundle, Verified
 from tvm_split.compiler.difference import TOLERANCES, Difference, difference, tolerances_of
+from tvm_split.compiler.model_rows import checked_rows
 from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.rounding import TIMES_THE_SOURCE, by_regions, has_error_of_source, rounded
-from tvm_split.compiler.rows import checked_rows
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import host_target, runs_here, target_text
 from tvm_split.compiler.unusual import differs, with_unusual_values

@@ -33,8 +33,9 @@ class OnnxReference:
         feed, resized = dict(zip(self.input_names, inputs, strict=True)), onnx.ModelProto()
         resized.CopyFrom(self.model)
         for value in resized.graph.input:
-            for axis, size in enumerate(np.shape(feed.get(value.name, ()))):
-                value.type.tensor_type.shape.dim[axis].dim_value = size
+            known = value.type.tensor_type.shape.dim  # none if the model does not say its shape
+            for axis, size in zip(known, np.shape(feed.get(value.name, ())), strict=False):
+                axis.dim_value = size
         if resized.graph.input == self.model.graph.input:
             return tuple(self._run(self.model, inputs))
         return tuple(map(np.asarray, _run_by_onnxruntime(resized, self.weights, feed)))

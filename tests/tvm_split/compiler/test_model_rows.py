@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
 import tvm_split
-from tvm_split.compiler.rows import rows_of
+from tvm_split.compiler.model_rows import rows_of
 
 
 class Function(nn.Module):
