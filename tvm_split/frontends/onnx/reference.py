@@ -30,14 +30,13 @@ class OnnxReference:
 
     def outputs(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         """The model's outputs in the model's order; only onnxruntime computes them for inputs of other sizes."""
-        feed, resized = dict(zip(self.input_names, inputs, strict=True)), onnx.ModelProto()
-        resized.CopyFrom(self.model)
-        for value in resized.graph.input:
-            known = value.type.tensor_type.shape.dim  # none if the model does not say its shape
-            for axis, size in zip(known, np.shape(feed.get(value.name, ())), strict=False):
-                axis.dim_value = size
-        if resized.graph.input == self.model.graph.input:
+        feed = dict(zip(self.input_names, inputs, strict=True))
+        if all(axis.dim_value == size for axis, size in _sizes(self.model, feed)):
             return tuple(self._run(self.model, inputs))
+        resized = onnx.ModelProto()
+        resized.CopyFrom(self.model)
+        for axis, size in _sizes(resized, feed):
+            axis.dim_value = size
         return tuple(map(np.asarray, _run_by_onnxruntime(resized, self.weights, feed)))
 
     def values(self, inputs: Sequence[Array]) -> Iterator[tuple[str, Array]]:
@@ -72,6 +71,12 @@ class OnnxReference:
         except Exception:  # it is not installed, or lacks an operator or dtype, which it may notice only at run time
             values = ReferenceEvaluator(_with_weights(model, self.weights)).run(names, feed)
         return [np.asarray(value) for value in values]
+
+
+def _sizes(model: onnx.ModelProto, feed: Mapping[str, Array]) -> Iterator[tuple[Any, int]]:
+    """Yield the axes of the inputs, as far as the model says their shapes, with the sizes that they are fed with."""
+    for value in model.graph.input:
+        yield from zip(value.type.tensor_type.shape.dim, np.shape(feed.get(value.name, ())), strict=False)
 
 
 def _doubled(array: Array) -> Array:
