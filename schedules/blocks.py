@@ -143,9 +143,18 @@ def last_line(error: object) -> str:
     return (lines or [type(error).__name__])[-1]
 
 
+class _Schedule(s_tir.Schedule):  # type: ignore[misc]
+    """A schedule whose methods do not check the types of their arguments, which takes longer than what they do."""
+
+
+for _name, _method in vars(s_tir.Schedule).items():
+    if hasattr(_method, "__wrapped__"):
+        setattr(_Schedule, _name, _method.__wrapped__)
+
+
 def new_schedule(function: tirx.PrimFunc) -> s_tir.Schedule:
     # The fixed seed makes results reproducible. State checks would cost half of the scheduling time.
-    return s_tir.Schedule(tvm.IRModule({"main": function}), seed=1, debug_mask="none", error_render_level="fast")
+    return _Schedule(tvm.IRModule({"main": function}), seed=1, debug_mask="none", error_render_level="fast")
 
 
 def find_parts(schedule: s_tir.Schedule, family: str) -> Parts | None:

@@ -95,8 +95,11 @@ async def serve(target: str, bytes_per_second: float, latency_seconds: float) ->
     """
     host, _, port = target.rpartition(":")
     forward, backward = (Wire(bytes_per_second, latency_seconds) for _ in range(2))
+    connections: set[asyncio.Task[None] | None] = set()
+    """Held here, since nothing else does: while a connection is idle, its task would be collected as garbage."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(task := asyncio.current_task())
         with contextlib.suppress(OSError):
             try:
                 far_reader, far_writer = await asyncio.open_connection(host.strip("[]"), int(port), limit=CHUNK_BYTES)
@@ -106,6 +109,7 @@ async def serve(target: str, bytes_per_second: float, latency_seconds: float) ->
                     far_writer.close()
             finally:
                 writer.close()
+                connections.discard(task)
 
     listening = socket.create_server(("127.0.0.1", 0))
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):

@@ -22,6 +22,7 @@ from tvm_split.frontends.onnx.conversions import CONVERSIONS, REFUSED, OnnxCall
 from tvm_split.frontends.onnx.graph import OnnxGraph, model_inputs, numpy_name, static_graph, take_weights
 from tvm_split.frontends.onnx.microsoft import MICROSOFT
 from tvm_split.frontends.onnx.nodes import order_nodes
+from tvm_split.frontends.onnx.quantised import QUANTISED
 from tvm_split.frontends.onnx.reference import OnnxReference
 from tvm_split.frontends.reference import InChildProcess
 from tvm_split.model import Model
@@ -42,7 +43,8 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
     built = import_onnx(graph)
     name = request.name or (Path(source).stem if isinstance(source, str | Path) else model.graph.name)
     reference = InChildProcess(OnnxReference(model, graph.inputs, built.held, weights))
-    is_quantized = any(node.op_type == "QuantizeLinear" for node in graph.nodes)
+    quantising = {"QuantizeLinear", *(name.rpartition(".")[2] for name in QUANTISED)}
+    is_quantized = any(node.op_type in quantising for node in graph.nodes)
     tolerance = QUANTIZED_TOLERANCE if is_quantized else None
     loaded = built.model(name, "onnx", reference, examples, outputs=graph.outputs, tolerance=tolerance)
     return replace(loaded, annotated_split=partial(split_from_annotations, model, loaded.layer_names))
@@ -192,7 +194,7 @@ _READABLE = frozenset(["int2", "int4", "uint2", "uint4", "float8_e8m0fnu"])
 
 class _Importer(Importer):
     def __init__(self, opset: int) -> None:
-        super().__init__("ONNX", {**CONVERSIONS, **MICROSOFT}, REFUSED)
+        super().__init__("ONNX", {**CONVERSIONS, **MICROSOFT, **QUANTISED}, REFUSED)
         self.opset = opset
 
     def call(self, operation: Operation) -> OnnxCall:

@@ -19,7 +19,7 @@ from tvm_split.frontends.onnx.conversions import CONVERSIONS, OnnxCall, in_float
 from tvm_split.frontends.operators import Operators, constant, dtype_of, shape_of, wide
 
 
-def _operands(call: OnnxCall, count: int) -> list[Any]:
+def operands_of(call: OnnxCall, count: int) -> list[Any]:
     """The first ``count`` operands; None for those that are left out."""
     return [*call.operands, *[None] * count][:count]
 
@@ -30,7 +30,7 @@ def _heads(op: Operators, value: relax.Expr, count: int) -> relax.Expr:
     return op.permute_dims(op.reshape(value, [batch, rows, count, width // count]), [0, 2, 1, 3])
 
 
-def _by_onnx(op: Operators, call: OnnxCall, operator: str, operands: Sequence[Any], **attributes: Any) -> relax.Expr:
+def by_onnx(op: Operators, call: OnnxCall, operator: str, operands: Sequence[Any], **attributes: Any) -> relax.Expr:
     """Convert a call of ONNX's ``operator`` with these operands; attributes are added to those of ``call``."""
     operation = replace(call.operation, kind=operator, source=onnx.NodeProto(op_type=operator))
     plain = replace(call, operation=operation, operands=operands, attributes={**call.attributes, **attributes})
@@ -87,7 +87,7 @@ def _shown(op: Operators, mask: relax.Expr, batch: int, columns: int) -> relax.E
 
 def _attention(op: Operators, call: OnnxCall) -> list[relax.Expr]:
     # TVM's importer refuses a scale, a past, and masks of lengths or of the future.
-    data, weight, bias, mask, past, added = _operands(call, 6)
+    data, weight, bias, mask, past, added = operands_of(call, 6)
     for name in ("do_rotary", "past_present_share_buffer"):
         if call.get(name, 0):
             raise ModelImportError(f"its attribute {name} cannot be imported")
@@ -103,7 +103,7 @@ def _attention(op: Operators, call: OnnxCall) -> list[relax.Expr]:
 
 
 def _multi_head_attention(op: Operators, call: OnnxCall) -> list[relax.Expr]:
-    *inputs, bias, mask, added, past_key, past_value = _operands(call, 8)
+    *inputs, bias, mask, added, past_key, past_value = operands_of(call, 8)
     if any(value is None or len(shape_of(value)) == 5 for value in inputs):
         raise ModelImportError("its key or value is packed into another input; separate them")
     if bias is not None:
@@ -122,12 +122,12 @@ def _multi_head_attention(op: Operators, call: OnnxCall) -> list[relax.Expr]:
 
 def _skip_norm(op: Operators, call: OnnxCall, operator: str) -> list[Any]:
     is_centred = operator == "LayerNormalization"
-    data, skip, weight, *rest = _operands(call, 5 if is_centred else 4)
+    data, skip, weight, *rest = operands_of(call, 5 if is_centred else 4)
     if any(call.operation.outputs[1:3]):
         raise ModelImportError("its mean and deviation cannot be imported, and one of them is read")
     total = reduce(op.add, [data, skip, *(value for value in rest[-1:] if value is not None)])
     weights = [weight, rest[0]] if is_centred else [weight]
-    result = _by_onnx(op, call, operator, [total, *weights], epsilon=call.get("epsilon", 1e-12))
+    result = by_onnx(op, call, operator, [total, *weights], epsilon=call.get("epsilon", 1e-12))
     return [result, result, result, total]
 
 
@@ -153,8 +153,8 @@ _ACTIVATIONS = ("Relu", "Tanh", "Sigmoid", "LeakyRelu", "HardSigmoid", "HardSwis
 
 def _fused(op: Operators, call: OnnxCall, operator: str) -> relax.Expr:
     """Convert ONNX's ``operator`` together with the addition and the activation that are fused with it."""
-    *operands, added = _operands(call, 4)
-    result = _by_onnx(op, call, operator, operands)
+    *operands, added = operands_of(call, 4)
+    result = by_onnx(op, call, operator, operands)
     result = result if added is None else op.add(result, added)
     parameters = call.get("activation_params") or [call.get(f"activation_{name}") for name in ("alpha", "beta")]
     name = call.get("activation", b"").decode()
@@ -164,7 +164,7 @@ def _fused(op: Operators, call: OnnxCall, operator: str) -> relax.Expr:
         raise ModelImportError(f"its activation {name} cannot be imported")
     numbers = zip(("alpha", "beta"), parameters, strict=False)
     attributes = {name: number for name, number in numbers if number is not None}
-    return _by_onnx(op, replace(call, attributes=attributes), name, [result]) if name else result
+    return by_onnx(op, replace(call, attributes=attributes), name, [result]) if name else result
 
 
 def _gelu(op: Operators, call: OnnxCall, operator: str) -> relax.Expr:
@@ -182,7 +182,7 @@ _IN_FLOAT32: dict[str, Conversion] = {
 }
 
 MICROSOFT: dict[str, Conversion] = {
-    "SimplifiedLayerNormalization": lambda op, call: _by_onnx(op, call, "RMSNormalization", call.operands),
+    "SimplifiedLayerNormalization": lambda op, call: by_onnx(op, call, "RMSNormalization", call.operands),
     **{f"com.microsoft.{name}": in_float32(convert) for name, convert in _IN_FLOAT32.items()},
     "com.microsoft.Attention": _attention,
     "com.microsoft.MultiHeadAttention": _multi_head_attention,

@@ -1,6 +1,7 @@
 """Compute reference values for an ONNX model with onnxruntime, or ONNX's own evaluator."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ from tvm_split.frontends.onnx.nodes import array_of
 
 _TENSORS_AT_A_TIME = 64
 """The most intermediate values in one run, so that those of a large network need not fit in memory."""
+_IN_INTEGERS = ("QLinear", "QGemm", "ConvInteger", "MatMulInteger")
+"""Beginnings of the names of operators that onnxruntime computes in integers."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +106,25 @@ def _with_weights(model: onnx.ModelProto, weights: Mapping[str, Array]) -> onnx.
 def _run_by_onnxruntime(model: onnx.ModelProto, weights: Mapping[str, Array], feed: Mapping[str, Array]) -> list[Any]:
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     held = {  # without copies, so that they have to live as long as the session
         name: onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, kinds[name])
         for name, array in weights.items()
     }
-    options.add_external_initializers(list(held), list(held.values()))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return list(session.run([value.name for value in model.graph.output], feed))
+
+    def run(level: Any) -> list[Any]:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        options.graph_optimization_level = level
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        options.add_external_initializers(list(held), list(held.values()))
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return list(session.run([value.name for value in model.graph.output], feed))
+
+    levels = onnxruntime.GraphOptimizationLevel
+    if any(node.op_type.startswith(_IN_INTEGERS) for node in model.graph.node):
+        # Without VNNI, sums of products of uint8 and int8 saturate, unless an optimisation makes both uint8. It fails
+        # if both are int8, whose sums are right.
+        with suppress(Exception):
+            return run(levels.ORT_ENABLE_EXTENDED)
+    return run(levels.ORT_DISABLE_ALL)

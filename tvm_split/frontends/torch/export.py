@@ -166,8 +166,8 @@ def _check_not_quantized(module: nn.Module) -> None:
             if getattr(tensor, "is_quantized", False):
                 raise ModelImportError(
                     f"layer {path or type(part).__name__!r} has {name!r} of {dtype_name(tensor.dtype)}, quantized by "
-                    "torch.ao, which torch.export cannot export: give the network of floats, or quantize the exported "
-                    "ONNX or TFLite file"
+                    "torch.ao, which torch.export cannot export: give the network of floats, or quantize it by "
+                    "torchao's pt2e, or the exported ONNX or TFLite file"
                 )
 
 

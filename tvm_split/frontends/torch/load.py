@@ -3,6 +3,7 @@
 TVM's importer converts the operators that have no conversion here.
 """
 
+import importlib
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from rpc_runtime.program.specs import TensorSpec
 from tvm_split.errors import ModelImportError, NoExamplesError, UntriedVersionWarning, class_and_first_line
 from tvm_split.frontends import ImportRequest
-from tvm_split.frontends.building import Built
+from tvm_split.frontends.building import QUANTIZED_TOLERANCE, Built
 from tvm_split.frontends.channels_first import channels_first
 from tvm_split.frontends.convert import (
     BRANCH,
@@ -38,7 +39,7 @@ from tvm_split.frontends.convert import (
 )
 from tvm_split.frontends.dimensions import Derived, as_arguments, bound_sizes, checked_examples, with_rows
 from tvm_split.frontends.names import output_names, paths_in
-from tvm_split.frontends.torch.conversions import TorchCall, arithmetic, indexing, layers
+from tvm_split.frontends.torch.conversions import TorchCall, arithmetic, indexing, layers, quantised
 from tvm_split.frontends.torch.export import Arguments, Called, TorchReference, export
 from tvm_split.frontends.torch.graph import (
     LayerNames,
@@ -113,8 +114,15 @@ def _model(
         built = channels_first(built)
     reference = TorchReference(run, _structure(program), lowered, built.held)
     fits = examples is not None and [array.shape for array in examples] == [spec.shape for spec in built.inputs]
-    examples = examples if fits else None
-    return built.model(request.name or "model", "torch", reference, examples, outputs=_output_names(program))
+    is_quantised = any(getattr(node.target, "namespace", "") == "quantized_decomposed" for node in lowered.graph.nodes)
+    return built.model(
+        request.name or "model",
+        "torch",
+        reference,
+        examples if fits else None,
+        outputs=_output_names(program),
+        tolerance=QUANTIZED_TOLERANCE if is_quantised else None,
+    )
 
 
 def _output_names(program: ExportedProgram) -> list[str]:
@@ -146,6 +154,7 @@ def _structure(program: ExportedProgram) -> Callable[[Sequence[torch.Tensor]], A
 
 def _read(path: Path) -> ExportedProgram:
     try:
+        importlib.import_module("torch.ao.quantization.fx._decomposed")  # torch knows these operators only then
         return torch.export.load(str(path))
     except Exception as error:
         raise ModelImportError(
@@ -205,7 +214,7 @@ def _open_size(size: int | torch.SymInt) -> int | str | Derived | None:
     return None
 
 
-CONVERSIONS = {**arithmetic.CONVERSIONS, **layers.CONVERSIONS, **indexing.CONVERSIONS}
+CONVERSIONS = {**arithmetic.CONVERSIONS, **layers.CONVERSIONS, **indexing.CONVERSIONS, **quantised.CONVERSIONS}
 REFUSED = {"cond": BRANCH, "while_loop": LOOP}
 """Operators that are refused by their names, each with the reason."""
 
