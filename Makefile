@@ -39,10 +39,10 @@ ifdef CPU
 export TVM_SPLIT_DISABLE_CPU_FEATURES := $(or $(HIDDEN_$(CPU)),$(error CPU=$(CPU): give x86-64-v3 or x86-64-v2))
 endif
 
-# Each file's tests stay together, in one of two processes: more would only take each other's cores on a small machine.
+# Each file's tests stay together, in one of three processes, since tests also wait for processes, deadlines and the disk.
 # Files begin in their own order, and not with those of most tests, or few long tests would be waited for in the end.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not long" $(TESTS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not long" $(TESTS)
 
 # What `make test` leaves out: "slow" takes seconds, "long" minutes, "hypothesis" are property tests with TIMES their
 # examples, new ones in each run unless SEED is given. TESTS is a folder or files.

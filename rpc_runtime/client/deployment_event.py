@@ -1,9 +1,9 @@
 """What happens to a running deployment."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from rpc_runtime.program.program import Program
 
@@ -33,6 +33,10 @@ class DeploymentEvent:
         """What happened, and why: of an error's text its first sentence, since the others say what to do."""
         again = f" in {self.pause_seconds:.2g} s ({self.replayed} inputs were sent again)" if self.placement else ""
         return f"{self.kind}{again}: {self.cause.partition('. ')[0]}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values; the time in ISO 8601."""
+        return {**asdict(self), "time": self.time.isoformat()}
 
 
 def placement_of(program: Program) -> dict[str, tuple[str, ...]]:

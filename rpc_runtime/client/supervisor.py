@@ -79,6 +79,8 @@ class Supervisor:
         self._returns = Returns(self._ask, lambda machine: self._steps.put(partial(self._returned, machine)), times)
         self._drained: dict[str, float] = {}
         """When machines that drain are looked at again."""
+        self._told: set[str] = set()
+        """The machines that drain, and of which an event has told."""
         self._broken_links: dict[tuple[str, str], float] = {}
         self._since_result = 0, dispatcher.completed
         """The number of failures since the last result, and the number of results then."""
@@ -152,7 +154,7 @@ class Supervisor:
         """Look after a machine that drains; called again and again."""
         now = time.monotonic()
         if placement is self.placement and now >= self._drained.get(machine, 0.0):
-            self._steps.put(partial(self._leave, machine, machine not in self._drained))
+            self._steps.put(partial(self._leave, machine))
             self._drained[machine] = now + self._times.ask_seconds
 
     def close(self, *, unload: bool) -> None:
@@ -219,16 +221,22 @@ class Supervisor:
         placement = self._next_placement(failure, recovery, lost | self._returns.away, began)
         self._switch_to(placement, "recovered", failure.machine, str(failure.error), began)
 
-    def _leave(self, machine: str, is_new: bool) -> None:
+    def _leave(self, machine: str) -> None:
         """Move the stages of a machine that drains to others."""
         if machine in self.placement.program.machines:
-            if is_new:
-                self._event("draining", machine)
+            is_new = machine not in self._told
+            self._tell_draining([machine])
             self._rearrange(machine, f"machine {machine!r} drains", says_why=is_new)
+
+    def _tell_draining(self, machines: Collection[str]) -> None:
+        for machine in sorted({*machines} - self._told):
+            self._told.add(machine)
+            self._event("draining", machine)
 
     def _returned(self, machine: str) -> None:
         """Give a machine its stages back; if it cannot take them, wait for longer."""
         self._drained.pop(machine, None)
+        self._told.discard(machine)
         if machine in self._wanted.program.machines:
             self._event("returned", machine)
             self._rearrange(machine, f"machine {machine!r} has returned", says_why=True)
@@ -262,6 +270,7 @@ class Supervisor:
         if silent := {*required} - {*workers} - {*avoided}:
             raise WorkerUnavailableError(f"{', '.join(sorted(silent))} did not answer in time")
         free = not_drained(workers)
+        self._tell_draining(({*workers} - {*free}) & {*self.placement.program.machines})
         try:
             program = recovery.place({*endpoints} - {*free}, free)
         except WorkerUnavailableError as error:

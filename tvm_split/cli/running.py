@@ -132,6 +132,7 @@ def run(
         with running.tracing(deployment):
             results, seconds = _stream(deployment, batches, repeat, keep=output is not None)
         statistics, limit = deployment.stats(), deployment.report().measured_limiting
+        events = [event.to_dict() for event in deployment.events]
     written = None if output is None else {"path": str(output), "shapes": save_outputs(output, results, batches.rows)}
     count = batches.count * repeat
     if json:
@@ -146,6 +147,7 @@ def run(
                 "weight_bytes": dict(statistics.weight_bytes),
                 "limiting": limit,
                 "stages": [dataclasses.asdict(stage) for stage in statistics.stages],
+                "events": events,
                 "output": written,
             }
         )

@@ -174,6 +174,8 @@ class Kernel:
 def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) -> tuple[Kernel, ...]:
     """List a stage's kernels from its module after each phase; ``layers`` maps variables to layers of the source."""
     works = {name: work for name, work, _ in calls(phases["simplify"])}
+    operations = bindings_of(main_function(phases["simplify"]))
+    dequantised = {binding.var.name for binding in operations if operator_name(binding.value) == "relax.dequantize"}
     origins = schedules.origins_of(main_function(phases["layout"]))
     sources = {
         name: tuple(dict.fromkeys(origins.get(variable, variable) for variable in behind))
@@ -206,11 +208,14 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
     kernels = []
     for name, call in kernel_calls.items():
         function = functions[name]
+        behind = [source for source in sources.get(name, ()) if source in layers]
+        # What a kernel dequantises at its end is of the layers that read it, and computed there if it is cut off.
+        behind = [source for source in behind if source not in dequantised] or behind
         operands = [tensor for argument in call.args[1].fields for tensor in tensors_in(argument.ty)]
         kernels.append(
             Kernel(
                 function=function,
-                layers=tuple(dict.fromkeys(layers[behind] for behind in sources.get(name, ()) if behind in layers)),
+                layers=tuple(dict.fromkeys(layers[source] for source in behind)),
                 rule=rules.get(function, "none"),
                 choices=str(scheduled[function].attrs.get(schedules.CHOICES_ATTRIBUTE, "")),
                 operations=works_of[name],

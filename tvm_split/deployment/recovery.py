@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -167,7 +167,7 @@ class EventLog:
                 self.times.restart()
             if self._file is not None:
                 try:
-                    self._file.write(json.dumps({**asdict(event), "time": event.time.isoformat()}) + "\n")
+                    self._file.write(json.dumps(event.to_dict()) + "\n")
                     self._file.flush()
                 except OSError as error:  # the deployment goes on without it
                     logger.warning("%s gets no more events: %s", self._file.name, error.strerror)

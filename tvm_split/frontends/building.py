@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import relax
 
 from relay_passes.fold_constants import folded
-from relay_passes.ir import Builder, bindings_of, call_like, constant, operator_name, shape_of
+from relay_passes.ir import Builder, bindings_of, call_like, constant, is_tensor_constant, operator_name, shape_of
 from rpc_runtime.program.specs import TensorSpec
 from schedules.cpu.elementary import FUNCTIONS
 from tvm_split.errors import ModelImportError
@@ -95,7 +95,8 @@ def _spec(name: str, kind: Any) -> TensorSpec:
 class ModelBuilder(Builder):
     """A block builder that binds every call, also nested ones, to a variable of the current ``layer``.
 
-    Calls on constants are computed at once. Within `main`, set ``outputs``.
+    Calls on constants are computed at once. Within `main`, set ``outputs``. Quantising belongs to the layer before it,
+    and dequantising to each layer that reads it, so that quantised tensors are between layers, and between machines.
     """
 
     def __init__(self) -> None:
@@ -108,6 +109,10 @@ class ModelBuilder(Builder):
         """Folded expressions and their constants: a weight that two layers share is stored once."""
         self._nested: dict[relax.Expr, relax.Expr] = {}
         """Nested expressions, which several calls may share, and their variables."""
+        self._dequantised: dict[str, relax.Call] = {}
+        """The calls that dequantise with constants, by the names of their variables."""
+        self._read: dict[tuple[str, str], relax.Var] = {}
+        """Variables for what is dequantised, by its name and the layer that reads it."""
 
     @contextmanager
     def main(self, inputs: Sequence[TensorSpec]) -> Iterator[list[relax.Var]]:
@@ -177,6 +182,11 @@ class ModelBuilder(Builder):
 
     def _atom(self, expr: relax.Expr) -> relax.Expr:
         """Return ``expr`` if it needs no binding, else a variable bound to it, or a constant."""
+        name = getattr(expr, "name", "")
+        if name in self._dequantised and self.layers[name] != self.layer:
+            if (name, self.layer) not in self._read:
+                self._read[name, self.layer] = self._bound(self._dequantised[name])
+            return self._read[name, self.layer]
         if not isinstance(expr, relax.Call | relax.TupleGetItem | relax.Tuple):
             return expr
         if expr not in self._nested:
@@ -227,8 +237,14 @@ class ModelBuilder(Builder):
         return self._folded[key][1]
 
     def _bound(self, expr: relax.Expr) -> relax.Var:
-        variable = super().emit_output(expr, self._names.take(identifier(self.layer)))
-        self.layers[variable.name] = self.layer
+        layer, operator = self.layer, operator_name(expr)
+        is_fixed = operator in (_DEQUANTIZE, _QUANTIZE) and all(map(is_tensor_constant, expr.args[1:]))
+        if is_fixed and operator == _QUANTIZE:
+            layer = self.layers.get(getattr(expr.args[0], "name", ""), layer)
+        variable = super().emit_output(expr, self._names.take(identifier(layer)))
+        self.layers[variable.name] = layer
+        if is_fixed and operator == _DEQUANTIZE:
+            self._dequantised[variable.name] = expr
         return variable
 
     def _made_by_layers(self) -> list[relax.Expr]:
@@ -305,6 +321,7 @@ def result_of_nothing(operator: str, dtype: str) -> float:
     return -np.inf if is_least else np.inf
 
 
+_QUANTIZE, _DEQUANTIZE = "relax.quantize", "relax.dequantize"
 _OF_NOTHING = {"relax.sum": 0, "relax.prod": 1, "relax.mean": np.nan}
 _REDUCTIONS = (*_OF_NOTHING, "relax.max", "relax.min")
 _QUOTIENTS = ("relax.divide", "relax.floor_divide")

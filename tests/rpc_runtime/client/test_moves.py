@@ -103,6 +103,18 @@ def test_a_machine_is_drained_and_comes_back(mortals: LocalWorkers, maker: Progr
     assert [deployments_left(end) for end in mortals.endpoints.values()] == [(), (), ()]
 
 
+def test_two_machines_drain_at_once(mortals: LocalWorkers, maker: ProgramMaker) -> None:
+    program = chain(maker)
+    batches = batches_for(program, 60)
+    with Opened(mortals, program, maker) as opened:
+        expected = [tuple(opened.session.run(batch)) for batch in batches]
+        opened.on["draining"] = partial(drain, mortals.endpoints[C])
+        stream = opened.session.stream(in_the_middle(batches, 30, partial(drain, mortals.endpoints[B])))
+        assert [same(outputs, right) for outputs, right in zip(stream, expected, strict=True)] == [True] * 60
+        eventually(lambda: opened.session.program.machines == (A,), "both are left")
+    assert {machine for kind, machine in opened.kinds if kind == "draining"} == {B, C}
+
+
 def test_all_machines_drain(mortals: LocalWorkers, maker: ProgramMaker) -> None:
     program = chain(maker)
     batch = batches_for(program, 1)[0]

@@ -100,7 +100,7 @@ def test_a_quantised_network_may_round_ties_otherwise_but_not_more() -> None:
     planned = tvm_split.plan(model, tvm_split.Cluster.in_process(1), estimate=True)
     assert tvm_split.compile(model, planned).verified is Verified.AS_COMPILED
     wrong = dataclasses.replace(tvm_split.load_model(quantised_chain(0.35)), reference=model.reference)
-    with pytest.raises(tvm_split.VerificationError, match=r"first layer with other values is 'steps1': by \d\d"):
+    with pytest.raises(tvm_split.VerificationError, match=r"first layer with other values is 'product1': by \d\d"):
         tvm_split.compile(wrong, planned)
 
 

@@ -97,11 +97,8 @@ def _named(op: Operators, call: OnnxCall, values: Values, operator: str) -> rela
     """Convert to ONNX's ``operator`` with the same attributes."""
     if call.get("channels_last", 0):
         raise ModelImportError("its channels are the last axis; give the file that onnxruntime's quantiser wrote")
-    if (
-        operator == "Softmax"
-        and call.get("opset", 13) < 13
-        and call.get("axis", -1) % len(call.shape) != len(call.shape) - 1
-    ):
+    last = len(shape_of(values[0])) - 1
+    if operator == "Softmax" and call.get("opset", 13) < 13 and call.get("axis", 1) not in (-1, last):
         raise ModelImportError("it is a softmax over several axes, as below opset 13")
     return by_onnx(op, call, operator, values)
 
