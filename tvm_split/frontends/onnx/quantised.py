@@ -6,6 +6,7 @@ whose quantiser writes both ("QOperator").
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from tvm import relax
 
@@ -25,7 +26,9 @@ def _per_axis(op: Operators, numbers: relax.Expr) -> relax.Expr:
     return op.reshape(numbers, []) if shape_of(numbers) == [1] else numbers
 
 
-def _dequantised(op: Operators, value: relax.Expr, scale: relax.Expr, zero: relax.Expr | None, axis: int) -> relax.Expr:
+def _dequantised(op: Operators, quantised: Sequence[Any], axis: int) -> relax.Expr:
+    """Return the values of a tensor, given with its scale and zero point; several ones of both are along ``axis``."""
+    value, scale, zero = quantised
     zero = constant(0, dtype_of(value)) if zero is None else _per_axis(op, zero)
     return op.dequantize(value, _per_axis(op, scale), zero, axis, "float32")
 
@@ -42,30 +45,36 @@ def _bias(op: Operators, bias: relax.Expr | None, *scales: relax.Expr) -> relax.
     return op.multiply(op.cast(bias, "float32"), op.multiply(*(_per_axis(op, scale) for scale in scales)))
 
 
+def _factors(call: OnnxCall, count: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return data and weights, each with its scale and zero point, and the remaining ones of ``count`` operands."""
+    operands = operands_of(call, count)
+    return operands[:3], operands[3:6], operands[6:]
+
+
 def _each(op: Operators, call: OnnxCall, convert: FloatConversion, count: int = 1) -> relax.Expr:
     """Convert a call of ``count`` inputs, each before its scale and zero point; those of the result follow."""
     *inputs, scale, zero = operands_of(call, 3 * count + 2)
-    values = [_dequantised(op, *inputs[place : place + 3], axis=-1) for place in range(0, 3 * count, 3)]
+    values = [_dequantised(op, inputs[place : place + 3], -1) for place in range(0, 3 * count, 3)]
     return _quantised(op, convert(op, call, values), scale, zero)
 
 
 def _convolution(op: Operators, call: OnnxCall) -> relax.Expr:
-    *data, weight, weight_scale, weight_zero, scale, zero, bias = operands_of(call, 9)
-    factors = [_dequantised(op, *data, axis=1), _dequantised(op, weight, weight_scale, weight_zero, 0)]
-    return _quantised(op, by_onnx(op, call, "Conv", [*factors, _bias(op, bias, data[1], weight_scale)]), scale, zero)
+    data, weight, (scale, zero, bias) = _factors(call, 9)
+    factors = [_dequantised(op, data, 1), _dequantised(op, weight, 0)]
+    return _quantised(op, by_onnx(op, call, "Conv", [*factors, _bias(op, bias, data[1], weight[1])]), scale, zero)
 
 
 def _matmul(op: Operators, call: OnnxCall) -> relax.Expr:
-    *data, weight, weight_scale, weight_zero, scale, zero = operands_of(call, 8)
-    left = _dequantised(op, *data, axis=max(len(shape_of(data[0])) - 2, 0))  # its scales are those of rows
-    return _quantised(op, op.matmul(left, _dequantised(op, weight, weight_scale, weight_zero, -1)), scale, zero)
+    data, weight, (scale, zero) = _factors(call, 8)
+    left = _dequantised(op, data, max(len(shape_of(data[0])) - 2, 0))  # its scales are those of rows
+    return _quantised(op, op.matmul(left, _dequantised(op, weight, -1)), scale, zero)
 
 
 def _gemm(op: Operators, call: OnnxCall) -> relax.Expr:
-    *data, weight, weight_scale, weight_zero, bias, scale, zero = operands_of(call, 9)
+    data, weight, (bias, scale, zero) = _factors(call, 9)
     axis = 0 if call.get("transB", 0) else 1
-    factors = [_dequantised(op, *data, axis=-1), _dequantised(op, weight, weight_scale, weight_zero, axis)]
-    added = _bias(op, bias, op.multiply(data[1], call.get("alpha", 1.0)), weight_scale)
+    factors = [_dequantised(op, data, -1), _dequantised(op, weight, axis)]
+    added = _bias(op, bias, op.multiply(data[1], call.get("alpha", 1.0)), weight[1])
     result = by_onnx(op, call, "Gemm", [*factors, added], beta=1.0)
     return result if scale is None else _quantised(op, result, scale, zero)
 
@@ -83,13 +92,13 @@ def _integer_convolution(op: Operators, call: OnnxCall) -> relax.Expr:
 
 def _concatenation(op: Operators, call: OnnxCall) -> relax.Expr:
     scale, zero, *inputs = call.operands
-    values = [_dequantised(op, *inputs[place : place + 3], axis=-1) for place in range(0, len(inputs), 3)]
+    values = [_dequantised(op, inputs[place : place + 3], -1) for place in range(0, len(inputs), 3)]
     return _quantised(op, op.concat(values, call["axis"]), scale, zero)
 
 
 def _choice(op: Operators, call: OnnxCall) -> relax.Expr:
     condition, *inputs, scale, zero = operands_of(call, 9)
-    values = [_dequantised(op, *inputs[place : place + 3], axis=-1) for place in (0, 3)]
+    values = [_dequantised(op, inputs[place : place + 3], -1) for place in (0, 3)]
     return _quantised(op, op.where(condition, *values), scale, zero)
 
 
