@@ -154,7 +154,7 @@ class Supervisor:
         """Look after a machine that drains; called again and again."""
         now = time.monotonic()
         if placement is self.placement and now >= self._drained.get(machine, 0.0):
-            self._steps.put(partial(self._leave, machine))
+            self._steps.put(partial(self._leave, machine, machine not in self._drained))
             self._drained[machine] = now + self._times.ask_seconds
 
     def close(self, *, unload: bool) -> None:
@@ -221,10 +221,9 @@ class Supervisor:
         placement = self._next_placement(failure, recovery, lost | self._returns.away, began)
         self._switch_to(placement, "recovered", failure.machine, str(failure.error), began)
 
-    def _leave(self, machine: str) -> None:
+    def _leave(self, machine: str, is_new: bool) -> None:
         """Move the stages of a machine that drains to others."""
         if machine in self.placement.program.machines:
-            is_new = machine not in self._told
             self._tell_draining([machine])
             self._rearrange(machine, f"machine {machine!r} drains", says_why=is_new)
 

@@ -59,9 +59,9 @@ def verify_bundle(model: Model, plan: Plan, bundle: Bundle, whole: Callable[[], 
     inputs, expected = compared
     tolerances, names = _tolerances(model), _output_names(model.module)
     comparison = _Comparison(model, model.reference, inputs, plan.precision, plan, whole)
-    key = _key_of_unusual(model, plan, inputs, bundle.program)
+    key = _key_of_unusual(model, plan, (*inputs, *expected), bundle.program)
     kept: list[str] | None = recall(key)
-    unusual = _unusual(model, plan, inputs) if kept is None else None
+    unusual = _unusual(model, plan, inputs) if kept is None else None  # None also if what they show is known
     texts = kept or []
     for program in one_by_one(bundle.program):
         with ScratchFolder("verify") as folder:
@@ -84,7 +84,7 @@ def verify_bundle(model: Model, plan: Plan, bundle: Bundle, whole: Callable[[], 
                 )
         if unusual is not None:
             texts += _how_unusual_differs(model, unusual, probed)
-    if kept is None:
+    if unusual is not None:
         keep(key, texts)
     for text in texts:
         warnings.warn(CompileWarning(text), stacklevel=2)
@@ -125,15 +125,16 @@ def _unusual(model: Model, plan: Plan, inputs: Sequence[np.ndarray]) -> _Compare
         return None
 
 
-def _key_of_unusual(model: Model, plan: Plan, inputs: Sequence[np.ndarray], program: Program) -> str:
-    """Return the key under which is kept what `_how_unusual_differs` found.
+def _key_of_unusual(model: Model, plan: Plan, compared: Sequence[np.ndarray], program: Program) -> str:
+    """Return the key under which the warnings of `_how_unusual_differs` are kept; ``compared`` are in- and outputs.
 
-    It is for warnings alone, while outputs are compared with the source each time. Subnormal numbers make it dear: in
-    a second start of ResNet-50 it took a fifth of the time.
+    Only these warnings are kept; the ordinary comparison is made each time. Computing with subnormal numbers is slow:
+    in a second start of ResNet-50 it took a fifth of the time.
     """
-    arrays = [hashlib.sha256(array.tobytes()).hexdigest() for array in inputs]
+    arrays = [hashlib.sha256(array.tobytes()).hexdigest() for array in compared]
     libraries = sorted({stage.library.sha256 for stage in program.stages})
-    return key_of([], unusual=[model.digest, model.framework, plan.precision, arrays, libraries])
+    names = [tensor.name for tensor in model.outputs]
+    return key_of([host_target(1)], unusual=[model.digest, plan.precision, arrays, libraries, names, host_target(1)])
 
 
 def _how_unusual_differs(model: Model, unusual: _Compared, actual: Sequence[np.ndarray]) -> Iterator[str]:

@@ -111,7 +111,7 @@ class ModelBuilder(Builder):
         """Nested expressions, which several calls may share, and their variables."""
         self._dequantised: dict[str, relax.Call] = {}
         """The calls that dequantise with constants, by the names of their variables."""
-        self._read: dict[tuple[str, str], relax.Var] = {}
+        self._dequantised_for: dict[tuple[str, str], relax.Var] = {}
         """Variables for what is dequantised, by its name and the layer that reads it."""
 
     @contextmanager
@@ -184,9 +184,9 @@ class ModelBuilder(Builder):
         """Return ``expr`` if it needs no binding, else a variable bound to it, or a constant."""
         name = getattr(expr, "name", "")
         if name in self._dequantised and self.layers[name] != self.layer:
-            if (name, self.layer) not in self._read:
-                self._read[name, self.layer] = self._bound(self._dequantised[name])
-            return self._read[name, self.layer]
+            if (name, self.layer) not in self._dequantised_for:
+                self._dequantised_for[name, self.layer] = self._bound(self._dequantised[name])
+            return self._dequantised_for[name, self.layer]
         if not isinstance(expr, relax.Call | relax.TupleGetItem | relax.Tuple):
             return expr
         if expr not in self._nested:

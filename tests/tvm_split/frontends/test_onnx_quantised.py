@@ -14,6 +14,7 @@ from tests.helpers.frontends.comparison import assert_close, run_as_stage
 from tests.helpers.frontends.onnx_cases import merged, node_model, random
 from tvm_split.errors import ModelImportError
 from tvm_split.frontends import load_model
+from tvm_split.frontends.building import QUANTIZED_TOLERANCE
 
 RANDOM = np.random.default_rng(0)
 MICROSOFT = {"domain": "com.microsoft"}
@@ -147,6 +148,7 @@ def test_whole_files_of_onnxruntime_s_quantiser(kind: str, tmp_path: Path) -> No
     x = random(1, 3, 8, 8)
     model = load_model(after, x)
     assert model.reference is not None
+    assert model.tolerance == QUANTIZED_TOLERANCE
     cluster = tvm_split.Cluster.in_process(2)
     for layer in ("pool", "head"):
         last = next(name for name in model.layer_names if name.startswith(layer))

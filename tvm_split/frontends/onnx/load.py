@@ -43,7 +43,8 @@ def load_onnx(source: onnx.ModelProto | bytes | str | Path, request: ImportReque
     built = import_onnx(graph)
     name = request.name or (Path(source).stem if isinstance(source, str | Path) else model.graph.name)
     reference = InChildProcess(OnnxReference(model, graph.inputs, built.held, weights))
-    quantising = {"QuantizeLinear", *(name.rpartition(".")[2] for name in QUANTISED)}
+    own = (name.rpartition(".")[2] for name in QUANTISED)
+    quantising = {"QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", *own}
     is_quantized = any(node.op_type in quantising for node in graph.nodes)
     tolerance = QUANTIZED_TOLERANCE if is_quantized else None
     loaded = built.model(name, "onnx", reference, examples, outputs=graph.outputs, tolerance=tolerance)

@@ -35,6 +35,8 @@ def _dequantised(op: Operators, quantised: Sequence[Any], axis: int) -> relax.Ex
 
 def _quantised(op: Operators, value: relax.Expr, scale: relax.Expr, zero: relax.Expr | None) -> relax.Expr:
     zero = constant(0, "uint8") if zero is None else _per_axis(op, zero)
+    if shape_of(scale) not in ([], [1]):
+        raise ModelImportError("its result has several scales; one for the whole result can be imported")
     return op.quantize(value, _per_axis(op, scale), zero, -1, dtype_of(zero))
 
 

@@ -123,8 +123,8 @@ def _run_by_onnxruntime(model: onnx.ModelProto, weights: Mapping[str, Array], fe
 
     levels = onnxruntime.GraphOptimizationLevel
     if any(node.op_type.startswith(_IN_INTEGERS) for node in model.graph.node):
-        # Without VNNI, sums of products of uint8 and int8 saturate, unless an optimisation makes both uint8. It fails
-        # if both are int8, whose sums are right.
+        # Without VNNI, sums of products of uint8 and int8 saturate, unless an optimisation makes both uint8. That fails
+        # on models where both are int8; their sums do not saturate, so they run without it.
         with suppress(Exception):
             return run(levels.ORT_ENABLE_EXTENDED)
     return run(levels.ORT_DISABLE_ALL)
