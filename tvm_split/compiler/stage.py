@@ -209,8 +209,8 @@ def kernels_of(phases: Mapping[str, tvm.IRModule], layers: Mapping[str, str]) ->
     for name, call in kernel_calls.items():
         function = functions[name]
         behind = [source for source in sources.get(name, ()) if source in layers]
-        # A kernel may end by dequantising its result for the layers that read it. This belongs to none of its own layers:
-        # the others do it themselves if they are on another machine.
+        # A kernel may end by dequantising its result for the layers that read it. These are no layers of the kernel: on
+        # another machine they do it themselves.
         behind = [source for source in behind if source not in dequantised] or behind
         operands = [tensor for argument in call.args[1].fields for tensor in tensors_in(argument.ty)]
         kernels.append(
