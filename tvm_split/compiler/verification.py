@@ -1,8 +1,7 @@
 """Verify compiled stages before deployment: compare their outputs with the source framework on the same inputs."""
 
-import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +25,7 @@ from rpc_runtime.execution.loaded_stage import first_line
 from rpc_runtime.program.program import Program
 from rpc_runtime.scratch import ScratchFolder
 from schedules.arithmetic import DIVISIONS, legalize_arithmetic
-from tvm_split.compiler.build_cache import keep, key_of, recall
+from tvm_split.compiler.build_cache import keep, recall
 from tvm_split.compiler.bundle import Bundle, Verified
 from tvm_split.compiler.difference import TOLERANCES, Difference, difference, tolerances_of
 from tvm_split.compiler.model_rows import checked_rows
@@ -34,7 +33,7 @@ from tvm_split.compiler.partition import Partition
 from tvm_split.compiler.rounding import TIMES_THE_SOURCE, by_regions, has_error_of_source, rounded
 from tvm_split.compiler.stage import StageCompiler
 from tvm_split.compiler.targets import host_target, runs_here, target_text
-from tvm_split.compiler.unusual import differs, with_unusual_values
+from tvm_split.compiler.unusual import Compared, how_unusual_differs, key_of_unusual, unusual_values
 from tvm_split.errors import CompileWarning, VerificationError
 from tvm_split.model import Model, Reference
 from tvm_split.placement.plan import Plan
@@ -59,9 +58,11 @@ def verify_bundle(model: Model, plan: Plan, bundle: Bundle, whole: Callable[[], 
     inputs, expected = compared
     tolerances, names = _tolerances(model), _output_names(model.module)
     comparison = _Comparison(model, model.reference, inputs, plan.precision, plan, whole)
-    key = _key_of_unusual(model, plan, (*inputs, *expected), bundle.program)
+    key = key_of_unusual(model, plan, (*inputs, *expected), bundle.program)
     kept: list[str] | None = recall(key)
-    unusual = _unusual(model, plan, inputs) if kept is None else None  # None also if what they show is known
+    unusual = (
+        unusual_values(model, plan, inputs, tolerances) if kept is None else None
+    )  # None also if what they show is known
     texts = kept or []
     for program in one_by_one(bundle.program):
         with ScratchFolder("verify") as folder:
@@ -83,7 +84,7 @@ def verify_bundle(model: Model, plan: Plan, bundle: Bundle, whole: Callable[[], 
                     + comparison.where_values_differ()
                 )
         if unusual is not None:
-            texts += _how_unusual_differs(model, unusual, probed)
+            texts += how_unusual_differs(model, unusual, probed)
     if unusual is not None:
         keep(key, texts)
     for text in texts:
@@ -104,49 +105,6 @@ def verify_bundle(model: Model, plan: Plan, bundle: Bundle, whole: Callable[[], 
 
     rows = checked_rows(bundle.rows, model.reference, inputs, expected, is_equal)
     return replace(bundle, verified=verified, output_error=error, rows=rows)
-
-
-_Compared = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]
-"""Inputs and the source's outputs for them."""
-
-
-def _unusual(model: Model, plan: Plan, inputs: Sequence[np.ndarray]) -> _Compared | None:
-    """Return inputs with unusual values and the source's outputs for them; None if the source rejects them.
-
-    None also if no input is float32, or if the network computes in another precision anywhere.
-    """
-    unusual = with_unusual_values(inputs)
-    is_float32 = set(_tolerances(model).values()) <= {TOLERANCES["float32"]} and plan.precision == "float32"
-    if model.reference is None or unusual is None or not is_float32:
-        return None
-    try:
-        return unusual, model.reference.outputs(unusual)
-    except Exception:  # the source may reject such values
-        return None
-
-
-def _key_of_unusual(model: Model, plan: Plan, compared: Sequence[np.ndarray], program: Program) -> str:
-    """Return the key under which the warnings of `_how_unusual_differs` are kept; ``compared`` are in- and outputs.
-
-    Only these warnings are kept; the ordinary comparison is made each time. Computing with subnormal numbers is slow:
-    in a second start of ResNet-50 it took a fifth of the time.
-    """
-    arrays = [hashlib.sha256(array.tobytes()).hexdigest() for array in compared]
-    libraries = sorted({stage.library.sha256 for stage in program.stages})
-    names = [tensor.name for tensor in model.outputs]
-    return key_of([host_target(1)], unusual=[model.digest, plan.precision, arrays, libraries, names, host_target(1)])
-
-
-def _how_unusual_differs(model: Model, unusual: _Compared, actual: Sequence[np.ndarray]) -> Iterator[str]:
-    """Yield the warnings of outputs that differ for unusual values: no errors, since networks may amplify these."""
-    inputs, expected = unusual
-    for place, tensor in enumerate(model.outputs):
-        how = differs(actual[place], expected[place])
-        if how and not has_error_of_source(model.reference, place, inputs, actual[place], expected[place]):
-            yield (
-                f"for inputs with unusual values (zeros, 1e-40, ±30, ±1000) output {tensor.name!r} differs from the "
-                f"source: {how}. If your inputs have such values, give them as example_inputs, which names the layer"
-            )
 
 
 def _output_names(module: tvm.IRModule) -> list[str]:
@@ -202,7 +160,7 @@ def verification_inputs(model: Model, *, makes_integers: bool = False) -> tuple[
     return tuple(inputs)
 
 
-def _compared(model: Model, reference: Reference) -> _Compared | None:
+def _compared(model: Model, reference: Reference) -> Compared | None:
     """Return inputs and the source's outputs for them; None if the source rejects generated integers."""
     inputs = verification_inputs(model, makes_integers=True)
     assert inputs is not None  # noqa: S101  (for mypy)

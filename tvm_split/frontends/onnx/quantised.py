@@ -53,11 +53,15 @@ def _factors(call: OnnxCall, count: int) -> tuple[list[Any], list[Any], list[Any
     return operands[:3], operands[3:6], operands[6:]
 
 
+def _values(op: Operators, operands: Sequence[Any]) -> Values:
+    """Return the values of tensors, each given before its scale and zero point."""
+    return [_dequantised(op, operands[place : place + 3], -1) for place in range(0, len(operands), 3)]
+
+
 def _each(op: Operators, call: OnnxCall, convert: FloatConversion, count: int = 1) -> relax.Expr:
     """Convert a call of ``count`` inputs, each before its scale and zero point; those of the result follow."""
     *inputs, scale, zero = operands_of(call, 3 * count + 2)
-    values = [_dequantised(op, inputs[place : place + 3], -1) for place in range(0, 3 * count, 3)]
-    return _quantised(op, convert(op, call, values), scale, zero)
+    return _quantised(op, convert(op, call, _values(op, inputs)), scale, zero)
 
 
 def _convolution(op: Operators, call: OnnxCall) -> relax.Expr:
@@ -94,14 +98,12 @@ def _integer_convolution(op: Operators, call: OnnxCall) -> relax.Expr:
 
 def _concatenation(op: Operators, call: OnnxCall) -> relax.Expr:
     scale, zero, *inputs = call.operands
-    values = [_dequantised(op, inputs[place : place + 3], -1) for place in range(0, len(inputs), 3)]
-    return _quantised(op, op.concat(values, call["axis"]), scale, zero)
+    return _quantised(op, op.concat(_values(op, inputs), call["axis"]), scale, zero)
 
 
 def _choice(op: Operators, call: OnnxCall) -> relax.Expr:
     condition, *inputs, scale, zero = operands_of(call, 9)
-    values = [_dequantised(op, inputs[place : place + 3], -1) for place in (0, 3)]
-    return _quantised(op, op.where(condition, *values), scale, zero)
+    return _quantised(op, op.where(condition, *_values(op, inputs)), scale, zero)
 
 
 def _named(op: Operators, call: OnnxCall, values: Values, operator: str) -> relax.Expr:
